@@ -1,0 +1,17 @@
+"""gtp-vit: make a pre-trained Vision Transformer faster in one call, without finetuning."""
+
+from gtp_vit.core.reducer import Method as Method
+from gtp_vit.errors import GTPError as GTPError
+from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
+from gtp_vit.methods import METHODS as METHODS
+from gtp_vit.methods import make_method as make_method
+from gtp_vit.methods import method_from_dict as method_from_dict
+from gtp_vit.methods.gtp import GTP as GTP
+from gtp_vit.methods.identity import Identity as Identity
+from gtp_vit.patch import is_patched as is_patched
+from gtp_vit.patch import patch as patch
+from gtp_vit.patch import unpatch as unpatch
+from gtp_vit.tools.macs import macs as macs
+from gtp_vit.tools.trace import trace as trace
+
+__version__ = "0.1.0"

@@ -1,0 +1,123 @@
+"""The entry points of a patched timm model: timm's own signatures, with our loop over the blocks inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadInput, BadSetting, GTPError
+
+
+class TimmForwards:
+    """Mixed into the class of a patched model, in front of timm's. Holds no state."""
+
+    reduction: Any
+    blocks: Any
+    norm: Any
+    forward_head: Any
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
+        """Logits; the last block computes only the tokens that the head reads."""
+        _refuse_masks(attn_mask, is_causal)
+        reduction = self.reduction
+        prefix_only = reduction.lossless and not reduction.backbone.head_reads_image_tokens(self)
+        tokens = run(self, x, prefix_only=prefix_only)
+        return self.forward_head(self.norm(tokens.x))
+
+    def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """The normed features of all tokens that remain, [B, prefix + remaining, C]."""
+        _refuse_masks(attn_mask, is_causal)
+        return self.norm(run(self, x).x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Any:
+        """timm's forward_intermediates: features after the chosen blocks, of all tokens that remain there."""
+        _refuse_masks(attn_mask, is_causal)
+        if output_fmt not in ("NCHW", "NLC"):
+            raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
+        wanted = _block_indices(len(self.blocks), indices)
+        seen: list[Tokens] = []
+        stop = max(wanted) + 1 if stop_early else None
+        last = run(self, x, layers=stop, observe=seen.append)
+        chosen = [seen[index + 1] for index in wanted]  # seen[0] is the embedding
+        features = [self.norm(tokens.x) if norm else tokens.x for tokens in chosen]
+        prefix = last.prefix
+        prefixes = [feature[:, :prefix] for feature in features]
+        images = [feature[:, prefix:] for feature in features]
+        if output_fmt == "NCHW":
+            images = [_to_grid(image, tokens) for image, tokens in zip(images, chosen, strict=True)]
+        if output_dict:
+            result: dict[str, Any] = {"image_intermediates": images}
+            if return_prefix_tokens and prefix:
+                result["image_intermediates_prefix"] = prefixes
+            if not intermediates_only:
+                result["image_features"] = self.norm(last.x)
+            return result
+        found: list[Any] = list(zip(images, prefixes, strict=True)) if return_prefix_tokens and prefix else list(images)
+        return found if intermediates_only else (self.norm(last.x), found)
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        attn_mask: Tensor | None = None,
+    ) -> Any:
+        """timm's DINO-style interface to forward_intermediates."""
+        return self.forward_intermediates(
+            x,
+            n,
+            return_prefix_tokens=return_prefix_tokens,
+            norm=norm,
+            output_fmt="NCHW" if reshape else "NLC",
+            intermediates_only=True,
+            attn_mask=attn_mask,
+        )
+
+    def set_input_size(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: it would change the patch embedding that is shared with the original model."""
+        raise GTPError("set_input_size would change the shared original; call it on the original, then patch again")
+
+
+def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
+    if attn_mask is not None or is_causal:
+        raise BadInput("attention masks cannot be combined with token reduction; call the original model for these")
+
+
+def _block_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:
+    """The last n blocks for an int, all for None, else the listed ones; negative ones count from the end."""
+    if indices is None:
+        return list(range(depth))
+    listed = list(range(depth - indices, depth)) if isinstance(indices, int) else [int(index) for index in indices]
+    wrong = [index for index in listed if not -depth <= index < depth]
+    if wrong or not listed:
+        raise BadSetting(f"indices {indices!r} do not fit; the model has blocks 0 to {depth - 1}")
+    return sorted(index % depth for index in listed)
+
+
+def _to_grid(image: Tensor, tokens: Tokens) -> Tensor:
+    """[B, M, C] -> [B, C, rows, columns], possible only while all tokens are there."""
+    rows, columns = tokens.grid
+    if image.shape[1] != rows * columns:
+        raise BadSetting(
+            f"output_fmt 'NCHW' needs all {rows * columns} image tokens, but {image.shape[1]} remain after this "
+            "block; use output_fmt='NLC', and gtp_vit.trace for their positions"
+        )
+    return image.unflatten(1, (rows, columns)).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,1 @@
+"""The parts every method and backbone meets in: tokens, attention, reducer, schedule, the loop. Imports torch only."""

@@ -1,0 +1,107 @@
+"""The loop over the blocks: the whole library in one screen. Start reading here.
+
+Nothing is written to a module: `tokens` is a value, made anew in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Reducer, VitInfo
+from gtp_vit.core.tokens import Tokens
+
+
+class Backbone(Protocol):
+    """What the library must know of a family of models; see backbones/timm_vit.py."""
+
+    forwards: type  # mixed into the class of a patched model: the model's own entry points, running `run`
+
+    def matches(self, model: nn.Module) -> bool:
+        """Is this model of the family at all?"""
+
+    def refusal(self, model: nn.Module) -> str | None:
+        """None if every module of it is understood, else what is in the way."""
+
+    def describe(self, model: nn.Module) -> VitInfo: ...
+
+    def head_reads_image_tokens(self, model: nn.Module) -> bool:
+        """False if pooling and head read prefix tokens only, as the model is now."""
+
+    def embed(self, model: nn.Module, images: Tensor) -> Tokens: ...
+
+    def attention(
+        self, block: nn.Module, x: Tensor, bias: Tensor | None, ask: Ask, queries: int | None
+    ) -> tuple[Tensor, Stats]:
+        """The attention branch, scaled, ready to be added; of the first `queries` tokens if given."""
+
+    def mlp(self, block: nn.Module, x: Tensor) -> Tensor:
+        """The MLP branch, scaled, ready to be added."""
+
+
+Observer = Callable[[Tokens], None]
+
+
+def run(
+    model: Any,
+    images: Tensor,
+    *,
+    prefix_only: bool = False,
+    layers: int | None = None,
+    observe: Observer | None = None,
+) -> Tokens:
+    """Embed the images and run the blocks, reducing tokens on the way.
+
+    Args:
+        model: a patched model.
+        images: [B, channels, height, width].
+        prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
+        layers: stop after so many blocks.
+        observe: called with the embedded tokens and then with those after each layer; `Tokens.source` is then filled.
+    """
+    backbone, reducer = model.reduction.backbone, model.reducer
+    tokens = reducer.start(backbone.embed(model, images))
+    if observe is not None:
+        observe(tokens)
+    blocks = list(model.blocks)[:layers]
+    for layer, block in enumerate(blocks):
+        if observe is not None:
+            tokens = _with_identity_source(tokens)
+        last = prefix_only and layer == len(blocks) - 1
+        if model.grad_checkpointing and torch.is_grad_enabled():
+            tokens = checkpoint(run_layer, backbone, reducer, block, layer, tokens, last, use_reentrant=False)
+        else:
+            tokens = run_layer(backbone, reducer, block, layer, tokens, last)
+        if observe is not None:
+            observe(tokens)
+    return tokens
+
+
+def run_layer(
+    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
+) -> Tokens:
+    """Attention, reduction, MLP: GTP sits between the two branches of a block."""
+    ask = reducer.ask(layer, tokens)
+    if ask is None and tokens.size is None and not prefix_only:
+        return tokens.but(x=block(tokens.x))
+    if prefix_only:
+        # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
+        # are not needed then; an edit still is, for it changes what the prefix tokens see.
+        ask = Ask(edit=None if ask is None else ask.edit)
+        branch, _ = backbone.attention(block, tokens.x, tokens.bias(), ask, queries=tokens.prefix)
+        tokens = tokens.prefix_only().add(branch)
+    else:
+        branch, stats = backbone.attention(block, tokens.x, tokens.bias(), ask or Ask(), queries=None)
+        tokens = reducer.reduce(layer, tokens.add(branch), stats)
+    return tokens.add(backbone.mlp(block, tokens.x))
+
+
+def _with_identity_source(tokens: Tokens) -> Tokens:
+    batch, count = tokens.position.shape
+    identity = torch.eye(count, dtype=torch.float32, device=tokens.x.device)
+    return tokens.but(source=identity.expand(batch, -1, -1))

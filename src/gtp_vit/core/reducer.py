@@ -1,0 +1,84 @@
+"""The seam between methods and backbones: what a ViT looks like, what a method sets, what a reducer does."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.tokens import Tokens
+
+Convention = Literal["model", "torchprofile"]
+
+
+@dataclass(frozen=True)
+class VitInfo:
+    """Sizes of a ViT: all that a method or the MAC counter knows of it. MACs are for one image or one token."""
+
+    depth: int
+    dim: int  # channels of a token
+    heads: int
+    head_dim: int
+    grid: tuple[int, int]
+    prefix: int
+    class_token: bool  # is the first prefix token a class token?
+    head_reads_image_tokens: bool  # False: pooling and head read prefix tokens only
+    embed_macs_per_patch: int
+    linear_macs: tuple[int, int]  # of one token in a block's attention (qkv and projection) and MLP
+    elementwise_macs: tuple[int, int]  # the same for norms and scales: counted by the paper's tool only
+    final_elementwise_macs: int  # one token's, of norms before the first and after the last block
+    head_macs: int  # pooling and classifier, apart from what follows
+    head_macs_per_token: int  # what pooling spends on each token it reads
+    pooled_elementwise_macs: int  # norms of the pooled feature
+
+    @property
+    def image_tokens(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+class Reducer(nn.Module):
+    """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model."""
+
+    edits_map = False  # does `ask` ever edit the attention map?
+
+    def __init__(self, vit: VitInfo) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        """How many image tokens each layer removes on such a grid."""
+        return (0,) * self.vit.depth
+
+    def start(self, tokens: Tokens) -> Tokens:
+        """Called once, with the embedded tokens."""
+        return tokens
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        """What `layer` needs from attention; None = the layer is left alone and runs the model's own block."""
+        return None
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        """Called after the attention residual of every layer that is not left alone."""
+        return tokens
+
+    def own_macs(self, grid: tuple[int, int], layers: int, convention: Convention) -> int:
+        """MACs of the method itself in the first `layers` layers."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Settings of a method: frozen, comparable, hashable, and the only place where a default is written."""
+
+    name: ClassVar[str]
+
+    def build(self, vit: VitInfo) -> Reducer:
+        """Check the settings against this ViT and make the reducer; raises GTPError."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON, with the method's name; `gtp_vit.method_from_dict` reads it back."""
+        return {"method": self.name, **dataclasses.asdict(self)}

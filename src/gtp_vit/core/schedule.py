@@ -1,0 +1,113 @@
+"""How many tokens leave in which layer: one number, one number a layer, or a named schedule.
+
+A schedule is an int (the same in every layer), a sequence with one int a layer, or a string NAME:NUMBER:...
+
+    8                      8 tokens in every layer (the paper's P)
+    (4, 4, 4, 8, 8, 8)     as listed
+    "linear:2:14"          from 2 in the first layer to 14 in the last, in equal steps
+    "early:8"              8 a layer on average, 16 in the first layer, falling to 0
+    "late:8"               8 a layer on average, rising from 0 to 16
+    "keep:0.7:3:6:9"       layers 3, 6 and 9 (counted from 0) keep 70 % of the image tokens they have
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from gtp_vit.errors import BadSchedule, check_name
+
+Schedule = int | Sequence[int] | str
+
+
+def linear(depth: int, tokens: int, first: float, last: float) -> list[int]:
+    """From `first` to `last` in equal steps, rounded half up."""
+    step = (last - first) / max(depth - 1, 1)
+    return [int(first + step * layer + 0.5) for layer in range(depth)]
+
+
+def constant(depth: int, tokens: int, number: float) -> list[int]:
+    """The same number in every layer."""
+    return linear(depth, tokens, number, number)
+
+
+def early(depth: int, tokens: int, average: float) -> list[int]:
+    """Most at the beginning: cheapest at a given total, as all later layers see fewer tokens."""
+    return linear(depth, tokens, 2 * average, 0)
+
+
+def late(depth: int, tokens: int, average: float) -> list[int]:
+    """Most at the end: gentlest at a given total."""
+    return linear(depth, tokens, 0, 2 * average)
+
+
+def keep(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
+    """Keep a share of the image tokens, in the given layers only."""
+    if not 0 < rate <= 1:
+        raise BadSchedule(f"schedule 'keep' has rate {rate:g}; it must be in (0, 1], e.g. keep:0.7:3:6:9")
+    if not layers:
+        raise BadSchedule("schedule 'keep' names no layer; write the layers behind the rate, e.g. keep:0.7:3:6:9")
+    wrong = [f"{layer:g}" for layer in layers if layer not in range(depth)]
+    if wrong:
+        raise BadSchedule(f"schedule 'keep' names layer {', '.join(wrong)}; this model has layers 0 to {depth - 1}")
+    removed = []
+    for layer in range(depth):
+        removed.append(tokens - math.ceil(rate * tokens) if layer in layers else 0)
+        tokens -= removed[-1]
+    return removed
+
+
+SCHEDULES: dict[str, Callable[..., list[int]]] = {
+    "constant": constant,
+    "linear": linear,
+    "early": early,
+    "late": late,
+    "keep": keep,
+}
+
+
+def removals(schedule: Schedule, depth: int, tokens: int) -> tuple[int, ...]:
+    """How many image tokens each of `depth` layers removes, checked against the `tokens` there are.
+
+    >>> removals(8, depth=3, tokens=196)
+    (8, 8, 8)
+    >>> removals("keep:0.5:1", depth=3, tokens=9)
+    (0, 4, 0)
+    """
+    if isinstance(schedule, bool):
+        raise BadSchedule(f"schedule is {schedule!r}; give a number, one number a layer, or a name like 'linear:2:14'")
+    if isinstance(schedule, int):
+        plan = [schedule] * depth
+    elif isinstance(schedule, str):
+        plan = _named(schedule, depth, tokens)
+    elif isinstance(schedule, Sequence):
+        plan = list(schedule)
+    else:
+        raise BadSchedule(f"schedule is {schedule!r}; give a number, one number a layer, or a name like 'linear:2:14'")
+    if len(plan) != depth:
+        raise BadSchedule(f"schedule has {len(plan)} entries, but the model has {depth} layers; give one for each")
+    for layer, number in enumerate(plan):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise BadSchedule(f"schedule removes {number!r} tokens in layer {layer}; it must be a whole number >= 0")
+    if sum(plan) >= tokens:
+        raise BadSchedule(
+            f"schedule removes {sum(plan)} tokens, but there are only {tokens} image tokens and one must stay; "
+            f"the largest constant number for this model is {(tokens - 1) // depth}"
+        )
+    return tuple(plan)
+
+
+def _named(schedule: str, depth: int, tokens: int) -> list[int]:
+    name, *words = schedule.split(":")
+    function = SCHEDULES[check_name("schedule", name, SCHEDULES)]
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        raise BadSchedule(f"schedule {schedule!r} has something other than numbers behind its name") from None
+    if not all(math.isfinite(number) for number in numbers):
+        raise BadSchedule(f"schedule {schedule!r} has a number that is not finite")
+    try:
+        return function(depth, tokens, *numbers)
+    except TypeError:
+        example = {"constant": "constant:8", "linear": "linear:2:14", "keep": "keep:0.7:3:6:9"}.get(name, f"{name}:8")
+        raise BadSchedule(f"schedule {schedule!r} has {len(numbers)} numbers; write it like {example!r}") from None

@@ -1,0 +1,80 @@
+"""Tokens: the one value that flows through a forward pass.
+
+Everything that lives for one forward pass is a field here, so that nothing is ever stored on a module: threads,
+gradient checkpointing, compile and export all see a pure function. What a method has to remember is `carry`.
+
+Shapes: B batch, N tokens, c prefix tokens, M = N - c image tokens, C channels, K kept image tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Features of the tokens that are left, and what each of them stands for."""
+
+    x: Tensor  # [B, N, C]   prefix tokens first, then image tokens in raster order
+    position: Tensor  # [B, M]      grid cell (row major) of each image token
+    prefix: int  # class, distillation and register tokens: never reduced
+    grid: tuple[int, int]  # rows and columns of the patch grid
+    size: Tensor | None = None  # [B, N] float32: patches a token stands for; None = one each
+    source: Tensor | None = None  # [B, M, M before]: what the last reduction made each token of; only while tracing
+    carry: Any = None  # what the method remembers, e.g. GTP's graph
+
+    @property
+    def image(self) -> Tensor:
+        """Features of the image tokens, [B, M, C]."""
+        return self.x[:, self.prefix :]
+
+    def but(self, **changes: Any) -> Tokens:
+        """A copy with some fields changed. (dataclasses.replace, but torch.compile follows it since torch 2.6.)"""
+        return Tokens(
+            x=changes.get("x", self.x),
+            position=changes.get("position", self.position),
+            prefix=self.prefix,
+            grid=self.grid,
+            size=changes.get("size", self.size),
+            source=changes.get("source", self.source),
+            carry=changes.get("carry", self.carry),
+        )
+
+    def add(self, branch: Tensor) -> Tokens:
+        """The residual connection."""
+        return self.but(x=self.x + branch)
+
+    def bias(self) -> Tensor | None:
+        """log s, the bias that proportional attention adds to every key's logits, [B, N]."""
+        return None if self.size is None else self.size.log().to(self.x.dtype)
+
+    def keep(self, index: Tensor) -> Tokens:
+        """Keep the prefix and the image tokens at `index` [B, K]; the only place that gathers tokens."""
+        prefix = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
+        rows = torch.cat([prefix, index + self.prefix], dim=1)
+        return self.but(
+            x=select_rows(self.x, rows),
+            position=self.position.gather(1, index),
+            size=None if self.size is None else self.size.gather(1, rows),
+            source=None if self.source is None else select_rows(self.source, index),
+        )
+
+    def prefix_only(self) -> Tokens:
+        """Drop all image tokens, for heads that read none of them."""
+        return self.but(
+            x=self.x[:, : self.prefix],
+            position=self.position[:, :0],
+            size=None if self.size is None else self.size[:, : self.prefix],
+        )
+
+
+def select_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[b, index[b]] for x [B, N, C] and index [B, K], as one index_select: twice as fast as a gather on a CPU."""
+    batch, length = x.shape[:2]
+    start = torch.arange(batch, device=index.device).unsqueeze(1) * length
+    rows = x.reshape(batch * length, *x.shape[2:]).index_select(0, (index + start).flatten())
+    return rows.unflatten(0, (batch, index.shape[1]))

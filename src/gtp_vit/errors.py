@@ -1,0 +1,66 @@
+"""Errors that are the user's to mend: what was found, what is allowed, what to do, in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GTPError(ValueError):
+    """The base of every error that gtp_vit raises on purpose."""
+
+
+class UnknownName(GTPError):
+    """A method, selection, graph, schedule or model name that does not exist."""
+
+
+class BadSetting(GTPError):
+    """A setting that is out of range, in itself or for this model."""
+
+
+class BadSchedule(BadSetting):
+    """A schedule that does not fit the model's depth or removes every image token."""
+
+
+class BadInput(GTPError):
+    """Images that the model cannot take."""
+
+
+class UnsupportedBackbone(GTPError):
+    """A model that we do not fully understand, and therefore leave alone."""
+
+
+def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
+    """Return `name` if it is one of `allowed`, else raise UnknownName with the closest matches.
+
+    >>> check_name("graph", "mixd", ["mixed", "spatial"])
+    Traceback (most recent call last):
+    ...
+    gtp_vit.errors.UnknownName: unknown graph 'mixd'; did you mean 'mixed'? Allowed: mixed, spatial
+    """
+    names = list(allowed)
+    if name in names:
+        return str(name)
+    close = difflib.get_close_matches(str(name).lower(), names, n=2, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+    raise UnknownName(f"unknown {kind} {name!r}{hint} Allowed: {', '.join(names)}")
+
+
+def check_range(
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    *,
+    above_low: bool = False,
+    whole: bool = False,
+    why: str = "",
+) -> None:
+    """Raise BadSetting unless low <= value <= high (low < value with `above_low`)."""
+    kinds = (int,) if whole else (int, float)
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if fits and low <= value <= high and not (above_low and value == low):  # type: ignore[operator]
+        return
+    left = "(" if above_low else "["
+    span = f"a {'whole ' if whole else ''}number in {left}{low:g}, {high:g}]"
+    raise BadSetting(f"{name} is {value!r}; it must be {span}{' ' + why if why else ''}")

@@ -1,0 +1,35 @@
+"""The registry of methods: adding one is a file beside this one and a line here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import check_name
+from gtp_vit.methods.gtp import GTP
+from gtp_vit.methods.identity import Identity
+
+METHODS: dict[str, type[Method]] = {
+    GTP.name: GTP,
+    Identity.name: Identity,
+}
+
+
+def make_method(name: str, **settings: Any) -> Method:
+    """A method by its registry name.
+
+    >>> make_method("gtp", propagate=4).propagate
+    4
+    """
+    method = METHODS[check_name("method", name, METHODS)]
+    fields = [field.name for field in dataclasses.fields(method)]
+    for setting in settings:
+        check_name(f"setting of {name}", setting, fields)
+    return method(**settings)
+
+
+def method_from_dict(stored: dict[str, Any]) -> Method:
+    """The inverse of `Method.to_dict`, for settings read back from a results file."""
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+    return make_method(settings.pop("method", None), **settings)

@@ -1,0 +1,279 @@
+"""GTP: graph-based token propagation, the paper's method. Settings first, then what they do in a forward pass.
+
+Where paper and released code disagree, the default is the released code's reading, from which all published figures
+come, and an option has the other one. Where the released code is broken, ours is right and no option brings it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, VitInfo
+from gtp_vit.core.schedule import Schedule, removals
+from gtp_vit.core.tokens import Tokens, select_rows
+from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.paper import graph as paper_graph
+from gtp_vit.paper.propagation import propagate, share_out
+from gtp_vit.paper.selection import AGGREGATES, SELECTORS, Seen, random_scores, split
+from gtp_vit.paper.sparsity import Sparsify
+
+Graph = Literal["mixed", "spatial", "semantic", "none"]
+Edges = Literal["receiver", "giver", "either"]
+Scores = Literal["edited", "dense"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GTP(Method):
+    """Remove the least important image tokens of each layer and propagate them to their neighbours in a graph."""
+
+    name: ClassVar[str] = "gtp"
+
+    propagate: Schedule = 8
+    """Tokens removed and propagated in each layer (the paper's P): a number, one a layer, or a named schedule."""
+    select: str = "mixed"
+    """How tokens are scored: mixed, diagonal, broad, sum, class, cosine_tokens, cosine_attention or random."""
+    heads: str = "max"
+    """How the heads' scores are put together: max or mean."""
+    graph: Graph = "mixed"
+    """Along what tokens are propagated: spatial, semantic, mixed (their union), or none (plain pruning)."""
+    neighbours: int = 8
+    """Neighbours of a token in the semantic graph (the paper's M)."""
+    spatial_neighbours: int = 8
+    """Neighbours of a patch in the spatial graph: 8, or 4 without the corners."""
+    alpha: float = 0.2
+    """How strongly tokens are propagated."""
+    theta: float = 1.0
+    """Share of the attention map that is kept; 1 switches sparsification off."""
+    proportional_attention: bool = True
+    """Keep count of token sizes and let attention favour large tokens by log size."""
+    seed: int = 0
+    """Of select=random. The choice depends on seed, layer and grid cell, so every image gets the same one."""
+
+    exclude_self: bool = False
+    """Broadcasting ability leaves out the token's attention to itself (the paper's formula; the code includes it)."""
+    count_class_row: bool = True
+    """Broadcasting ability counts the class token's attention."""
+    score_from: Scores = "edited"
+    """Score on the sparsified map (as the code does), or on the dense one, which has fewer ties."""
+    sparsify_rows: bool = False
+    """Sparsify each row of the attention map by itself instead of the whole map."""
+    renormalise_rows: bool = False
+    """Make the rows of a sparsified map sum to 1 again."""
+    edges: Edges = "receiver"
+    """Whose list of semantic neighbours counts: the receiver's (as the code does), the giver's, or either's."""
+    renormalise_graph: bool = False
+    """Normalise the graph of the remaining tokens in every layer, not once."""
+    conserve_sizes: bool = False
+    """Sizes add up to the number of patches, instead of following the features' formula."""
+    official_offbyone: bool = False
+    """One semantic neighbour more on models without class token, as the released code has it."""
+
+    def build(self, vit: VitInfo) -> GTPReducer:
+        check_name("selection", self.select, SELECTORS)
+        check_name("heads", self.heads, AGGREGATES)
+        check_name("graph", self.graph, get_args(Graph))
+        check_name("score_from", self.score_from, get_args(Scores))
+        check_name("edges", self.edges, get_args(Edges))
+        if self.spatial_neighbours not in (4, 8):
+            raise BadSetting(f"spatial_neighbours is {self.spatial_neighbours!r}; it must be 4 or 8")
+        check_range("alpha", self.alpha, 0, 10)
+        check_range("theta", self.theta, 0, 1, above_low=True, why="(the share of the map that is KEPT)")
+        check_range("seed", self.seed, 0, 2**63 - 1, whole=True)
+        if self.graph in ("mixed", "semantic"):
+            fewest = 1 if self.graph == "semantic" else 0
+            others = vit.image_tokens - 1 - self._extra_neighbour(vit)
+            check_range("neighbours", self.neighbours, fewest, others, whole=True, why="(other tokens of this model)")
+        if not vit.class_token and (self.select == "class" or not self.count_class_row):
+            found = "select='class'" if self.select == "class" else "count_class_row=False"
+            raise BadSetting(f"{found} needs a class token, and this model has none; use select='mixed' or 'broad'")
+        return GTPReducer(self, vit)
+
+    def _extra_neighbour(self, vit: VitInfo) -> int:
+        return int(self.official_offbyone and not vit.class_token)
+
+
+class Carry(NamedTuple):
+    """What GTP remembers from layer to layer."""
+
+    removals: tuple[int, ...]  # tokens to remove in each layer
+    graph: Tensor | None  # [B or 1, M0, M0] over all patches, giver as row; bool if it is normalised in every layer
+
+
+class GTPReducer(Reducer):
+    """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, K kept, P propagated."""
+
+    spatial: Tensor
+    noise: Tensor
+
+    def __init__(self, method: GTP, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        self.plan = removals(method.propagate, vit.depth, vit.image_tokens)
+        self.edits_map = method.theta < 1 and sum(self.plan) > 0
+        # Not persistent: the state dict of a patched model is the model's own.
+        self.register_buffer("spatial", self._spatial_graph(vit.grid), persistent=False)
+        generator = torch.Generator().manual_seed(method.seed)
+        cells = max(vit.image_tokens, 4096) if method.select == "random" else 0
+        self.register_buffer("noise", random_scores(vit.depth, cells, generator), persistent=False)
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        if grid == self.vit.grid:
+            return self.plan
+        return removals(self.method.propagate, self.vit.depth, grid[0] * grid[1])
+
+    def start(self, tokens: Tokens) -> Tokens:
+        plan = self.removals(tokens.grid)
+        graph = self._build_graph(tokens) if sum(plan) > 0 else None
+        return tokens.but(carry=Carry(plan, graph))
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        method, plan = self.method, tokens.carry.removals
+        if sum(plan) == 0:  # P = 0 is the plain model, whatever theta is
+            return None
+        edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows) if method.theta < 1 else None
+        if plan[layer] == 0:
+            return None if edit is None else Ask(edit=edit)
+        needs = SELECTORS[method.select].needs
+        if "column_sums" in needs:
+            needs = needs | ({"diagonal"} if method.exclude_self else set())
+            needs = needs | (set() if method.count_class_row else {"class_row"})
+        return Ask(needs, edit, before_edit=method.score_from == "dense")
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        num_propagated = tokens.carry.removals[layer]
+        if num_propagated == 0:
+            return tokens
+        kept, propagated = split(self._scores(layer, tokens, stats), num_propagated)
+        if self.method.graph == "none":
+            return tokens.keep(kept)
+        tokens = self._with_sizes(tokens)
+        weights = self._weights(tokens, kept, propagated)
+        return self._propagate(tokens, tokens.keep(kept), weights, propagated)
+
+    def _scores(self, layer: int, tokens: Tokens, stats: Stats) -> Tensor:
+        """Section 3.2.1: the importance of each image token, [B, M]."""
+        method, image = self.method, slice(tokens.prefix, None)
+        column_sums = stats.column_sums
+        if column_sums is not None and method.exclude_self:
+            assert stats.diagonal is not None
+            column_sums = column_sums - stats.diagonal
+        if column_sums is not None and not method.count_class_row:
+            assert stats.class_row is not None
+            column_sums = column_sums - stats.class_row
+        noise = self._noise(layer, tokens) if method.select == "random" else None
+        seen = Seen(
+            features=tokens.image,
+            noise=noise,
+            diagonal=None if stats.diagonal is None else stats.diagonal[..., image],
+            column_sums=None if column_sums is None else column_sums[..., image],
+            class_row=None if stats.class_row is None else stats.class_row[..., image],
+            map=None if stats.map is None else stats.map[:, :, image],
+        )
+        return SELECTORS[method.select].score(seen, AGGREGATES[method.heads])
+
+    def _noise(self, layer: int, tokens: Tokens) -> Tensor:
+        if tokens.grid[0] * tokens.grid[1] > self.noise.shape[1]:
+            raise BadSetting(
+                f"select='random' was drawn for at most {self.noise.shape[1]} patches, but the image has "
+                f"{tokens.grid[0]} x {tokens.grid[1]}; patch a model created with this img_size"
+            )
+        return self.noise[layer][tokens.position]
+
+    def _spatial_graph(self, grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
+        return paper_graph.spatial(grid, self.method.spatial_neighbours, device)
+
+    def _build_graph(self, tokens: Tokens) -> Tensor | None:
+        """Section 3.2.2: built once from the embedded tokens, and static from then on."""
+        method = self.method
+        if method.graph == "none":
+            return None
+        graph = self.spatial if tokens.grid == self.vit.grid else self._spatial_graph(tokens.grid, tokens.x.device)
+        graph = graph.unsqueeze(0)
+        if method.graph == "semantic" or (method.graph == "mixed" and method.neighbours > 0):
+            neighbours = method.neighbours + method._extra_neighbour(self.vit)
+            count = tokens.position.shape[1]
+            if neighbours >= count:
+                raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
+            semantic = paper_graph.semantic(paper_graph.cosine_similarity(tokens.image), neighbours)
+            graph = semantic if method.graph == "semantic" else paper_graph.mixed(graph, semantic)
+        if method.edges == "giver":
+            graph = graph.transpose(-2, -1)
+        elif method.edges == "either":
+            graph = graph | graph.transpose(-2, -1)
+        if not method.renormalise_graph:
+            graph = paper_graph.normalise(graph)
+        return graph.transpose(-2, -1).contiguous()
+
+    def _weights(self, tokens: Tokens, kept: Tensor, propagated: Tensor) -> Tensor:
+        """A^p of Eq. (10): what each kept token takes from each propagated one, [B, K, P].
+
+        The graph stays where it is; only the rows of the few givers are read.
+        """
+        graph = tokens.carry.graph.expand(kept.shape[0], -1, -1)
+        if self.method.renormalise_graph:
+            rows = select_rows(graph, tokens.position)
+            present = rows.gather(2, tokens.position.unsqueeze(1).expand(-1, rows.shape[1], -1))
+            graph = paper_graph.normalise(present.transpose(-2, -1)).transpose(-2, -1)
+            givers, receivers = propagated, kept
+        else:
+            givers, receivers = tokens.position.gather(1, propagated), tokens.position.gather(1, kept)
+        rows = graph.gather(1, givers.unsqueeze(2).expand(-1, -1, graph.shape[2]))
+        return rows.gather(2, receivers.unsqueeze(1).expand(-1, rows.shape[1], -1)).transpose(1, 2)
+
+    def _with_sizes(self, tokens: Tokens) -> Tokens:
+        if tokens.size is not None or not self.method.proportional_attention:
+            return tokens
+        return tokens.but(size=torch.ones(tokens.x.shape[:2], dtype=torch.float32, device=tokens.x.device))
+
+    def _propagate(self, before: Tokens, after: Tokens, weights: Tensor, propagated: Tensor) -> Tokens:
+        """Section 3.2.3: Eq. (10) for the features, Eq. (12) for the sizes, and the same for the trace."""
+        prefix, alpha = after.prefix, self.method.alpha
+        image = propagate(after.image, weights, select_rows(before.image, propagated), alpha)
+        size, source = after.size, after.source
+        if size is not None:
+            assert before.size is not None
+            gone = before.size[:, prefix:].gather(1, propagated)
+            flow, strength = (share_out(weights), 1.0) if self.method.conserve_sizes else (weights, alpha)
+            image_size = propagate(size[:, prefix:].unsqueeze(-1), flow, gone.unsqueeze(-1), strength).squeeze(-1)
+            size = torch.cat([size[:, :prefix], image_size], dim=1)
+        if source is not None:
+            assert before.source is not None
+            source = propagate(source, weights, select_rows(before.source, propagated), alpha)
+        return after.but(x=torch.cat([after.x[:, :prefix], image], dim=1), size=size, source=source)
+
+    def own_macs(self, grid: tuple[int, int], layers: int, convention: Convention) -> int:
+        """What selection, graph and propagation cost; for "torchprofile", what they cost in the released code."""
+        method, vit, official = self.method, self.vit, convention == "torchprofile"
+        count = grid[0] * grid[1]
+        plan = self.removals(grid)
+        if sum(plan) == 0:
+            return 0
+        total = 0
+        if method.graph != "none":
+            semantic = method.graph in ("mixed", "semantic") and (official or method.neighbours > 0)
+            total += count**2 * vit.dim if semantic else 0
+            total += 2 * count**3 if official else 0  # the degree matrices are multiplied as dense ones
+        for layer, removed in enumerate(plan[:layers]):
+            if official:
+                total += self._official_selection_macs(count)
+            count -= removed
+            if method.graph != "none":
+                # Nobody reads the sizes that the last layer makes; torchprofile does not see them.
+                sizes = method.proportional_attention and not (official and layer == len(plan) - 1)
+                # The released code multiplies by alpha in a step of its own.
+                total += count * (removed + (1 if official else 0)) * (vit.dim + int(sizes))
+        return total
+
+    def _official_selection_macs(self, count: int) -> int:
+        """What torchprofile counts of the released code's selection: products, means and the similarity matrix."""
+        method, tokens = self.method, count + self.vit.prefix
+        if method.select == "cosine_attention":
+            return count * tokens * (count + int(method.heads == "mean"))
+        products = count if method.select == "mixed" else 0
+        scores = len(SELECTORS[method.select].needs)
+        return products + (scores * count if method.heads == "mean" else 0)

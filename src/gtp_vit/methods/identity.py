@@ -1,0 +1,18 @@
+"""Identity: remove nothing. What stays is the lossless tier, so the model is exact and still a little cheaper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gtp_vit.core.reducer import Method, Reducer, VitInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity(Method):
+    """Keep all tokens."""
+
+    name: ClassVar[str] = "identity"
+
+    def build(self, vit: VitInfo) -> Reducer:
+        return Reducer(vit)

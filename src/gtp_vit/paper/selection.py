@@ -1,0 +1,134 @@
+"""Section 3.2.1, token selection: which image tokens are important enough to stay.
+
+Shapes: B batch, H heads, N tokens, M image tokens, C channels, K kept, P propagated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Aggregate = Callable[[Tensor], Tensor]  # [B, H, ...] -> [B, ...]: the paper's circled plus over the heads
+
+AGGREGATES: dict[str, Aggregate] = {
+    "max": lambda values: values.amax(dim=1),
+    "mean": lambda values: values.mean(dim=1),
+}
+
+
+def regeneration_difficulty(diagonal: Tensor, aggregate: Aggregate) -> Tensor:
+    """Eq. (3), Gamma: how much a token attends to itself, A_ii, aggregated over the heads. [B, H, M] -> [B, M]."""
+    return aggregate(diagonal)
+
+
+def broadcasting_ability(column_sums: Tensor, aggregate: Aggregate) -> Tensor:
+    """Eq. (4), Psi: how much all tokens attend to a token, sum_j A_ji, aggregated over the heads. -> [B, M]."""
+    return aggregate(column_sums)
+
+
+def mixed(difficulty: Tensor, ability: Tensor) -> Tensor:
+    """Section 3.2.1, MixedAttn: Gamma x Psi."""
+    return difficulty * ability
+
+
+def class_attention(class_row: Tensor, aggregate: Aggregate) -> Tensor:
+    """Section 3.2.1, CLSAttn: what the class token attends to. [B, H, M] -> [B, M]."""
+    return aggregate(class_row)
+
+
+def dissimilarity(rows: Tensor) -> Tensor:
+    """Section 3.2.1, CosSim: minus the sum of a row's cosine similarities to all rows. [B, M, D] -> [B, M].
+
+    Rows are token features in the paper and head-aggregated attention rows in the released code. The sum over j of
+    cos(i, j) is the product of row i with the sum of all unit rows, so no M x M matrix is needed.
+    """
+    unit = F.normalize(rows.float(), dim=-1)
+    return -(unit * unit.sum(dim=1, keepdim=True)).sum(dim=-1)
+
+
+def random_scores(layers: int, tokens: int, generator: torch.Generator) -> Tensor:
+    """Section 3.2.1, Random: a score for each layer and grid position, [layers, tokens]."""
+    return torch.rand(layers, tokens, generator=generator)
+
+
+class Seen(NamedTuple):
+    """What a selection may look at, cut down to the image tokens; statistics that were not asked for are None."""
+
+    features: Tensor  # [B, M, C]     after the attention residual
+    noise: Tensor | None = None  # [B, M]
+    diagonal: Tensor | None = None  # [B, H, M]
+    column_sums: Tensor | None = None  # [B, H, M]
+    class_row: Tensor | None = None  # [B, H, M]
+    map: Tensor | None = None  # [B, H, M, N]  rows of the image tokens, all columns
+
+
+class Selector(NamedTuple):
+    """A way to score tokens, and the statistics of attention it needs for that."""
+
+    needs: frozenset[str]
+    score: Callable[[Seen, Aggregate], Tensor]
+
+
+def _mixed(seen: Seen, aggregate: Aggregate) -> Tensor:
+    return mixed(_diagonal(seen, aggregate), _broad(seen, aggregate))
+
+
+def _sum(seen: Seen, aggregate: Aggregate) -> Tensor:
+    return _diagonal(seen, aggregate) + _broad(seen, aggregate)
+
+
+def _diagonal(seen: Seen, aggregate: Aggregate) -> Tensor:
+    assert seen.diagonal is not None
+    return regeneration_difficulty(seen.diagonal, aggregate)
+
+
+def _broad(seen: Seen, aggregate: Aggregate) -> Tensor:
+    assert seen.column_sums is not None
+    return broadcasting_ability(seen.column_sums, aggregate)
+
+
+def _class(seen: Seen, aggregate: Aggregate) -> Tensor:
+    assert seen.class_row is not None
+    return class_attention(seen.class_row, aggregate)
+
+
+def _attention_rows(seen: Seen, aggregate: Aggregate) -> Tensor:
+    assert seen.map is not None
+    return dissimilarity(aggregate(seen.map))
+
+
+def _features(seen: Seen, aggregate: Aggregate) -> Tensor:
+    return dissimilarity(seen.features)
+
+
+def _noise(seen: Seen, aggregate: Aggregate) -> Tensor:
+    assert seen.noise is not None
+    return seen.noise
+
+
+# The name in the released code stands behind each.
+SELECTORS: dict[str, Selector] = {
+    "mixed": Selector(frozenset({"diagonal", "column_sums"}), _mixed),  # MixedAttn, the paper's
+    "diagonal": Selector(frozenset({"diagonal"}), _diagonal),  # DiagAttn
+    "broad": Selector(frozenset({"column_sums"}), _broad),  # IMGAttn
+    "sum": Selector(frozenset({"diagonal", "column_sums"}), _sum),  # SumAttn
+    "class": Selector(frozenset({"class_row"}), _class),  # CLSAttn
+    "cosine_tokens": Selector(frozenset(), _features),  # the paper's CosSim
+    "cosine_attention": Selector(frozenset({"map"}), _attention_rows),  # the released code's CosSim
+    "random": Selector(frozenset(), _noise),  # Random
+}
+
+
+def split(scores: Tensor, num_propagated: int) -> tuple[Tensor, Tensor]:
+    """Section 3.2.1, token selection: the tokens with the largest scores stay, `num_propagated` are propagated.
+
+    Returns the indices of both, [B, K] and [B, P], each in ascending order. Of equal scores the earlier token stays,
+    whatever the batch: a stable sort depends on nothing but the row. NaN counts as large.
+    """
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    num_kept = scores.shape[-1] - num_propagated
+    return order[:, :num_kept].sort(dim=-1).values, order[:, num_kept:].sort(dim=-1).values

@@ -1,0 +1,109 @@
+"""patch(model, method): a new model that shares the weights and reduces tokens; the original stays as it is."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from gtp_vit import backbones
+from gtp_vit.core.loop import Backbone
+from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.errors import BadSetting
+from gtp_vit.methods import METHODS
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What `patch` decided; every patched model carries it as `model.reduction`."""
+
+    backbone: Backbone
+    method: Method
+    vit: VitInfo
+    lossless: bool
+
+
+def patch(model: Model, method: Method, *, lossless: bool = True) -> Model:
+    """A model of the same class with the same weights that reduces tokens by `method`.
+
+    Nothing is copied and `model` is not changed: both share their blocks. Therefore `.train()`, `.half()` or `.to()` on
+    one reaches the blocks of the other; deep-copy first where that is not wanted. Patching a patched model starts
+    again from the original.
+
+    Args:
+        model: a supported ViT; anything else is refused with the module that is in the way.
+        method: e.g. `GTP(propagate=8)`.
+        lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
+
+    >>> import timm, torch
+    >>> model = timm.create_model("test_vit").eval()
+    >>> fast = patch(model, METHODS["gtp"](propagate=8))
+    >>> fast(torch.zeros(1, 3, 160, 160)).shape
+    torch.Size([1, 1000])
+    """
+    if not isinstance(model, nn.Module):
+        raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
+    if isinstance(method, type) and issubclass(method, Method):
+        raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
+    if not isinstance(method, Method):
+        names = ", ".join(cls.__name__ for cls in METHODS.values())
+        raise BadSetting(f"method is {method!r}; give one of {names} with its settings")
+    shell = unpatch(model) if is_patched(model) else _shell(model)
+    backbone = backbones.find(shell)
+    vit = backbone.describe(shell)
+    reducer = method.build(vit).train(shell.training)
+    weight = next(shell.parameters())
+    shell.__class__ = _patched_class(type(shell), backbone.forwards)
+    shell.reduction = Reduction(backbone, method, vit, lossless)
+    shell.reducer = reducer.to(weight.device)
+    return shell
+
+
+def unpatch(model: Model) -> Model:
+    """The original of a patched model again, sharing the weights; other models are returned as they are."""
+    if not is_patched(model):
+        return model
+    shell = _shell(model)
+    del shell.reduction, shell.reducer
+    shell.__class__ = type(model).original  # type: ignore[attr-defined]
+    return shell
+
+
+def is_patched(model: nn.Module) -> bool:
+    return isinstance(model, Patched)
+
+
+class Patched:
+    """Marks the classes that `patch` makes, and lets their instances be pickled and copied."""
+
+    original: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made at run time, so a pickle names what it is made of instead.
+        return _restore, (self.original, self.reduction.backbone.forwards), self.__dict__  # type: ignore[attr-defined]
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _patched_class(original: type, forwards: type) -> type:
+    name = f"Reduced{original.__name__}"
+    return type(name, (Patched, forwards, original), {"original": original, "__module__": original.__module__})
+
+
+def _restore(original: type, forwards: type) -> Any:
+    cls = _patched_class(original, forwards)
+    return cls.__new__(cls)
+
+
+def _shell(model: Model) -> Model:
+    """The same module tree under a new root: own tables of parameters, buffers and children, all of them shared."""
+    shell = type(model).__new__(type(model))
+    for name, value in vars(model).items():
+        shell.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
+    return shell

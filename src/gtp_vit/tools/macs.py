@@ -1,0 +1,128 @@
+"""macs: how many multiply-accumulates a forward pass takes, from the sizes of the model and its schedule alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from gtp_vit import backbones
+from gtp_vit.core.reducer import Convention, Method, Reducer, VitInfo
+from gtp_vit.errors import check_name
+from gtp_vit.methods.identity import Identity
+from gtp_vit.patch import is_patched, unpatch
+
+CONVENTIONS = ("model", "torchprofile")
+
+
+@dataclass(frozen=True)
+class Macs:
+    """MACs for one image, part by part."""
+
+    embed: int
+    layers: tuple[int, ...]
+    head: int
+    method: int  # the method's own work; 0 if it was not counted
+
+    @property
+    def total(self) -> int:
+        return self.embed + sum(self.layers) + self.head + self.method
+
+    def __int__(self) -> int:
+        return self.total
+
+    def __str__(self) -> str:
+        return f"{self.total / 1e9:.3f} GMACs"
+
+
+def macs(
+    model: nn.Module,
+    method: Method | None = None,
+    *,
+    convention: Convention = "model",
+    include_method: bool = True,
+    lossless: bool | None = None,
+    grid: tuple[int, int] | None = None,
+) -> Macs:
+    """Count the MACs of a forward pass that returns logits, for one image.
+
+    Args:
+        model: a patched or plain model.
+        method: count as if the model were patched with this method; None = as the model is.
+        convention: "model" counts linear layers, convolutions and the two products of attention, which is what torch's
+            FlopCounterMode sees. "torchprofile" also counts norms and scales, and takes the method's own work as the
+            released code does it: this is how the paper counts.
+        include_method: count the method's own work too.
+        lossless: does the last block compute prefix tokens only? None = as the model is patched; for a plain model no.
+        grid: rows and columns of the patch grid; None = the model's own.
+
+    >>> import timm
+    >>> print(macs(timm.create_model("deit_small_patch16_224")))
+    4.599 GMACs
+    """
+    check_name("convention", convention, CONVENTIONS)
+    if is_patched(model):
+        reduction = model.reduction
+        method = reduction.method if method is None else method
+        lossless = reduction.lossless if lossless is None else lossless
+    plain = unpatch(model)
+    vit = backbones.find(plain).describe(plain)
+    reducer = (method or Identity()).build(vit)
+    return count_macs(
+        vit,
+        reducer,
+        grid=grid or vit.grid,
+        convention=convention,
+        include_method=include_method,
+        lossless=bool(lossless) and not vit.head_reads_image_tokens,
+    )
+
+
+def count_macs(
+    vit: VitInfo,
+    reducer: Reducer,
+    *,
+    grid: tuple[int, int],
+    convention: Convention,
+    include_method: bool,
+    lossless: bool,
+) -> Macs:
+    """The same from a description of the model, which need not exist."""
+    elementwise = convention == "torchprofile"
+    width = vit.heads * vit.head_dim
+    attention, mlp = vit.linear_macs
+    if elementwise:
+        attention, mlp = attention + vit.elementwise_macs[0], mlp + vit.elementwise_macs[1]
+    patches = grid[0] * grid[1]
+    tokens = vit.prefix + patches
+    embed = patches * vit.embed_macs_per_patch
+    layers = []
+    plan = reducer.removals(grid)
+    for layer, removed in enumerate(plan):
+        if lossless and layer == vit.depth - 1:
+            layers.append(_prefix_only_layer(vit, reducer, tokens, elementwise))
+            tokens = vit.prefix
+        else:
+            layers.append(tokens * attention + 2 * tokens**2 * width + (tokens - removed) * mlp)
+            tokens -= removed
+    read = tokens - vit.prefix if vit.head_reads_image_tokens else 0
+    head = vit.head_macs + read * vit.head_macs_per_token
+    if elementwise:
+        head += tokens * vit.final_elementwise_macs + vit.pooled_elementwise_macs
+    own = reducer.own_macs(grid, vit.depth - lossless, convention) if include_method else 0
+    return Macs(embed, tuple(layers), head, own)
+
+
+def _prefix_only_layer(vit: VitInfo, reducer: Reducer, tokens: int, elementwise: bool) -> int:
+    """The last block when only prefix tokens are read: keys and values of all, the rest of the prefix."""
+    width, prefix = vit.heads * vit.head_dim, vit.prefix
+    project = vit.dim * width
+    # An edit of the map has to see the whole map, so queries of all tokens are needed then.
+    queries = tokens if reducer.edits_map else prefix
+    total = queries * project + tokens * 2 * project + prefix * (project + vit.linear_macs[1])
+    total += queries * tokens * width + prefix * tokens * width
+    if elementwise:
+        attention, mlp = vit.elementwise_macs
+        norm1 = min(vit.dim, attention)
+        total += tokens * norm1 + queries * (attention - norm1) + prefix * mlp
+    return total

@@ -1,0 +1,88 @@
+"""trace: which patches stay after each layer, where the removed ones went, and what was lost.
+
+The forward pass itself is the ordinary one: a trace only looks at the tokens between layers.
+
+Shapes: B batch, M image tokens before a layer, K kept, P removed, M0 patches of the image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting
+from gtp_vit.patch import is_patched
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """What one layer did. Patches are named by their grid cell in row-major order."""
+
+    kept: Tensor  # [B, K]       patches still there after this layer
+    removed: Tensor  # [B, P]       patches that this layer removed
+    size: Tensor | None  # [B, K]       sizes of the kept tokens; None = one each
+    source: Tensor  # [B, K, M]    each kept token as a weighted sum of the tokens before
+    received: Tensor  # [B, K, P]    how much of each removed token each kept token received
+
+    @property
+    def lost(self) -> Tensor:
+        """Share of this layer's removed tokens that no kept token received, [B]."""
+        if self.removed.shape[1] == 0:
+            return self.received.new_zeros(self.received.shape[0])
+        return (self.received.abs().amax(dim=1) == 0).float().mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What became of the patches of each image."""
+
+    grid: tuple[int, int]
+    layers: tuple[LayerTrace, ...]
+
+    def membership(self, layer: int) -> Tensor:
+        """How much of each patch of the image is in each token after `layer`, [B, K, M0]."""
+        share = self.layers[0].source
+        for step in self.layers[1 : range(len(self.layers))[layer] + 1]:
+            share = step.source @ share
+        return share
+
+    def lost(self) -> Tensor:
+        """Share of all removed tokens that no kept token received, [B]."""
+        removed = sum(layer.removed.shape[1] for layer in self.layers)
+        return sum(layer.lost * layer.removed.shape[1] for layer in self.layers) / max(removed, 1)
+
+
+@torch.no_grad()
+def trace(model: nn.Module, images: Tensor) -> Trace:
+    """Follow the tokens of `images` through a patched model. No layer is shortened for it.
+
+    >>> import timm, torch, gtp_vit
+    >>> fast = gtp_vit.patch(timm.create_model("test_vit").eval(), gtp_vit.GTP(propagate=8))
+    >>> found = trace(fast, torch.zeros(1, 3, 160, 160))
+    >>> [layer.kept.shape[1] for layer in found.layers]
+    [92, 84, 76, 68, 60, 52]
+    """
+    if not is_patched(model):
+        raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
+    seen: list[Tokens] = []
+    run(model, images, observe=seen.append)
+    return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in zip(seen, seen[1:], strict=False)))
+
+
+def _layer(before: Tokens, after: Tokens) -> LayerTrace:
+    assert after.source is not None
+    batch, count = before.position.shape
+    kept = torch.zeros(batch, before.grid[0] * before.grid[1], dtype=torch.bool, device=after.position.device)
+    gone = ~kept.scatter(1, after.position, True).gather(1, before.position)
+    index = gone.nonzero()[:, 1].view(batch, -1)  # every image of a batch loses the same number of tokens
+    return LayerTrace(
+        kept=after.position,
+        removed=before.position.gather(1, index),
+        size=None if after.size is None else after.size[:, after.prefix :],
+        source=after.source,
+        received=after.source.gather(2, index.unsqueeze(1).expand(-1, after.source.shape[1], -1)),
+    )
