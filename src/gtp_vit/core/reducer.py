@@ -69,7 +69,7 @@ class Reducer(nn.Module):
         return 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Method:
     """Settings of a method: frozen, comparable, hashable, and the only place where a default is written."""
 
@@ -77,6 +77,16 @@ class Method:
 
     def build(self, vit: VitInfo) -> Reducer:
         """Check the settings against this ViT and make the reducer; raises GTPError."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        fields = dataclasses.fields(self)
+        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields if getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def off(self) -> Method:
+        """The same settings, removing nothing: must then equal the untouched model."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:

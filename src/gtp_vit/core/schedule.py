@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from gtp_vit.errors import BadSchedule, check_name
 
-Schedule = int | Sequence[int] | str
+Schedule = int | tuple[int, ...] | str
 
 
 def linear(depth: int, tokens: int, first: float, last: float) -> list[int]:

@@ -6,6 +6,7 @@ come, and an option has the other one. Where the released code is broken, ours i
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -27,7 +28,7 @@ Edges = Literal["receiver", "giver", "either"]
 Scores = Literal["edited", "dense"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class GTP(Method):
     """Remove the least important image tokens of each layer and propagate them to their neighbours in a graph."""
 
@@ -92,6 +93,9 @@ class GTP(Method):
             found = "select='class'" if self.select == "class" else "count_class_row=False"
             raise BadSetting(f"{found} needs a class token, and this model has none; use select='mixed' or 'broad'")
         return GTPReducer(self, vit)
+
+    def off(self) -> GTP:
+        return dataclasses.replace(self, propagate=0)
 
     def _extra_neighbour(self, vit: VitInfo) -> int:
         return int(self.official_offbyone and not vit.class_token)

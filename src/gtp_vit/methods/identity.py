@@ -8,7 +8,7 @@ from typing import ClassVar
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Identity(Method):
     """Keep all tokens."""
 
@@ -16,3 +16,6 @@ class Identity(Method):
 
     def build(self, vit: VitInfo) -> Reducer:
         return Reducer(vit)
+
+    def off(self) -> Identity:
+        return self

@@ -1,0 +1,77 @@
+"""gtp-vit COMMAND: which commands there are, and how errors and exit codes look.
+
+A command is a dataclass whose fields are its flags and whose `run` does the work. Settings of the method chosen with
+--method are flags too, generated from the method's own dataclass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+
+from gtp_vit.errors import GTPError, check_name
+
+# name -> (module, what it does); modules are imported only when their command runs
+COMMANDS: dict[str, tuple[str, str]] = {
+    "benchmark": ("gtp_vit.cli.benchmark", "Measure the speed-up of a method on this machine, layer by layer cost included"),
+    "macs": ("gtp_vit.cli.macs", "Count MACs and tokens of each layer, without running the model"),
+    "check": ("gtp_vit.cli.check", "Show versions, hardware and known traps of this machine"),
+}
+
+HELP = """\
+usage: gtp-vit COMMAND [flags]
+
+Make a pre-trained Vision Transformer faster in one call, without finetuning.
+
+examples:
+  gtp-vit benchmark deit_small_patch16_224 --propagate 8 --batch-size 8
+  gtp-vit macs vit_base_patch8_224 --propagate linear:10:40
+  gtp-vit check
+
+commands (gtp-vit COMMAND --help shows its flags):
+{commands}
+"""
+
+
+class Exit(IntEnum):
+    """Exit codes of the command."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())))
+        return Exit.OK if words else Exit.USAGE
+    if words[0] == "--version":
+        import gtp_vit
+
+        print(f"gtp-vit {gtp_vit.__version__}")
+        return Exit.OK
+    try:
+        name = check_name("command", words[0], COMMANDS)
+        importlib.import_module(COMMANDS[name][0]).main(words[1:])
+    except GTPError as error:
+        if debug:
+            raise
+        print(f"gtp-vit: {error}", file=sys.stderr)
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        print("gtp-vit: interrupted", file=sys.stderr)
+        return Exit.INTERRUPTED
+    except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)
+        return Exit.OK if stop.code in (0, None) else Exit.USAGE
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

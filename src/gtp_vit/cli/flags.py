@@ -1,0 +1,47 @@
+"""Flags from dataclasses: a command's own, and the settings of the method chosen with --method, in one parse."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import check_name
+from gtp_vit.methods import METHODS
+
+Command = TypeVar("Command")
+
+
+def parse(command: type[Command], words: Sequence[str]) -> Command:
+    """Read `words` into a command; tyro prints help and mistakes and exits."""
+    import tyro
+
+    return tyro.cli(command, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__)
+
+
+def parse_with_method(command: type[Command], words: Sequence[str], default: str = "gtp") -> tuple[Command, Method]:
+    """Read `words` into a command and the settings of its --method, whose flags have no prefix."""
+    import tyro
+
+    name = _chosen_method(words, default)
+    method = METHODS[check_name("method", name, METHODS)]
+    settings = Annotated[method, tyro.conf.arg(name="")]
+    both = dataclasses.make_dataclass(
+        command.__name__,
+        [("run", Annotated[command, tyro.conf.arg(name="")]), ("settings", settings)],
+    )
+    both.__doc__ = command.__doc__
+    parsed = tyro.cli(
+        both, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__
+    )
+    return parsed.run, parsed.settings
+
+
+def _chosen_method(words: Sequence[str], default: str) -> str:
+    for index, word in enumerate(words):
+        if word == "--method" and index + 1 < len(words):
+            return words[index + 1]
+        if word.startswith("--method="):
+            return word.split("=", 1)[1]
+    return default

@@ -1,0 +1,63 @@
+"""gtp-vit macs: tokens and MACs of each layer, from the sizes of the model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tyro
+
+from gtp_vit.cli import render
+from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.patch import patch
+from gtp_vit.tools.macs import macs
+from gtp_vit.tools.models import create_model
+
+
+@dataclass(frozen=True)
+class Macs:
+    """Count the multiply-accumulates of a model with and without token reduction, for one image."""
+
+    model: tyro.conf.Positional[str] = "deit_small_patch16_224"
+    """Name of a timm model."""
+    method: str = "gtp"
+    """Name of a method; its settings are flags too."""
+    convention: Literal["model", "torchprofile"] = "model"
+    """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
+    lossless: bool = True
+    """The last block computes only what the head reads."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags, method = parse_with_method(Macs, words)
+    model = create_model(flags.model)
+    fast = patch(model, method, lossless=flags.lossless)
+    if flags.json:
+        before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)
+        result = {"unreduced": before.total, method.name: after.total, "parts": after, "settings": method.to_dict()}
+        render.as_json({"flags": flags, **result})
+        return
+    render.table(f"{flags.model}, {method.name}", *layer_rows(model, fast, flags.convention))
+
+
+def layer_rows(model: Any, fast: Any, convention: Any = "model") -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: the tokens that go into each layer, and what it costs before and after."""
+    before, after = macs(model, convention=convention), macs(fast, convention=convention)
+    vit = fast.reduction.vit
+    tokens = vit.image_tokens + vit.prefix
+
+    def row(name: str, count: str, old: int, new: int) -> list[str]:
+        share = f"{new / old:.0%}" if old else "-"
+        return [name, count, f"{old / 1e6:.1f}", f"{new / 1e6:.1f}", share]
+
+    rows = [row("embedding", str(tokens), before.embed, after.embed)]
+    for layer, removed in enumerate(fast.reducer.removals(vit.grid)):
+        rows.append(row(f"layer {layer}", str(tokens), before.layers[layer], after.layers[layer]))
+        tokens -= removed
+    rows.append(row("head", "", before.head, after.head))
+    rows.append(row("method", "", before.method, after.method))
+    rows.append(row("total", "", before.total, after.total))
+    return ["part", "tokens in", "MMACs unreduced", "MMACs reduced", "share"], rows

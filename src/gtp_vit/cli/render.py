@@ -1,0 +1,47 @@
+"""Results as tables for people, or as JSON for programs; the only file that imports rich."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; the first column is text, the others are numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        grid.add_row(*row)
+    Console().print(grid)
+
+
+def as_json(result: Any) -> None:
+    """Print a result as JSON."""
+    print(json.dumps(plain(result), indent=2))
+
+
+def plain(result: Any) -> Any:
+    """Dataclasses as dictionaries, all the way down."""
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return {field.name: plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
+    if isinstance(result, dict):
+        return {key: plain(value) for key, value in result.items()}
+    return [plain(item) for item in result] if isinstance(result, (list, tuple)) else result
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar with the time that is left, on standard error, so that --json stays clean."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(text)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,99 @@
+"""benchmark: how much faster is it here? Interleaved runs in one process, medians with spread, and an honest verdict.
+
+A machine drifts (other users, clock speed, caches), so an absolute time proves nothing. All candidates take turns, in a
+new random order in every round, and are compared within a round; the ratio is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gtp_vit.errors import BadSetting, check_range
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one candidate, and its speed-up over the baseline of the same round."""
+
+    name: str
+    milliseconds: float  # median
+    quartiles: tuple[float, float]  # of the milliseconds
+    speedup: float  # median over rounds of baseline time / own time
+    speedup_quartiles: tuple[float, float]
+
+    @property
+    def faster(self) -> bool | None:
+        """True or False where three quarters of the rounds agree, None where the noise is larger than the gain."""
+        if self.speedup_quartiles[0] > 1:
+            return True
+        return False if self.speedup_quartiles[1] < 1 else None
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 30,
+    warmup: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Timing]:
+    """Time the candidates in turns; the first one is the baseline.
+
+    Args:
+        candidates: name -> a call without arguments.
+        rounds: how often each is timed.
+        warmup: untimed rounds before that.
+        progress: called with the number of rounds done and their total.
+    """
+    check_range("rounds", rounds, 3, 1e6, whole=True)
+    names = list(candidates)
+    if len(names) < 2:
+        raise BadSetting(f"{len(names)} candidate to time; a speed-up needs a baseline and something to compare")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(0)
+    for turn in range(-warmup, rounds):
+        for name in order.sample(names, len(names)):
+            begin = time.perf_counter()
+            candidates[name]()
+            _synchronise()
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - begin)
+        if progress is not None and turn >= 0:
+            progress(turn + 1, rounds)
+    base = seconds[names[0]]
+    return [_timing(name, seconds[name], base) for name in names]
+
+
+def benchmark_models(
+    models: Mapping[str, nn.Module],
+    images: torch.Tensor,
+    *,
+    rounds: int = 30,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Timing]:
+    """Time the forward pass of several models on the same images; the first model is the baseline."""
+
+    def call(model: nn.Module) -> Callable[[], object]:
+        return lambda: model(images)
+
+    with torch.inference_mode():
+        return interleave({name: call(model) for name, model in models.items()}, rounds=rounds, progress=progress)
+
+
+def _timing(name: str, own: list[float], base: list[float]) -> Timing:
+    ratios = [b / o for b, o in zip(base, own, strict=True)]
+    low, middle, high = (1000 * second for second in statistics.quantiles(own, n=4))
+    ratio_low, ratio, ratio_high = statistics.quantiles(ratios, n=4)
+    return Timing(name, middle, (low, high), ratio, (ratio_low, ratio_high))
+
+
+def _synchronise() -> None:
+    """Accelerators work asynchronously: without waiting, only the launch would be timed."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -1,0 +1,70 @@
+"""environment: what this machine is, for bug reports and for knowing what a measured time means."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+
+_BF16_PRODUCT = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert float((a @ a)[0, 0]) == 64"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions and hardware."""
+
+    gtp_vit: str
+    python: str
+    torch: str
+    timm: str
+    system: str
+    cpu: str
+    threads: int
+    instruction_sets: str
+    accelerator: str
+    bf16: str
+    onednn_max_cpu_isa: str
+
+
+def environment() -> Environment:
+    """Look at this machine. Takes a few seconds: bf16 is tried in a process of its own, because it may die."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return Environment(
+        gtp_vit=importlib.metadata.version("gtp-vit"),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        timm=importlib.metadata.version("timm"),
+        system=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu_name(),
+        threads=torch.get_num_threads(),
+        instruction_sets=torch.backends.cpu.get_cpu_capability(),
+        accelerator=torch.cuda.get_device_name() if cuda else "none",
+        bf16=bf16_verdict(),
+        onednn_max_cpu_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", "not set"),
+    )
+
+
+def bf16_verdict() -> str:
+    """Does a bf16 product work here? Some virtual machines advertise AMX and then kill the process that uses it."""
+    done = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, timeout=120, check=False)
+    if done.returncode == 0:
+        return "works"
+    if done.returncode < 0:
+        return (
+            f"KILLS THE PROCESS (signal {-done.returncode}): this machine advertises AMX and cannot run it; "
+            "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts"
+        )
+    return f"fails: {done.stderr.decode(errors='replace').strip().splitlines()[-1]}"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

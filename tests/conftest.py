@@ -1,0 +1,28 @@
+"""Set-up of all tests: the AMX trap, few threads, where the real weights and goldens are."""
+
+import os
+
+# On some virtual machines bf16 products kill the process, with no exception (docs/traps.md). Set before torch loads.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder with real weights, images and the outputs of the original implementations."""
+    folder = os.environ.get("GTP_VIT_DATA")
+    if not folder:
+        pytest.skip("GTP_VIT_DATA is not set: real weights and goldens are not here")
+    path = Path(folder)
+    if not (path / "golden").is_dir():
+        pytest.fail(f"GTP_VIT_DATA={folder} has no folder golden")
+    return path

@@ -1,0 +1,61 @@
+"""Small instances of every supported model family, with all parameters random so that none can hide.
+
+A family is listed under its backbone; the conformance battery runs over all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import timm
+import torch
+from torch import nn
+
+SMALL = {"embed_dim": 24, "depth": 4, "num_heads": 3, "img_size": 64, "patch_size": 8, "num_classes": 10}
+
+# name -> (timm model, arguments)
+TIMM_VIT: dict[str, tuple[str, dict]] = {
+    "vit": ("vit_tiny_patch16_224", {}),
+    "deit_distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "deit3": ("deit3_small_patch16_224", {}),
+    "clip": ("vit_base_patch16_clip_224", {}),
+    "clip_quickgelu": ("vit_base_patch16_clip_quickgelu_224", {}),
+    "dinov2": ("vit_small_patch14_dinov2", {}),
+    "dinov2_registers": ("vit_small_patch14_reg4_dinov2", {}),
+    "dinov2_swiglu": ("vit_giant_patch14_dinov2", {}),
+    "siglip": ("vit_base_patch16_siglip_224", {}),
+    "siglip_gap": ("vit_base_patch16_siglip_gap_224", {}),
+    "gap": ("vit_medium_patch16_gap_256", {}),
+    "gap_registers": ("vit_medium_patch16_reg4_gap_256", {}),
+    "eva_l": ("eva_large_patch14_196", {}),
+    "qk_norm": ("vit_tiny_patch16_224", {"qk_norm": True, "init_values": 0.1}),
+    "non_square": ("vit_tiny_patch16_224", {"img_size": (48, 96)}),
+    "dynamic": ("vit_tiny_patch16_224", {"dynamic_img_size": True}),
+    "avg_with_class_token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "all_tokens": ("vit_tiny_patch16_224", {"global_pool": ""}),
+    "no_qkv_bias": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+}
+
+FAMILIES: dict[str, dict[str, tuple[str, dict]]] = {"timm_vit": TIMM_VIT}
+ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family in families]
+NAMES = [family for _, family in ALL]
+# One of each kind of head and prefix, for the tests that take seconds each.
+FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]
+
+
+def make(family: str) -> nn.Module:
+    """A new small model in eval mode, the same in every run."""
+    name, arguments = next(families[family] for families in FAMILIES.values() if family in families)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = timm.create_model(name, **{**SMALL, **arguments})
+        for parameter in model.parameters():
+            parameter.data = parameter.data + 0.15 * torch.randn(parameter.shape)
+    return model.eval()
+
+
+@functools.cache
+def images(family: str, batch: int = 3) -> torch.Tensor:
+    size = next(families[family] for families in FAMILIES.values() if family in families)[1].get("img_size", 64)
+    height, width = size if isinstance(size, tuple) else (size, size)
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1))

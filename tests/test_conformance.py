@@ -1,0 +1,244 @@
+"""The battery that every registered method passes on every registered backbone.
+
+A new method is tested with its default settings by being in METHODS; more settings are listed in EXTRA.
+"""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import families
+import pytest
+import torch
+from torch import nn
+
+from gtp_vit import GTP, METHODS, Identity, Method, patch, trace, unpatch
+from gtp_vit.backbones import BACKBONES
+from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
+
+EXTRA = [
+    GTP(propagate=6, theta=0.6, alpha=0.3),
+    GTP(propagate=(0, 9, 0, 4), graph="spatial", heads="mean"),
+    GTP(propagate="keep:0.7:1:2", graph="semantic", neighbours=3, select="broad"),
+    GTP(propagate=5, graph="none", select="cosine_tokens"),
+    GTP(propagate=5, select="cosine_attention", spatial_neighbours=4, renormalise_graph=True),
+    GTP(propagate=5, select="random", proportional_attention=False),
+    GTP(propagate=5, select="sum", conserve_sizes=True, edges="either", exclude_self=True),
+    GTP(propagate=5, select="diagonal", theta=0.5, score_from="dense", sparsify_rows=True, renormalise_rows=True),
+]
+EVERY = [method() for method in METHODS.values()] + EXTRA
+every_method = pytest.mark.parametrize("method", EVERY, ids=str)
+some_methods = pytest.mark.parametrize("method", EVERY[: len(METHODS)] + EXTRA[:1], ids=str)
+every_family = pytest.mark.parametrize("family", families.NAMES)
+few_families = pytest.mark.parametrize("family", families.FEW)
+
+
+def logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(images)
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_every_registered_backbone_has_families_here():
+    assert set(families.FAMILIES) == set(BACKBONES)
+
+
+@every_family
+@every_method
+def test_nothing_removed_equals_the_untouched_model(family, method):
+    model, images = families.make(family), families.images(family)
+    fast = patch(model, method.off())
+    close(logits(fast, images), logits(model, images), 1e-6)
+    with torch.no_grad():
+        close(fast.forward_features(images), model.forward_features(images), 1e-6)
+
+
+@every_family
+@every_method
+def test_token_counts_follow_the_schedule(family, method):
+    model, images = families.make(family), families.images(family)
+    fast = patch(model, method)
+    counts = fast.reduction.vit.image_tokens
+    seen = trace(fast, images)
+    for layer, removed in zip(seen.layers, fast.reducer.removals(fast.reduction.vit.grid), strict=True):
+        counts -= removed
+        assert layer.kept.shape == (len(images), counts)
+        assert layer.removed.shape == (len(images), removed)
+    with torch.no_grad():
+        assert fast.forward_features(images).shape[1] == model.num_prefix_tokens + counts
+
+
+@every_family
+@every_method
+def test_shortened_last_block_changes_nothing(family, method):
+    model, images = families.make(family), families.images(family)
+    close(logits(patch(model, method), images), logits(patch(model, method, lossless=False), images), 1e-6)
+
+
+@every_family
+@every_method
+def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
+    fast, images = patch(families.make(family), method), families.images(family)
+    reduce, steps = fast.reducer.reduce, []
+
+    def spy(layer: int, tokens: Tokens, stats) -> Tokens:
+        steps.append((tokens, reduce(layer, tokens, stats)))
+        return steps[-1][1]
+
+    fast.reducer.reduce = spy
+    with torch.no_grad():
+        run(fast, images)
+    assert steps or method == Identity()
+    for before, after in steps:
+        assert torch.equal(before.x[:, : before.prefix], after.x[:, : after.prefix])
+        if after.size is not None:
+            assert torch.equal(after.size[:, : after.prefix], torch.ones(len(images), after.prefix))
+
+
+@every_family
+@every_method
+def test_an_image_alone_equals_the_same_image_in_a_batch(family, method):
+    fast, images = patch(families.make(family), method), families.images(family)
+    together = trace(fast, images)
+    for index in range(len(images)):
+        alone = trace(fast, images[index : index + 1])
+        for one, many in zip(alone.layers, together.layers, strict=True):
+            assert torch.equal(one.kept[0], many.kept[index])
+        close(logits(fast, images[index : index + 1])[0], logits(fast, images)[index], 1e-5)
+
+
+@every_family
+@every_method
+def test_two_runs_are_equal(family, method):
+    fast, images = patch(families.make(family), method), families.images(family)
+    assert torch.equal(logits(fast, images), logits(fast, images))
+    assert torch.equal(logits(patch(families.make(family), method), images), logits(fast, images))
+
+
+@every_family
+@every_method
+def test_the_original_is_untouched_and_the_weights_are_shared(family, method):
+    model, images = families.make(family), families.images(family)
+    before, attributes, kind = logits(model, images), copy.copy(vars(model)), type(model)
+    tables = {name: dict(vars(model)[name]) for name in ("_parameters", "_buffers", "_modules")}
+    fast = patch(model, method)
+    logits(fast, images)
+    assert type(model) is kind
+    assert vars(model) == attributes
+    assert {name: dict(vars(model)[name]) for name in tables} == tables
+    assert torch.equal(logits(model, images), before)
+    assert [id(p) for p in fast.parameters()] == [id(p) for p in model.parameters()]
+    assert isinstance(fast, kind)
+
+
+@every_family
+@every_method
+def test_state_dicts_load_both_ways(family, method):
+    model = families.make(family)
+    fast = patch(model, method)
+    assert list(fast.state_dict()) == list(model.state_dict())
+    other = patch(copy.deepcopy(model), method)
+    other.load_state_dict(model.state_dict())
+    families.make(family).load_state_dict(fast.state_dict())
+
+
+@every_family
+@every_method
+def test_pickle_and_deepcopy_give_the_same_model(family, method):
+    fast, images = patch(families.make(family), method), families.images(family)
+    for again in (pickle.loads(pickle.dumps(fast)), copy.deepcopy(fast), copy.copy(fast)):
+        assert again.reduction.method == method
+        assert torch.equal(logits(again, images), logits(fast, images))
+
+
+@every_family
+@every_method
+def test_patching_again_starts_from_the_original(family, method):
+    model, images = families.make(family), families.images(family)
+    again = patch(patch(model, GTP(propagate=3, alpha=0.7)), method)
+    assert torch.equal(logits(again, images), logits(patch(model, method), images))
+    plain = unpatch(again)
+    assert type(plain) is type(model)
+    assert torch.equal(logits(plain, images), logits(model, images))
+
+
+@every_family
+@some_methods
+def test_nan_images_give_nan_and_do_not_crash(family, method):
+    model, images = families.make(family), families.images(family).clone()
+    images[0, 0, 0, 0] = torch.nan
+    fast = patch(model, method)
+    assert torch.equal(logits(fast, images).isnan().flatten(1).any(1), logits(model, images).isnan().flatten(1).any(1))
+    close(logits(fast, images)[1:], logits(fast, images[1:]), 1e-5)
+
+
+@few_families
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_finite(family, method, dtype):
+    fast = patch(families.make(family).to(dtype), method)
+    assert logits(fast, families.images(family).to(dtype)).isfinite().all()
+    moved = patch(families.make(family), method).to(dtype)
+    assert logits(moved, families.images(family).to(dtype)).isfinite().all()
+
+
+@every_method
+@pytest.mark.parametrize("family", ["vit", "gap"])
+def test_compiles_as_one_graph(family, method):
+    fast, images = patch(families.make(family), method), families.images(family)
+    torch.compiler.reset()
+    compiled = torch.compile(fast, fullgraph=True, backend="eager")
+    assert torch.equal(logits(compiled, images), logits(fast, images))
+
+
+def exports_with_a_dynamic_batch(family: str, method: Method, strict: bool) -> None:
+    fast, images = patch(families.make(family), method), families.images(family)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(fast, (images,), dynamic_shapes=shapes, strict=strict)
+    for batch in (1, 2, 5):
+        others = families.images(family, batch)
+        close(logits(program.module(), others), logits(fast, others), 1e-6)
+
+
+@every_method
+def test_every_method_exports_with_a_dynamic_batch(method):
+    exports_with_a_dynamic_batch("vit", method, strict=False)
+
+
+@few_families
+@some_methods
+def test_exports_strictly_with_a_dynamic_batch(family, method):
+    exports_with_a_dynamic_batch(family, method, strict=True)
+
+
+@few_families
+@every_method
+def test_checkpointed_gradients_are_equal(family, method):
+    images = families.images(family)
+
+    def gradients(checkpointing: bool) -> list[torch.Tensor]:
+        fast = patch(families.make(family), method)
+        fast.set_grad_checkpointing(checkpointing)
+        fast(images).square().sum().backward()
+        return [p.grad for p in fast.parameters() if p.grad is not None]
+
+    plain, checkpointed = gradients(False), gradients(True)
+    assert len(plain) == len(checkpointed) > 10
+    for one, other in zip(plain, checkpointed, strict=True):
+        assert one.isfinite().all()
+        close(other, one, 1e-6)
+
+
+@few_families
+@every_method
+def test_two_threads_share_one_model(family, method):
+    fast = patch(families.make(family), method)
+    inputs = [torch.randn_like(families.images(family)) for _ in range(12)]
+    expected = [logits(fast, images) for images in inputs]
+    with ThreadPoolExecutor(2) as pool:
+        for found, wanted in zip(pool.map(lambda images: logits(fast, images), inputs), expected, strict=True):
+            close(found, wanted, 1e-6)
