@@ -7,11 +7,11 @@ import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
-import families
 import pytest
 import torch
 from torch import nn
 
+import families
 from gtp_vit import GTP, METHODS, Identity, Method, patch, trace, unpatch
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.core.loop import run

@@ -52,12 +52,13 @@ def patch(model: Model, method: Method, *, lossless: bool = True) -> Model:
     if not isinstance(method, Method):
         names = ", ".join(cls.__name__ for cls in METHODS.values())
         raise BadSetting(f"method is {method!r}; give one of {names} with its settings")
-    shell = unpatch(model) if is_patched(model) else _shell(model)
+    shell: Any = unpatch(model) if is_patched(model) else _shell(model)
     backbone = backbones.find(shell)
     vit = backbone.describe(shell)
     reducer = method.build(vit).train(shell.training)
     weight = next(shell.parameters())
-    shell.__class__ = _patched_class(type(shell), backbone.forwards)
+    original: Any = type(shell)
+    shell.__class__ = _patched_class(original, backbone.forwards)
     shell.reduction = Reduction(backbone, method, vit, lossless)
     shell.reducer = reducer.to(weight.device)
     return shell
@@ -67,7 +68,7 @@ def unpatch(model: Model) -> Model:
     """The original of a patched model again, sharing the weights; other models are returned as they are."""
     if not is_patched(model):
         return model
-    shell = _shell(model)
+    shell: Any = _shell(model)
     del shell.reduction, shell.reducer
     shell.__class__ = type(model).original  # type: ignore[attr-defined]
     return shell
@@ -91,7 +92,7 @@ class Patched:
 
 
 @functools.cache
-def _patched_class(original: type, forwards: type) -> type:
+def _patched_class(original: Any, forwards: Any) -> Any:
     name = f"Reduced{original.__name__}"
     return type(name, (Patched, forwards, original), {"original": original, "__module__": original.__module__})
 

@@ -101,6 +101,7 @@ class TimmViT:
             final_elementwise_macs=norms["ends"],
             head_macs=head,
             head_macs_per_token=per_token,
+            head_reads_prefix_too=not model.global_pool or getattr(model, "pool_include_prefix", False),
             pooled_elementwise_macs=norms["pooled"],
         )
 
@@ -204,6 +205,8 @@ def _head_macs(model: Any) -> tuple[int, int]:
     """MACs of pooling and classifier: once, and for each token that pooling reads."""
     head = _linear(model.head) + (_linear(model.head_dist) if hasattr(model, "head_dist") else 0)
     pool = model.attn_pool
+    if not model.global_pool:  # no pooling: the classifier reads every token
+        return 0, head
     if pool is None:
         return head, 0
     latents = pool.latent_len

@@ -15,7 +15,10 @@ from gtp_vit.errors import GTPError, check_name
 
 # name -> (module, what it does); modules are imported only when their command runs
 COMMANDS: dict[str, tuple[str, str]] = {
-    "benchmark": ("gtp_vit.cli.benchmark", "Measure the speed-up of a method on this machine, layer by layer cost included"),
+    "benchmark": (
+        "gtp_vit.cli.benchmark",
+        "Measure the speed-up of a method on this machine, layer by layer cost included",
+    ),
     "macs": ("gtp_vit.cli.macs", "Count MACs and tokens of each layer, without running the model"),
     "check": ("gtp_vit.cli.check", "Show versions, hardware and known traps of this machine"),
 }

@@ -51,8 +51,8 @@ def main(words: Sequence[str]) -> None:
         torch.set_num_threads(flags.threads)
     model = create_model(flags.model, pretrained=flags.pretrained)
     fast = patch(model, method)
-    size = fast.patch_embed.img_size  # type: ignore[union-attr]
-    images = torch.randn(flags.batch_size, fast.patch_embed.proj.in_channels, *size)  # type: ignore[union-attr,misc]
+    embed: Any = fast.patch_embed
+    images = torch.randn(flags.batch_size, embed.proj.in_channels, *embed.img_size)
     with render.progress("timing") as progress:
         timings = benchmark_models(
             {"unreduced": model, method.name: fast}, images, rounds=flags.rounds, progress=progress

@@ -26,15 +26,15 @@ def parse_with_method(command: type[Command], words: Sequence[str], default: str
 
     name = _chosen_method(words, default)
     method = METHODS[check_name("method", name, METHODS)]
-    settings = Annotated[method, tyro.conf.arg(name="")]
     both = dataclasses.make_dataclass(
         command.__name__,
-        [("run", Annotated[command, tyro.conf.arg(name="")]), ("settings", settings)],
+        [
+            ("run", Annotated[command, tyro.conf.arg(name="")]),
+            ("settings", Annotated[method, tyro.conf.arg(name="")]),
+        ],
     )
     both.__doc__ = command.__doc__
-    parsed = tyro.cli(
-        both, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__
-    )
+    parsed = tyro.cli(both, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__)
     return parsed.run, parsed.settings
 
 

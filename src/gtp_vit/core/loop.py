@@ -20,7 +20,9 @@ from gtp_vit.core.tokens import Tokens
 class Backbone(Protocol):
     """What the library must know of a family of models; see backbones/timm_vit.py."""
 
-    forwards: type  # mixed into the class of a patched model: the model's own entry points, running `run`
+    @property
+    def forwards(self) -> type:
+        """Mixed into the class of a patched model: the model's own entry points, running `run`."""
 
     def matches(self, model: nn.Module) -> bool:
         """Is this model of the family at all?"""

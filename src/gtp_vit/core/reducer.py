@@ -31,7 +31,8 @@ class VitInfo:
     elementwise_macs: tuple[int, int]  # the same for norms and scales: counted by the paper's tool only
     final_elementwise_macs: int  # one token's, of norms before the first and after the last block
     head_macs: int  # pooling and classifier, apart from what follows
-    head_macs_per_token: int  # what pooling spends on each token it reads
+    head_macs_per_token: int  # what pooling or classifier spends on each token it reads
+    head_reads_prefix_too: bool  # where it reads image tokens: does it read the prefix tokens as well?
     pooled_elementwise_macs: int  # norms of the pooled feature
 
     @property

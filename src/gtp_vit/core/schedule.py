@@ -13,7 +13,7 @@ A schedule is an int (the same in every layer), a sequence with one int a layer,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gtp_vit.errors import BadSchedule, check_name
 
@@ -80,7 +80,7 @@ def removals(schedule: Schedule, depth: int, tokens: int) -> tuple[int, ...]:
         plan = [schedule] * depth
     elif isinstance(schedule, str):
         plan = _named(schedule, depth, tokens)
-    elif isinstance(schedule, Sequence):
+    elif isinstance(schedule, (tuple, list)):
         plan = list(schedule)
     else:
         raise BadSchedule(f"schedule is {schedule!r}; give a number, one number a layer, or a name like 'linear:2:14'")

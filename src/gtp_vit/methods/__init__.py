@@ -32,4 +32,4 @@ def make_method(name: str, **settings: Any) -> Method:
 def method_from_dict(stored: dict[str, Any]) -> Method:
     """The inverse of `Method.to_dict`, for settings read back from a results file."""
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
-    return make_method(settings.pop("method", None), **settings)
+    return make_method(str(settings.pop("method", None)), **settings)

@@ -118,7 +118,9 @@ class GTPReducer(Reducer):
         super().__init__(vit)
         self.method = method
         self.plan = removals(method.propagate, vit.depth, vit.image_tokens)
-        self.edits_map = method.theta < 1 and sum(self.plan) > 0
+        edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows)
+        self.edit = edit if method.theta < 1 else None
+        self.edits_map = self.edit is not None and sum(self.plan) > 0
         # Not persistent: the state dict of a patched model is the model's own.
         self.register_buffer("spatial", self._spatial_graph(vit.grid), persistent=False)
         generator = torch.Generator().manual_seed(method.seed)
@@ -139,14 +141,13 @@ class GTPReducer(Reducer):
         method, plan = self.method, tokens.carry.removals
         if sum(plan) == 0:  # P = 0 is the plain model, whatever theta is
             return None
-        edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows) if method.theta < 1 else None
         if plan[layer] == 0:
-            return None if edit is None else Ask(edit=edit)
+            return None if self.edit is None else Ask(edit=self.edit)
         needs = SELECTORS[method.select].needs
         if "column_sums" in needs:
             needs = needs | ({"diagonal"} if method.exclude_self else set())
             needs = needs | (set() if method.count_class_row else {"class_row"})
-        return Ask(needs, edit, before_edit=method.score_from == "dense")
+        return Ask(needs, self.edit, before_edit=method.score_from == "dense")
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         num_propagated = tokens.carry.removals[layer]

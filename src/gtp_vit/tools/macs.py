@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -62,7 +63,7 @@ def macs(
     """
     check_name("convention", convention, CONVENTIONS)
     if is_patched(model):
-        reduction = model.reduction
+        reduction: Any = model.reduction
         method = reduction.method if method is None else method
         lossless = reduction.lossless if lossless is None else lossless
     plain = unpatch(model)
@@ -105,8 +106,7 @@ def count_macs(
         else:
             layers.append(tokens * attention + 2 * tokens**2 * width + (tokens - removed) * mlp)
             tokens -= removed
-    read = tokens - vit.prefix if vit.head_reads_image_tokens else 0
-    head = vit.head_macs + read * vit.head_macs_per_token
+    head = vit.head_macs + vit.head_macs_per_token * (tokens if vit.head_reads_prefix_too else tokens - vit.prefix)
     if elementwise:
         head += tokens * vit.final_elementwise_macs + vit.pooled_elementwise_macs
     own = reducer.own_macs(grid, vit.depth - lossless, convention) if include_method else 0

@@ -7,6 +7,7 @@ Shapes: B batch, M image tokens before a layer, K kept, P removed, M0 patches of
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -52,8 +53,9 @@ class Trace:
 
     def lost(self) -> Tensor:
         """Share of all removed tokens that no kept token received, [B]."""
-        removed = sum(layer.removed.shape[1] for layer in self.layers)
-        return sum(layer.lost * layer.removed.shape[1] for layer in self.layers) / max(removed, 1)
+        counts = [layer.removed.shape[1] for layer in self.layers]
+        lost = torch.stack([layer.lost * count for layer, count in zip(self.layers, counts, strict=True)])
+        return lost.sum(dim=0) / max(sum(counts), 1)
 
 
 @torch.no_grad()
@@ -70,12 +72,12 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
         raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
     seen: list[Tokens] = []
     run(model, images, observe=seen.append)
-    return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in zip(seen, seen[1:], strict=False)))
+    return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))
 
 
 def _layer(before: Tokens, after: Tokens) -> LayerTrace:
     assert after.source is not None
-    batch, count = before.position.shape
+    batch = len(before.position)
     kept = torch.zeros(batch, before.grid[0] * before.grid[1], dtype=torch.bool, device=after.position.device)
     gone = ~kept.scatter(1, after.position, True).gather(1, before.position)
     index = gone.nonzero()[:, 1].view(batch, -1)  # every image of a batch loses the same number of tokens

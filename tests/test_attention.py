@@ -1,0 +1,93 @@
+"""Attention: the statistics are those of the map, and our copy of timm's arithmetic is timm's."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import families
+import pytest
+import torch
+
+from gtp_vit import Method, patch
+from gtp_vit.core.attention import STATISTICS, Ask, attend
+from gtp_vit.core.reducer import Reducer
+from gtp_vit.paper.sparsity import Sparsify
+
+
+def tensors(tokens=7, heads=2, width=5, batch=2):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, heads, tokens, width, generator=generator) for _ in range(3)]
+
+
+def by_hand(q, k, v, scale, bias=None):
+    logits = scale * torch.einsum("bhqd,bhkd->bhqk", q, k)
+    if bias is not None:
+        logits = logits + bias[:, None, None, :]
+    probs = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    return probs, torch.einsum("bhqk,bhkd->bhqd", probs, v)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("asked", [(), ("class_row",), ("keys", "values"), STATISTICS])
+def test_output_and_statistics_are_those_of_the_map(asked, with_bias):
+    q, k, v = tensors()
+    bias = torch.rand(2, 7).log() if with_bias else None
+    probs, out = by_hand(q, k, v, 0.3, bias)
+    found, stats = attend(q, k, v, scale=0.3, ask=Ask(frozenset(asked)), bias=bias)
+    expected = {
+        "diagonal": torch.stack([probs[..., i, i] for i in range(7)], -1),
+        "column_sums": probs.sum(2),
+        "class_row": probs[:, :, 0],
+        "map": probs,
+        "keys": k,
+        "values": v,
+    }
+    torch.testing.assert_close(found, out)
+    for name in STATISTICS:
+        value = getattr(stats, name)
+        if name in asked:
+            torch.testing.assert_close(value, expected[name])
+        else:
+            assert value is None
+
+
+@pytest.mark.parametrize("edit", [None, Sparsify(0.5)])
+def test_first_queries_only(edit):
+    q, k, v = tensors()
+    whole, _ = attend(q, k, v, scale=0.3, ask=Ask(edit=edit))
+    first, _ = attend(q, k, v, scale=0.3, ask=Ask(edit=edit), queries=2)
+    torch.testing.assert_close(first, whole[:, :, :2])
+
+
+def test_statistics_before_or_after_the_edit():
+    q, k, v = tensors()
+    probs, _ = by_hand(q, k, v, 0.3)
+    ask = {"statistics": frozenset({"column_sums"}), "edit": Sparsify(0.3)}
+    _, edited = attend(q, k, v, scale=0.3, ask=Ask(**ask))
+    _, dense = attend(q, k, v, scale=0.3, ask=Ask(**ask, before_edit=True))
+    torch.testing.assert_close(dense.column_sums, probs.sum(2))
+    torch.testing.assert_close(edited.column_sums, Sparsify(0.3)(probs).sum(2))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Probe(Method):
+    """Removes nothing, but sends every layer through our own attention."""
+
+    name: ClassVar[str] = "probe"
+    statistics: frozenset[str] = frozenset()
+
+    def build(self, vit):
+        reducer = Reducer(vit)
+        reducer.ask = lambda layer, tokens: Ask(self.statistics)
+        return reducer
+
+
+@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.parametrize("asked", [(), ("diagonal", "column_sums"), ("class_row", "keys")])
+def test_our_copy_of_the_block_is_the_models_own(family, asked):
+    model, images = families.make(family), families.images(family)
+    probe = patch(model, Probe(statistics=frozenset(asked)))
+    with torch.no_grad():
+        torch.testing.assert_close(probe(images), model(images), rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(
+            probe.forward_features(images), model.forward_features(images), rtol=1e-5, atol=2e-6
+        )

@@ -1,0 +1,137 @@
+"""Our GTP reproduces the outputs of the original implementation: kept tokens, sizes, logits, graph."""
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.layers import LayerNorm
+
+from gtp_vit import GTP, Identity, patch, trace
+from gtp_vit.core.loop import run
+
+SELECTIONS = {
+    "MixedAttn": "mixed",
+    "DiagAttn": "diagonal",
+    "IMGAttn": "broad",
+    "CLSAttn": "class",
+    "CosSim": "cosine_attention",
+}
+ENTRIES = [f"gtp_{number:02d}" for number in range(22)]
+OWN_MODELS = ["gtp_nocls_0", "gtp_nocls_1", "gtp_nocls_layerscale_0", "gtp_clsavg_0"]
+
+
+@pytest.fixture(scope="module")
+def golden(data):
+    """name -> entry, with its tensors."""
+
+    def load(method):
+        listed = json.loads((data / "golden" / f"{method}.json").read_text())["entries"]
+        tensors = load_file(data / "golden" / f"{method}.safetensors")
+        entries = {entry["name"]: entry for entry in listed}
+        for name, entry in entries.items():
+            entry["data"] = {key.split("/", 1)[1]: t for key, t in tensors.items() if key.startswith(name + "/")}
+        return entries
+
+    return {**load("base"), **load("gtp")}
+
+
+@pytest.fixture(scope="module")
+def deit_tiny(data):
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    weights = data / "assets" / "weights" / "deit_tiny_patch16_224.rounded-layernorm.safetensors"
+    model.load_state_dict(load_file(weights))
+    return model
+
+
+@pytest.fixture(scope="module")
+def images(data):
+    return load_file(data / "golden" / "inputs.safetensors")["images"]
+
+
+def method_of(settings) -> GTP:
+    """The original's flags in our words."""
+    name, heads = _split(settings["selection"])
+    number = settings["num_prop"]
+    return GTP(
+        propagate=number if isinstance(number, int) else tuple(number),
+        select=SELECTIONS[name],
+        heads=heads,
+        graph=settings["graph_type"].lower(),
+        neighbours=settings["num_neighbours"],
+        theta=settings["sparsity"],
+        alpha=settings["alpha"],
+        proportional_attention=settings["token_scale"],
+        official_offbyone=True,
+    )
+
+
+def _split(selection: str) -> tuple[str, str]:
+    heads = "max" if selection.endswith("Max") else "mean"
+    return selection.removesuffix("Max").removesuffix("Mean"), heads
+
+
+def compare(entry, model, images):
+    fast = patch(model, method_of(entry["settings"]))
+    compared, tensors = entry["comparison"]["compare_images"], entry["data"]
+    found = trace(fast, images)
+    assert len(compared) > 0
+    for number, layer in enumerate(found.layers):
+        assert torch.equal(layer.kept[compared], tensors[f"kept_{number:02d}"][compared].long())
+        if f"size_{number:02d}" in tensors:
+            size, expected = layer.size[compared], tensors[f"size_{number:02d}"][compared]
+            torch.testing.assert_close(size, expected, rtol=0, atol=entry["comparison"]["sizes_atol"])
+    for lossless in (True, False):
+        with torch.no_grad():
+            logits = patch(model, method_of(entry["settings"]), lossless=lossless)(images)
+        difference = (logits - tensors["logits"])[compared].abs().max()
+        assert difference <= entry["comparison"]["logits_atol"]
+    if "graph_normalised" in tensors:
+        tokens = fast.reducer.start(fast.reduction.backbone.embed(fast, images[:1]))
+        torch.testing.assert_close(tokens.carry.graph[0].T, tensors["graph_normalised"], rtol=0, atol=1e-6)
+    if "fraction_of_removed_tokens_without_receiver_per_block" in entry and entry["settings"]["alpha"] > 0:
+        if entry["settings"]["propagation"] == "GraphProp" and len(compared) == len(images):
+            lost = [layer.lost.mean().item() for layer in found.layers]
+            expected = entry["fraction_of_removed_tokens_without_receiver_per_block"]
+            assert lost == pytest.approx(expected, abs=1e-5)
+
+
+def test_unreduced_model_equals_the_golden(golden, deit_tiny, images):
+    tensors = golden["base_00"]["data"]
+    fast = patch(deit_tiny, Identity())
+    seen = []
+    with torch.no_grad():
+        torch.testing.assert_close(fast(images), tensors["logits"], rtol=0, atol=2e-4)
+        run(fast, images, observe=seen.append)
+    torch.testing.assert_close(seen[0].x[0], tensors["embed"], rtol=0, atol=1e-5)
+    classes = torch.stack([tokens.x[:, 0] for tokens in seen[1:]], dim=1)
+    torch.testing.assert_close(classes, tensors["cls_after_block"], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_gtp_on_real_weights_equals_the_golden(golden, deit_tiny, images, name):
+    compare(golden[name], deit_tiny, images)
+
+
+@pytest.mark.parametrize("name", OWN_MODELS)
+def test_gtp_on_models_without_class_token_or_with_layerscale_equals_the_golden(golden, name):
+    entry = golden[name]
+    own = entry["own_model"]
+    arguments = {key: own[key] for key in own if key not in ("note", "weights_in", "inputs_in", "key_names")}
+    model = timm.models.VisionTransformer(**arguments).eval()
+    source = golden[own["weights_in"].split("/")[0]]["data"]
+    model.load_state_dict({key[2:]: value for key, value in source.items() if key.startswith("w.")})
+    if "layerscale" in name:  # the original's ViT-Medium factories leave the blocks' LayerNorms at eps 1e-5
+        for module in model.blocks.modules():
+            if isinstance(module, LayerNorm):
+                module.eps = 1e-5
+    inputs = source["inputs"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(inputs), entry["data"]["logits_unreduced"], rtol=0, atol=2e-5)
+    compare(entry, model, inputs)
+
+
+def test_every_golden_of_gtp_is_compared_or_belongs_to_lvvit(golden):
+    rest = set(golden) - set(ENTRIES) - set(OWN_MODELS) - {"base_00"}
+    assert all("lvvit" in name for name in rest)
