@@ -2,7 +2,7 @@
 
 import os
 
-# On some virtual machines bf16 products kill the process, with no exception (docs/traps.md). Set before torch loads.
+# On some virtual machines bf16 products kill the process, with no exception (docs/design.md). Set before torch loads.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 from pathlib import Path

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import families
 import pytest
 import torch
 
+import families
 from gtp_vit import Method, patch
 from gtp_vit.core.attention import STATISTICS, Ask, attend
 from gtp_vit.core.reducer import Reducer
@@ -88,6 +88,4 @@ def test_our_copy_of_the_block_is_the_models_own(family, asked):
     probe = patch(model, Probe(statistics=frozenset(asked)))
     with torch.no_grad():
         torch.testing.assert_close(probe(images), model(images), rtol=1e-5, atol=2e-6)
-        torch.testing.assert_close(
-            probe.forward_features(images), model.forward_features(images), rtol=1e-5, atol=2e-6
-        )
+        torch.testing.assert_close(probe.forward_features(images), model.forward_features(images), rtol=1e-5, atol=2e-6)

@@ -2,12 +2,12 @@
 
 import json
 
-import families
 import pytest
 import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import families
 from gtp_vit import GTP, METHODS, Identity, macs, patch
 from gtp_vit.errors import UnknownName
 

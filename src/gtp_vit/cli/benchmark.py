@@ -46,6 +46,7 @@ class Benchmark:
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Benchmark, words)
     check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
+    check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
     check_range("--threads", flags.threads, 0, 4096, whole=True)
     if flags.threads:
         torch.set_num_threads(flags.threads)

@@ -18,6 +18,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens, select_rows
 from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.methods.gtp_cost import own_macs
 from gtp_vit.paper import graph as paper_graph
 from gtp_vit.paper.propagation import propagate, share_out
 from gtp_vit.paper.selection import AGGREGATES, SELECTORS, Seen, random_scores, split
@@ -252,33 +253,4 @@ class GTPReducer(Reducer):
         return after.but(x=torch.cat([after.x[:, :prefix], image], dim=1), size=size, source=source)
 
     def own_macs(self, grid: tuple[int, int], layers: int, convention: Convention) -> int:
-        """What selection, graph and propagation cost; for "torchprofile", what they cost in the released code."""
-        method, vit, official = self.method, self.vit, convention == "torchprofile"
-        count = grid[0] * grid[1]
-        plan = self.removals(grid)
-        if sum(plan) == 0:
-            return 0
-        total = 0
-        if method.graph != "none":
-            semantic = method.graph in ("mixed", "semantic") and (official or method.neighbours > 0)
-            total += count**2 * vit.dim if semantic else 0
-            total += 2 * count**3 if official else 0  # the degree matrices are multiplied as dense ones
-        for layer, removed in enumerate(plan[:layers]):
-            if official:
-                total += self._official_selection_macs(count)
-            count -= removed
-            if method.graph != "none":
-                # Nobody reads the sizes that the last layer makes; torchprofile does not see them.
-                sizes = method.proportional_attention and not (official and layer == len(plan) - 1)
-                # The released code multiplies by alpha in a step of its own.
-                total += count * (removed + (1 if official else 0)) * (vit.dim + int(sizes))
-        return total
-
-    def _official_selection_macs(self, count: int) -> int:
-        """What torchprofile counts of the released code's selection: products, means and the similarity matrix."""
-        method, tokens = self.method, count + self.vit.prefix
-        if method.select == "cosine_attention":
-            return count * tokens * (count + int(method.heads == "mean"))
-        products = count if method.select == "mixed" else 0
-        scores = len(SELECTORS[method.select].needs)
-        return products + (scores * count if method.heads == "mean" else 0)
+        return own_macs(self.method, self.vit, grid, self.removals(grid), layers, convention)

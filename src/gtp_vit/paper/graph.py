@@ -51,7 +51,7 @@ def mixed(spatial_graph: Tensor, semantic_graph: Tensor) -> Tensor:
 
 
 def normalise(graph: Tensor) -> Tensor:
-    """Eq. (9): D^-1/2 A D^-1/2, D the row sums, in float32; a token without edges keeps weight 0.
+    """Eq. (9), from Eq. (2): D^-1/2 A D^-1/2, D the row sums, in float32; a token without edges keeps weight 0.
 
     D is diagonal, so scaling rows and columns replaces the two dense matrix products of the released code.
     """

@@ -15,6 +15,9 @@ def propagate(kept: Tensor, weights: Tensor, propagated: Tensor, alpha: float) -
 
 
 def share_out(weights: Tensor) -> Tensor:
-    """Weights scaled so that each propagated token gives away exactly 1, or 0 if nobody receives it. [B, K, P]."""
+    """Section 3.2.3, an option of ours: each propagated token gives away exactly 1, or 0 if nobody receives it.
+
+    Weights [B, K, P], scaled to sum to 1 over the receivers: sizes then add up to the number of patches.
+    """
     total = weights.sum(dim=-2, keepdim=True)
     return torch.where(total > 0, weights / total, 0.0)

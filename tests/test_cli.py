@@ -1,0 +1,147 @@
+"""The command, through its entry point."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gtp_vit.cli import benchmark
+from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.errors import BadSetting
+from gtp_vit.tools.benchmark import Timing, interleave
+
+TINY = ["test_vit", "--propagate", "4"]
+
+
+def run(capsys, *words):
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_no_command_shows_the_commands(capsys):
+    code, out, _ = run(capsys)
+    assert code == Exit.USAGE
+    assert all(command in out for command in COMMANDS)
+    assert run(capsys, "--help")[0] == Exit.OK
+
+
+def test_version(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert (code, out.split()[0]) == (Exit.OK, "gtp-vit")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == Exit.OK
+    assert f"gtp-vit {command}" in out
+
+
+def test_benchmark_shows_layers_times_and_a_verdict(capsys):
+    code, out, _ = run(capsys, "benchmark", *TINY, "--batch-size", "2", "--rounds", "3")
+    assert code == Exit.OK
+    assert "layer 5" in out
+    assert "speed-up" in out
+    assert any(word in out for word in ("times as fast", "No gain", "No clear difference"))
+
+
+def test_benchmark_as_json(capsys):
+    code, out, _ = run(capsys, "benchmark", *TINY, "-b", "1", "--rounds", "3", "--threads", "1", "--json")
+    result = json.loads(out)
+    assert code == Exit.OK
+    assert result["settings"]["method"] == "gtp"
+    assert result["settings"]["propagate"] == 4
+    assert [timing["name"] for timing in result["timings"]] == ["unreduced", "gtp"]
+    assert result["macs"]["gtp"] < result["macs"]["unreduced"]
+
+
+def test_macs_with_other_methods_and_schedules(capsys):
+    def total(*words):
+        code, out, _ = run(capsys, "macs", "test_vit", "--json", *words)
+        assert code == Exit.OK
+        return json.loads(out)
+
+    assert total("--propagate", "linear:2:6")["gtp"] == total("--propagate", "2", "3", "4", "4", "5", "6")["gtp"]
+    identity = total("--method", "identity")
+    assert identity["identity"] < identity["unreduced"]
+    assert total("--method=identity", "--no-lossless")["identity"] == identity["unreduced"]
+    assert total("--convention", "torchprofile")["gtp"] > total()["gtp"]
+    assert "total" in run(capsys, "macs", "test_vit")[1]
+
+
+def test_check_says_whether_bf16_works(capsys):
+    code, out, _ = run(capsys, "check", "--json")
+    found = json.loads(out)
+    assert code == Exit.OK
+    # the tests run with ONEDNN_MAX_CPU_ISA set, which avoids the trap
+    assert found["bf16"] == "works"
+    assert found["threads"] == 2 or found["threads"] == 1
+    assert run(capsys, "check")[0] == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench"], "unknown command 'bench'; did you mean 'benchmark'"),
+        (["macs", "deit_smal_patch16_224"], "did you mean 'deit_small_patch16_224'"),
+        (["macs", "test_vit", "--method", "gpt"], "unknown method 'gpt'; did you mean 'gtp'"),
+        (["macs", "test_vit", "--propagate", "40"], "largest constant number for this model is"),
+        (["macs", "test_vit", "--select", "mixd"], "did you mean 'mixed'"),
+        (["macs", "test_resnet"], "ResNet is not a supported ViT"),
+        (["benchmark", "test_vit", "--batch-size", "0"], "--batch-size is 0"),
+        (["benchmark", "test_vit", "--rounds", "1"], "rounds is 1"),
+    ],
+)
+def test_mistakes_get_one_line_and_exit_code_two(capsys, words, message):
+    code, out, err = run(capsys, *words)
+    assert code == Exit.USAGE
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_wrong_flags_are_refused_by_the_parser(capsys):
+    code, _, err = run(capsys, "macs", "--grph", "mixed")
+    assert code == Exit.USAGE
+    assert "--graph" in err
+
+
+def test_debug_shows_the_traceback():
+    with pytest.raises(BadSetting):
+        main(["benchmark", "test_vit", "--batch-size", "0", "--debug"])
+
+
+def test_the_installed_command_runs():
+    done = subprocess.run([sys.executable, "-m", "gtp_vit.cli.app", "--version"], capture_output=True, check=True)
+    assert done.stdout.startswith(b"gtp-vit ")
+
+
+def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
+    def interrupt(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "main", interrupt)
+    code, _, err = run(capsys, "benchmark")
+    assert (code, err) == (Exit.INTERRUPTED, "gtp-vit: interrupted\n")
+
+
+def timing(low, middle, high):
+    return Timing("gtp", 1.0, (1.0, 1.0), middle, (low, high))
+
+
+def test_the_verdict_can_say_that_we_are_slower():
+    assert benchmark.verdict(timing(1.2, 1.3, 1.4)) == "gtp is 1.30 times as fast as the unreduced model here."
+    assert "slower" in benchmark.verdict(timing(0.8, 0.9, 0.95))
+    assert "No clear difference" in benchmark.verdict(timing(0.9, 1.05, 1.2))
+
+
+def test_interleaving_runs_every_candidate_every_round_and_needs_two():
+    calls = []
+    found = interleave({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=5, warmup=1)
+    assert sorted(calls) == ["a"] * 6 + ["b"] * 6
+    assert [timing.name for timing in found] == ["a", "b"]
+    assert found[0].speedup == 1
+    with pytest.raises(BadSetting, match="baseline"):
+        interleave({"a": lambda: None})

@@ -1,0 +1,89 @@
+"""The documentation is true: the map of the paper, and every command and line of code of the README."""
+
+import importlib
+import inspect
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gtp_vit.cli.app import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+MAP = re.findall(
+    r"^\| ((?:Eq\. \(\d+\)|Section [\d.]+)) \|.*\| `([\w.]+)` \|$", (ROOT / "docs/paper-map.md").read_text(), re.M
+)
+PAPER_MODULES = ["selection", "graph", "propagation", "sparsity", "complexity"]
+
+
+def functions_of_the_paper():
+    for name in PAPER_MODULES:
+        module = importlib.import_module(f"gtp_vit.paper.{name}")
+        for function_name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not function_name.startswith("_"):
+                yield f"{module.__name__}.{function_name}", function
+
+
+def resolve(path):
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)
+
+
+def test_every_equation_is_mapped():
+    assert {place for place, _ in MAP if place.startswith("Eq")} == {f"Eq. ({number})" for number in range(1, 16)}
+
+
+@pytest.mark.parametrize(("place", "path"), MAP)
+def test_mapped_functions_exist_and_name_their_equation(place, path):
+    first = resolve(path).__doc__.splitlines()[0]
+    numbers = re.findall(r"\((\d+)\)", first)
+    assert place.split("(")[-1].rstrip(")") in numbers if place.startswith("Eq") else place in first
+
+
+def test_every_function_of_the_paper_is_in_the_map():
+    assert {path for path, _ in functions_of_the_paper()} <= {path for _, path in MAP}
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def test_python_of_the_readme_runs():
+    (code,) = blocks("python")
+    assert code.count("\n") <= 15
+    names = {}
+    # no network in tests: random weights instead of the pre-trained ones
+    exec(code.replace("pretrained=True", "pretrained=False"), names)
+    assert names["logits"].shape == (1, 1000)
+
+
+def test_commands_of_the_readme_run(capsys):
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("gtp-vit")]
+    assert len(lines) >= 3
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        if words[0] == "benchmark":
+            words += ["--rounds", "3"]
+        assert main(words) == 0, line
+    capsys.readouterr()
+
+
+def test_make_targets_of_the_readme_exist():
+    targets = [word for block in blocks("sh") for word in re.findall(r"^make (\S+)", block, re.M)]
+    assert targets[:2] == ["demo", "test"]
+    for target in targets:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_links_of_the_documentation_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_command_is_in_the_readme():
+    for command in COMMANDS:
+        assert f"gtp-vit {command}" in README

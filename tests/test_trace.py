@@ -1,0 +1,88 @@
+"""trace: where every patch went."""
+
+import pytest
+import torch
+
+import families
+from gtp_vit import GTP, Identity, patch, trace
+from gtp_vit.errors import GTPError
+
+METHOD = GTP(propagate=7, alpha=0.3)
+
+
+@pytest.fixture
+def traced():
+    fast, images = patch(families.make("dinov2_registers"), METHOD), families.images("dinov2_registers")
+    return fast, images, trace(fast, images)
+
+
+def test_kept_and_removed_make_up_what_was_there(traced):
+    _, images, found = traced
+    before = torch.arange(64).expand(len(images), -1)
+    for layer in found.layers:
+        together = torch.cat([layer.kept, layer.removed], dim=1).sort(dim=1).values
+        assert torch.equal(together, before)
+        before = layer.kept
+
+
+def test_received_is_the_normalised_graph_times_alpha(traced):
+    fast, images, found = traced
+    graph = fast.reducer.start(fast.reduction.backbone.embed(fast, images)).carry.graph  # giver as row
+    for layer in found.layers:
+        for image in range(len(images)):
+            expected = METHOD.alpha * graph[image][layer.removed[image]][:, layer.kept[image]].T
+            torch.testing.assert_close(layer.received[image], expected)
+
+
+def test_lost_counts_removed_tokens_that_nobody_received(traced):
+    _, _, found = traced
+    for layer in found.layers:
+        expected = [sum(not column.any() for column in received.T) / 7 for received in layer.received]
+        assert layer.lost.tolist() == pytest.approx(expected)
+    assert found.lost().tolist() == pytest.approx(torch.stack([layer.lost for layer in found.layers]).mean(0).tolist())
+
+
+def test_membership_multiplies_the_steps_and_sizes_are_its_row_sums(traced):
+    _, _, found = traced
+    first = found.membership(0)
+    assert torch.equal(first, found.layers[0].source)
+    last = found.membership(-1)
+    assert torch.equal(last, found.membership(len(found.layers) - 1))
+    # a size starts at 1 for every patch and moves as the features do, so it is what a token holds of all patches
+    torch.testing.assert_close(found.layers[-1].size, last.sum(dim=-1))
+    # what a token holds most of is itself
+    assert torch.equal(last.argmax(dim=-1), found.layers[-1].kept)
+
+
+def test_conserved_sizes_add_up_to_what_was_not_lost():
+    fast = patch(families.make("vit"), GTP(propagate=7, conserve_sizes=True))
+    found = trace(fast, families.images("vit"))
+    total, lost = found.layers[-1].size.sum(dim=1), sum(layer.lost * 7 for layer in found.layers)
+    if lost.sum() == 0:
+        torch.testing.assert_close(total, torch.full_like(total, 64))
+    assert (total <= 64 + 1e-4).all()
+    assert (total >= 64 - 7 * 4 + 1).all()
+
+
+def test_pruning_loses_everything():
+    found = trace(patch(families.make("vit"), GTP(propagate=7, graph="none")), families.images("vit"))
+    assert found.lost().tolist() == [1, 1, 1]
+
+
+def test_nothing_is_skipped_and_nothing_is_removed_by_identity():
+    found = trace(patch(families.make("vit"), Identity()), families.images("vit"))
+    assert all(layer.kept.shape[1] == 64 and layer.removed.shape[1] == 0 for layer in found.layers)
+    assert found.lost().tolist() == [0, 0, 0]
+
+
+def test_tracing_does_not_change_what_the_model_computes(traced):
+    fast, images, _ = traced
+    with torch.no_grad():
+        before = fast(images)
+        trace(fast, images)
+        assert torch.equal(fast(images), before)
+
+
+def test_a_plain_model_cannot_be_traced():
+    with pytest.raises(GTPError, match="patch it first"):
+        trace(families.make("vit"), families.images("vit"))
