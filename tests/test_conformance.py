@@ -85,9 +85,10 @@ def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
     reduce, steps = fast.reducer.reduce, []
 
-    def spy(layer: int, tokens: Tokens, stats) -> Tokens:
-        steps.append((tokens, reduce(layer, tokens, stats)))
-        return steps[-1][1]
+    def spy(layer: int, tokens: Tokens, branch: torch.Tensor, stats, norm):
+        after, normed = reduce(layer, tokens, branch, stats, norm)
+        steps.append((tokens.add(branch), after))
+        return after, normed
 
     fast.reducer.reduce = spy
     with torch.no_grad():

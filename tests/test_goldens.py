@@ -10,6 +10,8 @@ from timm.layers import LayerNorm
 
 from gtp_vit import GTP, Identity, patch, trace
 from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.paper.graph import adjacency, normalise_matrix
 
 SELECTIONS = {
     "MixedAttn": "mixed",
@@ -72,8 +74,8 @@ def _split(selection: str) -> tuple[str, str]:
     return selection.removesuffix("Max").removesuffix("Mean"), heads
 
 
-def compare(entry, model, images):
-    fast = patch(model, method_of(entry["settings"]))
+def compare(entry, model, images, kernels):
+    fast = patch(model, method_of(entry["settings"]), kernels=kernels)
     compared, tensors = entry["comparison"]["compare_images"], entry["data"]
     found = trace(fast, images)
     assert len(compared) > 0
@@ -82,14 +84,23 @@ def compare(entry, model, images):
         if f"size_{number:02d}" in tensors:
             size, expected = layer.size[compared], tensors[f"size_{number:02d}"][compared]
             torch.testing.assert_close(size, expected, rtol=0, atol=entry["comparison"]["sizes_atol"])
+    ordinary: list[Tokens] = []  # the trace takes the general path; this is what a forward pass does
+    with torch.no_grad():
+        run(fast, images, observe=ordinary.append)
+    for number, tokens in enumerate(ordinary[1:]):
+        assert torch.equal(tokens.position[compared], tensors[f"kept_{number:02d}"][compared].long())
+        if f"size_{number:02d}" in tensors:
+            size, expected = tokens.size[compared, tokens.prefix :], tensors[f"size_{number:02d}"][compared]
+            torch.testing.assert_close(size, expected, rtol=0, atol=entry["comparison"]["sizes_atol"])
     for lossless in (True, False):
         with torch.no_grad():
-            logits = patch(model, method_of(entry["settings"]), lossless=lossless)(images)
+            logits = patch(model, method_of(entry["settings"]), lossless=lossless, kernels=kernels)(images)
         difference = (logits - tensors["logits"])[compared].abs().max()
         assert difference <= entry["comparison"]["logits_atol"]
     if "graph_normalised" in tensors:
         tokens = fast.reducer.start(fast.reduction.backbone.embed(fast, images[:1]))
-        torch.testing.assert_close(tokens.carry.graph[0].T, tensors["graph_normalised"], rtol=0, atol=1e-6)
+        graph = normalise_matrix(adjacency(tokens.carry.lists.neighbours))[0]
+        torch.testing.assert_close(graph, tensors["graph_normalised"], rtol=0, atol=1e-6)
     if "fraction_of_removed_tokens_without_receiver_per_block" in entry and entry["settings"]["alpha"] > 0:
         if entry["settings"]["propagation"] == "GraphProp" and len(compared) == len(images):
             lost = [layer.lost.mean().item() for layer in found.layers]
@@ -110,12 +121,14 @@ def test_unreduced_model_equals_the_golden(golden, deit_tiny, images):
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_gtp_on_real_weights_equals_the_golden(golden, deit_tiny, images, name):
-    compare(golden[name], deit_tiny, images)
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_gtp_on_real_weights_equals_the_golden(golden, deit_tiny, images, name, kernels):
+    compare(golden[name], deit_tiny, images, kernels)
 
 
 @pytest.mark.parametrize("name", OWN_MODELS)
-def test_gtp_on_models_without_class_token_or_with_layerscale_equals_the_golden(golden, name):
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_gtp_on_models_without_class_token_or_with_layerscale_equals_the_golden(golden, name, kernels):
     entry = golden[name]
     own = entry["own_model"]
     arguments = {key: own[key] for key in own if key not in ("note", "weights_in", "inputs_in", "key_names")}
@@ -129,7 +142,7 @@ def test_gtp_on_models_without_class_token_or_with_layerscale_equals_the_golden(
     inputs = source["inputs"]
     with torch.no_grad():
         torch.testing.assert_close(model(inputs), entry["data"]["logits_unreduced"], rtol=0, atol=2e-5)
-    compare(entry, model, inputs)
+    compare(entry, model, inputs, kernels)
 
 
 def test_every_golden_of_gtp_is_compared_or_belongs_to_lvvit(golden):

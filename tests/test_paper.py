@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtp_vit.paper import complexity, graph
-from gtp_vit.paper.propagation import propagate, share_out
+from gtp_vit.paper.propagation import propagate, share_out, summarise
 from gtp_vit.paper.selection import (
     AGGREGATES,
     broadcasting_ability,
@@ -68,19 +68,30 @@ def test_random_scores_come_from_the_generator():
     assert not torch.equal(draw(1), draw(2))
 
 
+def lists(graph_lists, nobody):
+    """Lists of neighbours without the entries that stand for nobody."""
+    return [[entry for entry in row if entry != nobody] for row in graph_lists.tolist()]
+
+
 def test_eq5_spatial_graph_of_three_by_three():
-    eight = graph.spatial((3, 3))
-    assert eight.sum(1).tolist() == [3, 5, 3, 5, 8, 5, 3, 5, 3]
-    assert eight[0].nonzero().flatten().tolist() == [1, 3, 4]
-    assert graph.spatial((3, 3), 4).sum(1).tolist() == [2, 3, 2, 3, 4, 3, 2, 3, 2]
+    # 0 1 2
+    # 3 4 5
+    # 6 7 8
+    eight = lists(graph.spatial((3, 3)), nobody=9)
+    assert [len(row) for row in eight] == [3, 5, 3, 5, 8, 5, 3, 5, 3]
+    assert eight[0] == [1, 3, 4]
+    assert eight[5] == [1, 2, 4, 7, 8]
+    four = lists(graph.spatial((3, 3), 4), nobody=9)
+    assert [len(row) for row in four] == [2, 3, 2, 3, 4, 3, 2, 3, 2]
+    assert four[5] == [2, 4, 8]
 
 
 def test_eq5_spatial_graph_of_a_non_square_grid():
     # 0 1 2
     # 3 4 5
-    assert graph.spatial((2, 3))[2].nonzero().flatten().tolist() == [1, 4, 5]
-    assert graph.spatial((2, 3), 4)[2].nonzero().flatten().tolist() == [1, 5]
-    assert graph.spatial((1, 1)).tolist() == [[False]]
+    assert lists(graph.spatial((2, 3)), nobody=6)[2] == [1, 4, 5]
+    assert lists(graph.spatial((2, 3), 4), nobody=6)[2] == [1, 5]
+    assert lists(graph.spatial((1, 1)), nobody=1) == [[]]
 
 
 def test_eq6_cosine_similarity():
@@ -89,32 +100,42 @@ def test_eq6_cosine_similarity():
     torch.testing.assert_close(similarity, T([[[1.0, 0.0, half], [0.0, 1.0, half], [half, half, 1.0]]]))
 
 
-def test_eq7_semantic_graph_has_exactly_m_edges_a_row_and_no_self_loop():
+def test_eq7_semantic_graph_has_exactly_m_neighbours_a_token_and_no_self_loop():
     similarity = T([[[1.0, 0.9, 0.2, 0.4], [0.9, 1.0, 0.3, 0.1], [0.2, 0.3, 1.0, 0.8], [0.4, 0.1, 0.8, 1.0]]])
-    assert graph.semantic(similarity, 1).int().tolist() == [[[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]]
-    assert graph.semantic(similarity, 2).int().tolist() == [[[0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0]]]
+    assert graph.semantic(similarity, 1).tolist() == [[[1], [0], [3], [2]]]
+    assert graph.semantic(similarity, 2).tolist() == [[[1, 3], [0, 2], [3, 1], [2, 0]]]
 
 
 def test_eq7_equal_similarities_are_taken_in_raster_order():
     same = torch.ones(2, 5, 5)
-    assert graph.semantic(same, 2)[1].int().tolist() == [
-        [0, 1, 1, 0, 0],
-        [1, 0, 1, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-    ]
+    assert graph.semantic(same, 2)[1].tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
+
+
+def test_topk_by_position_orders_negative_values_and_both_zeros():
+    values = T([[-2.0, -1.0, 0.0, -0.0, 3.0, -torch.inf, 3.0]])
+    assert graph.topk_by_position(values, 6).tolist() == [[4, 6, 2, 3, 1, 0]]
 
 
 def test_eq8_mixed_graph_is_the_union():
-    assert graph.mixed(T([[True, False, False]]), T([[False, False, True]])).tolist() == [[True, False, True]]
+    near, similar = T([[1, 2], [0, 3], [0, 3], [1, 2]]), T([[[1, 3], [2, 0], [3, 0], [0, 2]]])
+    union = graph.mixed(near, similar)
+    assert lists(union[0], nobody=4) == [[1, 2, 3], [0, 3, 2], [0, 3], [1, 2, 0]]
+    assert graph.degrees(union).tolist() == [[3, 3, 2, 3]]
 
 
 def test_eq9_normalisation_and_a_token_without_edges():
-    edges = T([[0, 1, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]).bool()
+    neighbours = T([[[1, 2], [0, 4], [1, 4], [4, 4]]])  # 4 is nobody
+    edges = T([[[0, 1, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]]).bool()
+    assert torch.equal(graph.adjacency(neighbours), edges)
     half = 1 / math.sqrt(2)  # row degrees are 2, 1, 1, 0
-    expected = T([[0, half, half, 0], [half, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
-    torch.testing.assert_close(graph.normalise(edges), expected)
+    root = graph.normalise(graph.degrees(neighbours))
+    torch.testing.assert_close(root, T([[half, 1.0, 1.0, 0.0]]))
+    expected = T([[[0, half, half, 0], [half, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]])
+    torch.testing.assert_close(graph.normalise_matrix(edges), expected)
+    # what tokens 3 and 0 receive from tokens 1 and 2
+    torch.testing.assert_close(
+        graph.receive(neighbours, root, T([[3, 0]]), T([[1, 2]])), T([[[0.0, 0.0], [half, half]]])
+    )
 
 
 def test_eq10_and_eq12_propagation():
@@ -122,6 +143,12 @@ def test_eq10_and_eq12_propagation():
     weights = T([[[0.5], [0.0]]])
     assert torch.equal(propagate(kept, weights, gone, 0.2), T([[[2.0, 4.0], [3.0, 4.0]]]))
     assert torch.equal(propagate(T([[[1.0], [1.0]]]), weights, T([[[2.0]]]), 0.5), T([[[1.5], [1.0]]]))
+
+
+def test_summarise_leaves_the_prefix_alone():
+    values = T([[[9.0], [1.0], [2.0], [3.0]]])  # one prefix token, three image tokens
+    found = summarise(values, 1, T([[0, 2]]), T([[1]]), T([[[1.0], [0.5]]]), 0.5)
+    assert torch.equal(found, T([[[9.0], [2.0], [3.5]]]))
 
 
 def test_share_out_conserves_what_is_received():

@@ -6,6 +6,7 @@ import torch
 import families
 from gtp_vit import GTP, Identity, patch, trace
 from gtp_vit.errors import GTPError
+from gtp_vit.paper.graph import adjacency, normalise_matrix
 
 METHOD = GTP(propagate=7, alpha=0.3)
 
@@ -27,10 +28,11 @@ def test_kept_and_removed_make_up_what_was_there(traced):
 
 def test_received_is_the_normalised_graph_times_alpha(traced):
     fast, images, found = traced
-    graph = fast.reducer.start(fast.reduction.backbone.embed(fast, images)).carry.graph  # giver as row
+    lists = fast.reducer.start(fast.reduction.backbone.embed(fast, images)).carry.lists
+    graph = normalise_matrix(adjacency(lists.neighbours))
     for layer in found.layers:
         for image in range(len(images)):
-            expected = METHOD.alpha * graph[image][layer.removed[image]][:, layer.kept[image]].T
+            expected = METHOD.alpha * graph[image][layer.kept[image]][:, layer.removed[image]]
             torch.testing.assert_close(layer.received[image], expected)
 
 

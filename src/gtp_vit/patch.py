@@ -12,6 +12,8 @@ from gtp_vit import backbones
 from gtp_vit.core.loop import Backbone
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.errors import BadSetting
+from gtp_vit.kernels import Kernels
+from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import METHODS
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -25,9 +27,10 @@ class Reduction:
     method: Method
     vit: VitInfo
     lossless: bool
+    kernels: Kernels  # as asked for; gtp_vit.kernels.status() says what that means here
 
 
-def patch(model: Model, method: Method, *, lossless: bool = True) -> Model:
+def patch(model: Model, method: Method, *, lossless: bool = True, kernels: Kernels = "auto") -> Model:
     """A model of the same class with the same weights that reduces tokens by `method`.
 
     Nothing is copied and `model` is not changed: both share their blocks. Therefore `.train()`, `.half()` or `.to()` on
@@ -38,6 +41,8 @@ def patch(model: Model, method: Method, *, lossless: bool = True) -> Model:
         model: a supported ViT; anything else is refused with the module that is in the way.
         method: e.g. `GTP(propagate=8)`.
         lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
+        kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, without
+            gradients), except in exported programs; "native" there as well; "torch" never.
 
     >>> import timm, torch
     >>> model = timm.create_model("test_vit").eval()
@@ -52,6 +57,7 @@ def patch(model: Model, method: Method, *, lossless: bool = True) -> Model:
     if not isinstance(method, Method):
         names = ", ".join(cls.__name__ for cls in METHODS.values())
         raise BadSetting(f"method is {method!r}; give one of {names} with its settings")
+    check_kernels(kernels)
     shell: Any = unpatch(model) if is_patched(model) else _shell(model)
     backbone = backbones.find(shell)
     vit = backbone.describe(shell)
@@ -59,7 +65,7 @@ def patch(model: Model, method: Method, *, lossless: bool = True) -> Model:
     weight = next(shell.parameters())
     original: Any = type(shell)
     shell.__class__ = _patched_class(original, backbone.forwards)
-    shell.reduction = Reduction(backbone, method, vit, lossless)
+    shell.reduction = Reduction(backbone, method, vit, lossless, kernels)
     shell.reducer = reducer.to(weight.device)
     return shell
 

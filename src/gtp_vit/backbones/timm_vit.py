@@ -117,10 +117,8 @@ class TimmViT:
         position = torch.arange(grid[0] * grid[1], device=x.device)
         return Tokens(x, position.expand(x.shape[0], -1), model.num_prefix_tokens, grid)
 
-    def attention(
-        self, block: Any, x: Tensor, bias: Tensor | None, ask: Ask, queries: int | None
-    ) -> tuple[Tensor, Stats]:
-        attn, y = block.attn, block.norm1(x)
+    def attention(self, block: Any, tokens: Tokens, ask: Ask, queries: int | None) -> tuple[Tensor, Stats]:
+        attn, y = block.attn, block.norm1(tokens.x)
         whole_map = ask.edit is not None
         if queries is None or whole_map:
             q, k, v = _heads(attn.qkv(y), 3, attn.num_heads)
@@ -137,17 +135,22 @@ class TimmViT:
             v,
             scale=attn.scale,
             ask=ask,
-            bias=bias,
+            bias=tokens.bias(),
             dropout=attn.attn_drop.p if attn.training else 0.0,
             queries=queries,
+            use=tokens.kernels,
         )
-        out = out.transpose(1, 2).flatten(2)
         if hasattr(attn, "norm"):
             out = attn.norm(out)
         return block.drop_path1(block.ls1(attn.proj_drop(attn.proj(out)))), stats
 
-    def mlp(self, block: Any, x: Tensor) -> Tensor:
-        return block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
+        norm = block.norm2
+        plain = isinstance(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None
+        return norm if plain else None
+
+    def mlp(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
+        return block.drop_path2(block.ls2(block.mlp(block.norm2(x) if normed is None else normed)))
 
 
 def check_images(model: Any, images: Any) -> None:

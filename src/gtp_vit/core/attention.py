@@ -1,22 +1,31 @@
 """Softmax attention that hands back the statistics a method asks for, not the map.
 
-The map is written to memory only where a statistic or an edit needs it; everything else runs on torch's fused
-attention with the token sizes as a key bias.
+The map is written to memory only where a method wants the map itself, or an edit of it that no kernel knows.
 
 Shapes: B batch, H heads, N tokens (keys), Q queries, D head dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit import kernels
+from gtp_vit.kernels import Kernels, twins
+
 STATISTICS = ("diagonal", "column_sums", "class_row", "map", "keys", "values")
-_NEED_THE_MAP = frozenset({"diagonal", "column_sums", "map"})
+
+
+class Edit(Protocol):
+    """Changes the attention map after softmax, e.g. sparsification."""
+
+    def __call__(self, probs: Tensor) -> Tensor: ...
+
+    def threshold_rank(self, entries: int) -> int | None:
+        """k, if all it does is to zero what is below the k-th smallest of a head's entries; else None."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +33,12 @@ class Ask:
     """What a reducer wants from the attention of one layer."""
 
     statistics: frozenset[str] = frozenset()  # a subset of STATISTICS
-    edit: Callable[[Tensor], Tensor] | None = None  # changes the map after softmax, e.g. sparsification
+    edit: Edit | None = None
     before_edit: bool = False  # take the statistics from the map as it was before `edit`
 
 
 class Stats(NamedTuple):
-    """What attention saw. A field that was not asked for is None. Sums are float32 whatever the model's dtype."""
+    """What attention saw. A field that was not asked for is None. Statistics are float32 whatever the model's dtype."""
 
     diagonal: Tensor | None = None  # [B, H, N]     how much each token attends to itself
     column_sums: Tensor | None = None  # [B, H, N]     how much all tokens together attend to each token
@@ -49,6 +58,7 @@ def attend(
     bias: Tensor | None = None,
     dropout: float = 0.0,
     queries: int | None = None,
+    use: Kernels = "auto",
 ) -> tuple[Tensor, Stats]:
     """Eq. (1), and Eq. (11) with a bias: softmax(q k^T * scale + bias) v, and the statistics of that map.
 
@@ -61,36 +71,47 @@ def attend(
         bias: added to each key's logits, [B, N].
         dropout: probability of dropping an entry of the map (training).
         queries: return the output of the first `queries` tokens only.
+        use: which kernels.
+
+    Returns:
+        The output [B, Q, H D] and the statistics.
     """
     wanted = ask.statistics
-    key_bias = None if bias is None else bias[:, None, None, :]
-    keys = k if "keys" in wanted else None
-    values = v if "values" in wanted else None
-
-    if ask.edit is None and not wanted & _NEED_THE_MAP:
-        out = F.scaled_dot_product_attention(
-            q[:, :, :queries], k, v, attn_mask=key_bias, dropout_p=dropout, scale=scale
-        )
-        row = _softmax(q[:, :, :1], k, scale, key_bias).squeeze(2) if "class_row" in wanted else None
-        return out, Stats(class_row=row, keys=keys, values=values)
-
-    probs = F.dropout(_softmax(q, k, scale, key_bias), dropout, training=dropout > 0)
-    edited = probs if ask.edit is None else ask.edit(probs)
-    out = edited[:, :, :queries] @ v
-    seen = probs if ask.before_edit else edited
+    asked = [name in wanted for name in STATISTICS[:3]]
+    queries = q.shape[2] if queries is None else queries
+    rank = 0 if ask.edit is None else ask.edit.threshold_rank(q.shape[2] * k.shape[2])
+    if rank is None or "map" in wanted or dropout > 0 or (ask.before_edit and rank != 0):
+        out, seen, probs = _with_the_map(q, k, v, scale, ask, bias, dropout, queries, asked)
+    else:
+        native = kernels.choose(use, q, k, v, bias)
+        out, *seen = kernels.attention(native, q, k, v, bias, scale, rank, queries, asked)
+        probs = None
+    diagonal, column_sums, class_row = (found if want else None for found, want in zip(seen, asked, strict=True))
     return out, Stats(
-        diagonal=seen.diagonal(dim1=-2, dim2=-1).float() if "diagonal" in wanted else None,
-        column_sums=seen.float().sum(dim=-2) if "column_sums" in wanted else None,
-        class_row=seen[:, :, 0].float() if "class_row" in wanted else None,
-        map=seen if "map" in wanted else None,
-        keys=keys,
-        values=values,
+        diagonal=diagonal,
+        column_sums=column_sums,
+        class_row=class_row,
+        map=probs if "map" in wanted else None,
+        keys=k if "keys" in wanted else None,
+        values=v if "values" in wanted else None,
     )
 
 
-def _softmax(q: Tensor, k: Tensor, scale: float, key_bias: Tensor | None) -> Tensor:
-    """Scaling q first keeps the logits in range in half precision, and is what the host models do."""
-    logits = (q * scale) @ k.transpose(-2, -1)
-    if key_bias is not None:
-        logits = logits + key_bias
-    return logits.softmax(dim=-1)
+def _with_the_map(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    ask: Ask,
+    bias: Tensor | None,
+    dropout: float,
+    queries: int,
+    asked: list[bool],
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """The general case: output, statistics and the map they were taken from."""
+    probs = twins.softmax(q, k, scale, None if bias is None else bias[:, None, None, :])
+    probs = F.dropout(probs, dropout, training=dropout > 0)
+    edited = probs if ask.edit is None else ask.edit(probs)
+    out = (edited[:, :, :queries] @ v).transpose(1, 2).flatten(2)
+    seen = probs if ask.before_edit else edited
+    return out, list(twins.statistics(seen, asked)), seen

@@ -37,13 +37,14 @@ class Backbone(Protocol):
 
     def embed(self, model: nn.Module, images: Tensor) -> Tokens: ...
 
-    def attention(
-        self, block: nn.Module, x: Tensor, bias: Tensor | None, ask: Ask, queries: int | None
-    ) -> tuple[Tensor, Stats]:
+    def attention(self, block: nn.Module, tokens: Tokens, ask: Ask, queries: int | None) -> tuple[Tensor, Stats]:
         """The attention branch, scaled, ready to be added; of the first `queries` tokens if given."""
 
-    def mlp(self, block: nn.Module, x: Tensor) -> Tensor:
-        """The MLP branch, scaled, ready to be added."""
+    def mlp_norm(self, block: nn.Module) -> nn.LayerNorm | None:
+        """The norm in front of the MLP, if it is a plain LayerNorm that a kernel may compute."""
+
+    def mlp(self, block: nn.Module, x: Tensor, normed: Tensor | None) -> Tensor:
+        """The MLP branch, scaled, ready to be added; `normed` is x after the norm, if it has been computed already."""
 
 
 Observer = Callable[[Tokens], None]
@@ -56,6 +57,7 @@ def run(
     prefix_only: bool = False,
     layers: int | None = None,
     observe: Observer | None = None,
+    follow: bool = False,
 ) -> Tokens:
     """Embed the images and run the blocks, reducing tokens on the way.
 
@@ -64,15 +66,16 @@ def run(
         images: [B, channels, height, width].
         prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
         layers: stop after so many blocks.
-        observe: called with the embedded tokens and then with those after each layer; `Tokens.source` is then filled.
+        observe: called with the embedded tokens and then with those after each layer.
+        follow: fill `Tokens.source` in every layer, for the trace.
     """
     backbone, reducer = model.reduction.backbone, model.reducer
-    tokens = reducer.start(backbone.embed(model, images))
+    tokens = reducer.start(backbone.embed(model, images).but(kernels=model.reduction.kernels))
     if observe is not None:
         observe(tokens)
     blocks = list(model.blocks)[:layers]
     for layer, block in enumerate(blocks):
-        if observe is not None:
+        if follow:
             tokens = _with_identity_source(tokens)
         last = prefix_only and layer == len(blocks) - 1
         if model.grad_checkpointing and torch.is_grad_enabled():
@@ -95,12 +98,12 @@ def run_layer(
         # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
         # are not needed then; an edit still is, for it changes what the prefix tokens see.
         ask = Ask(edit=None if ask is None else ask.edit)
-        branch, _ = backbone.attention(block, tokens.x, tokens.bias(), ask, queries=tokens.prefix)
-        tokens = tokens.prefix_only().add(branch)
+        branch, _ = backbone.attention(block, tokens, ask, queries=tokens.prefix)
+        tokens, normed = tokens.prefix_only().add(branch), None
     else:
-        branch, stats = backbone.attention(block, tokens.x, tokens.bias(), ask or Ask(), queries=None)
-        tokens = reducer.reduce(layer, tokens.add(branch), stats)
-    return tokens.add(backbone.mlp(block, tokens.x))
+        branch, stats = backbone.attention(block, tokens, ask or Ask(), queries=None)
+        tokens, normed = reducer.reduce(layer, tokens, branch, stats, backbone.mlp_norm(block))
+    return tokens.add(backbone.mlp(block, tokens.x, normed))
 
 
 def _with_identity_source(tokens: Tokens) -> Tokens:

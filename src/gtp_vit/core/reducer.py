@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.tokens import Tokens
@@ -61,9 +61,14 @@ class Reducer(nn.Module):
         """What `layer` needs from attention; None = the layer is left alone and runs the model's own block."""
         return None
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        """Called after the attention residual of every layer that is not left alone."""
-        return tokens
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        """Add the attention branch and reduce; called in every layer that is not left alone.
+
+        Returns the tokens and, if the method has computed that on the way, their features after `norm`.
+        """
+        return tokens.add(branch), None
 
     def own_macs(self, grid: tuple[int, int], layers: int, convention: Convention) -> int:
         """MACs of the method itself in the first `layers` layers."""

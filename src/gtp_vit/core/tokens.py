@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtp_vit.kernels import Kernels
+from gtp_vit.paper.propagation import select_rows
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -26,6 +29,7 @@ class Tokens:
     size: Tensor | None = None  # [B, N] float32: patches a token stands for; None = one each
     source: Tensor | None = None  # [B, M, M before]: what the last reduction made each token of; only while tracing
     carry: Any = None  # what the method remembers, e.g. GTP's graph
+    kernels: Kernels = "auto"  # which kernels the model was patched to use
 
     @property
     def image(self) -> Tensor:
@@ -42,6 +46,7 @@ class Tokens:
             size=changes.get("size", self.size),
             source=changes.get("source", self.source),
             carry=changes.get("carry", self.carry),
+            kernels=changes.get("kernels", self.kernels),
         )
 
     def add(self, branch: Tensor) -> Tokens:
@@ -70,11 +75,3 @@ class Tokens:
             position=self.position[:, :0],
             size=None if self.size is None else self.size[:, : self.prefix],
         )
-
-
-def select_rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[b, index[b]] for x [B, N, C] and index [B, K], as one index_select: twice as fast as a gather on a CPU."""
-    batch, length = x.shape[:2]
-    start = torch.arange(batch, device=index.device).unsqueeze(1) * length
-    rows = x.reshape(batch * length, *x.shape[2:]).index_select(0, (index + start).flatten())
-    return rows.unflatten(0, (batch, index.shape[1]))

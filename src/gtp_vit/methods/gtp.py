@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
-from gtp_vit.core.tokens import Tokens, select_rows
+from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods.gtp_cost import own_macs
-from gtp_vit.paper import graph as paper_graph
-from gtp_vit.paper.propagation import propagate, share_out
+from gtp_vit.paper import graph as graphs
+from gtp_vit.paper.propagation import select_rows, share_out, summarise
 from gtp_vit.paper.selection import AGGREGATES, SELECTORS, Seen, random_scores, split
 from gtp_vit.paper.sparsity import Sparsify
 
@@ -102,15 +103,23 @@ class GTP(Method):
         return int(self.official_offbyone and not vit.class_token)
 
 
+class Lists(NamedTuple):
+    """The graph as lists of neighbours."""
+
+    neighbours: Tensor  # [B or 1, M0, W]
+    root: Tensor  # [B or 1, M0]: the weight of an edge is the product of its ends' factors
+
+
 class Carry(NamedTuple):
     """What GTP remembers from layer to layer."""
 
     removals: tuple[int, ...]  # tokens to remove in each layer
-    graph: Tensor | None  # [B or 1, M0, M0] over all patches, giver as row; bool if it is normalised in every layer
+    lists: Lists | None = None  # the graph
+    matrix: Tensor | None = None  # or, for options that lists cannot express, [B or 1, M0, M0], receiver as row
 
 
 class GTPReducer(Reducer):
-    """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, K kept, P propagated."""
+    """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, W neighbours, K kept, P propagated."""
 
     spatial: Tensor
     noise: Tensor
@@ -122,8 +131,9 @@ class GTPReducer(Reducer):
         edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows)
         self.edit = edit if method.theta < 1 else None
         self.edits_map = self.edit is not None and sum(self.plan) > 0
+        self.needs_matrix = method.edges != "receiver" or method.renormalise_graph
         # Not persistent: the state dict of a patched model is the model's own.
-        self.register_buffer("spatial", self._spatial_graph(vit.grid), persistent=False)
+        self.register_buffer("spatial", graphs.spatial(vit.grid, method.spatial_neighbours), persistent=False)
         generator = torch.Generator().manual_seed(method.seed)
         cells = max(vit.image_tokens, 4096) if method.select == "random" else 0
         self.register_buffer("noise", random_scores(vit.depth, cells, generator), persistent=False)
@@ -134,9 +144,11 @@ class GTPReducer(Reducer):
         return removals(self.method.propagate, self.vit.depth, grid[0] * grid[1])
 
     def start(self, tokens: Tokens) -> Tokens:
-        plan = self.removals(tokens.grid)
-        graph = self._build_graph(tokens) if sum(plan) > 0 else None
-        return tokens.but(carry=Carry(plan, graph))
+        carry = Carry(self.removals(tokens.grid))
+        if sum(carry.removals) > 0 and self.method.graph != "none":
+            lists = self._build_graph(tokens)
+            carry = carry._replace(matrix=self._matrix(lists)) if self.needs_matrix else carry._replace(lists=lists)
+        return tokens.but(carry=carry)
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         method, plan = self.method, tokens.carry.removals
@@ -150,18 +162,46 @@ class GTPReducer(Reducer):
             needs = needs | (set() if method.count_class_row else {"class_row"})
         return Ask(needs, self.edit, before_edit=method.score_from == "dense")
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        num_propagated = tokens.carry.removals[layer]
-        if num_propagated == 0:
-            return tokens
-        kept, propagated = split(self._scores(layer, tokens, stats), num_propagated)
-        if self.method.graph == "none":
-            return tokens.keep(kept)
-        tokens = self._with_sizes(tokens)
-        weights = self._weights(tokens, kept, propagated)
-        return self._propagate(tokens, tokens.keep(kept), weights, propagated)
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        removed = tokens.carry.removals[layer]
+        if removed == 0:
+            return tokens.add(branch), None
+        if tokens.carry.lists is None or self.method.conserve_sizes or tokens.source is not None:
+            tokens = tokens.add(branch)
+            return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.x, stats), removed), None
+        features = tokens.x + branch if self.method.select == "cosine_tokens" else tokens.x
+        scores = self._scores(layer, tokens, features, stats)
+        native = kernels.choose(tokens.kernels, tokens.x, branch)
+        norm = norm if native else None  # torch's own norm is as good as the twin's, and a hook on it still fires
+        x, normed, new_size, position = kernels.reduce(
+            native,
+            *(tokens.x, branch, scores, tokens.position, tokens.size, *tokens.carry.lists),
+            *(removed, self.method.alpha, self.method.proportional_attention),
+            *((None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)),
+        )
+        size = new_size if self.method.proportional_attention else None
+        return tokens.but(x=x, size=size, position=position), None if norm is None else normed
 
-    def _scores(self, layer: int, tokens: Tokens, stats: Stats) -> Tensor:
+    def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
+        """Section 3.2.3 for every option, and for the trace, whose sources move as the features do."""
+        method, prefix = self.method, tokens.prefix
+        kept, gone = split(scores, removed)
+        if method.graph == "none":
+            return tokens.keep(kept)
+        weights = self._weights(tokens, kept, gone)
+        size, source = tokens.size, tokens.source
+        if method.proportional_attention:
+            size = torch.ones(tokens.x.shape[:2], device=tokens.x.device) if size is None else size
+            flow, strength = (share_out(weights), 1.0) if method.conserve_sizes else (weights, method.alpha)
+            size = summarise(size.unsqueeze(-1), prefix, kept, gone, flow, strength).squeeze(-1)
+        if source is not None:
+            source = summarise(source, 0, kept, gone, weights, method.alpha)
+        x = summarise(tokens.x, prefix, kept, gone, weights, method.alpha)
+        return tokens.but(x=x, position=tokens.position.gather(1, kept), size=size, source=source)
+
+    def _scores(self, layer: int, tokens: Tokens, features: Tensor, stats: Stats) -> Tensor:
         """Section 3.2.1: the importance of each image token, [B, M]."""
         method, image = self.method, slice(tokens.prefix, None)
         column_sums = stats.column_sums
@@ -173,7 +213,7 @@ class GTPReducer(Reducer):
             column_sums = column_sums - stats.class_row
         noise = self._noise(layer, tokens) if method.select == "random" else None
         seen = Seen(
-            features=tokens.image,
+            features=features[:, image],
             noise=noise,
             diagonal=None if stats.diagonal is None else stats.diagonal[..., image],
             column_sums=None if column_sums is None else column_sums[..., image],
@@ -190,67 +230,47 @@ class GTPReducer(Reducer):
             )
         return self.noise[layer][tokens.position]
 
-    def _spatial_graph(self, grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
-        return paper_graph.spatial(grid, self.method.spatial_neighbours, device)
-
-    def _build_graph(self, tokens: Tokens) -> Tensor | None:
+    def _build_graph(self, tokens: Tokens) -> Lists:
         """Section 3.2.2: built once from the embedded tokens, and static from then on."""
-        method = self.method
-        if method.graph == "none":
-            return None
-        graph = self.spatial if tokens.grid == self.vit.grid else self._spatial_graph(tokens.grid, tokens.x.device)
-        graph = graph.unsqueeze(0)
-        if method.graph == "semantic" or (method.graph == "mixed" and method.neighbours > 0):
-            neighbours = method.neighbours + method._extra_neighbour(self.vit)
-            count = tokens.position.shape[1]
-            if neighbours >= count:
-                raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
-            semantic = paper_graph.semantic(paper_graph.cosine_similarity(tokens.image), neighbours)
-            graph = semantic if method.graph == "semantic" else paper_graph.mixed(graph, semantic)
-        if method.edges == "giver":
-            graph = graph.transpose(-2, -1)
-        elif method.edges == "either":
-            graph = graph | graph.transpose(-2, -1)
-        if not method.renormalise_graph:
-            graph = paper_graph.normalise(graph)
-        return graph.transpose(-2, -1).contiguous()
+        method, count = self.method, tokens.position.shape[1]
+        if method.graph == "spatial" or (method.graph == "mixed" and method.neighbours == 0):
+            own_grid = tokens.grid == self.vit.grid
+            near = self.spatial if own_grid else graphs.spatial(tokens.grid, method.spatial_neighbours, tokens.x.device)
+            near = near.unsqueeze(0)
+            return Lists(near, graphs.normalise(graphs.degrees(near)))
+        neighbours = method.neighbours + method._extra_neighbour(self.vit)
+        if neighbours >= count:
+            raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
+        similarity = graphs.cosine_similarity(tokens.image)
+        spatial = method.spatial_neighbours if method.graph == "mixed" else 0
+        native = kernels.choose(tokens.kernels, similarity)
+        return Lists(*kernels.neighbours(native, similarity, *tokens.grid, spatial, neighbours))
 
-    def _weights(self, tokens: Tokens, kept: Tensor, propagated: Tensor) -> Tensor:
-        """A^p of Eq. (10): what each kept token takes from each propagated one, [B, K, P].
+    def _matrix(self, lists: Lists) -> Tensor:
+        """The graph as a matrix, for options that change its edges or their weights from layer to layer."""
+        edges = graphs.adjacency(lists.neighbours)
+        if self.method.edges == "giver":
+            edges = edges.transpose(-2, -1)
+        elif self.method.edges == "either":
+            edges = edges | edges.transpose(-2, -1)
+        return edges if self.method.renormalise_graph else graphs.normalise_matrix(edges)
 
-        The graph stays where it is; only the rows of the few givers are read.
-        """
-        graph = tokens.carry.graph.expand(kept.shape[0], -1, -1)
+    def _weights(self, tokens: Tokens, kept: Tensor, gone: Tensor) -> Tensor:
+        """A^p of Eq. (10): what each kept token takes from each propagated one, [B, K, P]."""
+        lists, matrix = tokens.carry.lists, tokens.carry.matrix
+        kept_cells, gone_cells = tokens.position.gather(1, kept), tokens.position.gather(1, gone)
+        if lists is not None:
+            return graphs.receive(lists.neighbours, lists.root, kept_cells, gone_cells)
+        matrix = matrix.expand(len(kept), -1, -1)
         if self.method.renormalise_graph:
-            rows = select_rows(graph, tokens.position)
-            present = rows.gather(2, tokens.position.unsqueeze(1).expand(-1, rows.shape[1], -1))
-            graph = paper_graph.normalise(present.transpose(-2, -1)).transpose(-2, -1)
-            givers, receivers = propagated, kept
-        else:
-            givers, receivers = tokens.position.gather(1, propagated), tokens.position.gather(1, kept)
-        rows = graph.gather(1, givers.unsqueeze(2).expand(-1, -1, graph.shape[2]))
-        return rows.gather(2, receivers.unsqueeze(1).expand(-1, rows.shape[1], -1)).transpose(1, 2)
-
-    def _with_sizes(self, tokens: Tokens) -> Tokens:
-        if tokens.size is not None or not self.method.proportional_attention:
-            return tokens
-        return tokens.but(size=torch.ones(tokens.x.shape[:2], dtype=torch.float32, device=tokens.x.device))
-
-    def _propagate(self, before: Tokens, after: Tokens, weights: Tensor, propagated: Tensor) -> Tokens:
-        """Section 3.2.3: Eq. (10) for the features, Eq. (12) for the sizes, and the same for the trace."""
-        prefix, alpha = after.prefix, self.method.alpha
-        image = propagate(after.image, weights, select_rows(before.image, propagated), alpha)
-        size, source = after.size, after.source
-        if size is not None:
-            assert before.size is not None
-            gone = before.size[:, prefix:].gather(1, propagated)
-            flow, strength = (share_out(weights), 1.0) if self.method.conserve_sizes else (weights, alpha)
-            image_size = propagate(size[:, prefix:].unsqueeze(-1), flow, gone.unsqueeze(-1), strength).squeeze(-1)
-            size = torch.cat([size[:, :prefix], image_size], dim=1)
-        if source is not None:
-            assert before.source is not None
-            source = propagate(source, weights, select_rows(before.source, propagated), alpha)
-        return after.but(x=torch.cat([after.x[:, :prefix], image], dim=1), size=size, source=source)
+            present = _submatrix(matrix, tokens.position, tokens.position)
+            return _submatrix(graphs.normalise_matrix(present), kept, gone)
+        return _submatrix(matrix, kept_cells, gone_cells)
 
     def own_macs(self, grid: tuple[int, int], layers: int, convention: Convention) -> int:
         return own_macs(self.method, self.vit, grid, self.removals(grid), layers, convention)
+
+
+def _submatrix(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """matrix[b, rows[b]][:, columns[b]], [B, R, C]."""
+    return select_rows(matrix, rows).gather(2, columns.unsqueeze(1).expand(-1, rows.shape[1], -1))

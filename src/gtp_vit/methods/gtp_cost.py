@@ -31,8 +31,9 @@ def own_macs(
         if method.graph != "none":
             # Nobody reads the sizes that the last layer makes; torchprofile does not see them.
             sizes = method.proportional_attention and not (official and layer == len(plan) - 1)
-            # The released code multiplies by alpha in a step of its own.
-            total += count * (removed + (1 if official else 0)) * (vit.dim + int(sizes))
+            # The released code multiplies by alpha in a step of its own; ours gives the prefix tokens weights of zero.
+            products = count * (removed + 1) if official else (count + vit.prefix) * removed
+            total += products * (vit.dim + int(sizes))
     return total
 
 

@@ -1,8 +1,10 @@
 """Section 3.2.2, sparse graph construction: along which edges a removed token hands on what it knows.
 
-A graph is a matrix with the receiver as row and the giver as column. It is built once, after the embedding.
+A graph is kept sparse, as the paper's appendix proposes: for every token the list of its neighbours. An edge i <- j, "i
+receives from j", exists if j is in the list of i. Entries that stand for nobody hold M, one past the last token. The
+graph is built once, after the embedding, and never shrinks; later layers look their tokens up by grid cell.
 
-Shapes: B batch, M image tokens, C channels.
+Shapes: B batch, M image tokens, C channels, W entries of a list, K kept tokens, P propagated tokens.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+OFFSETS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
+
 
 def spatial(grid: tuple[int, int], neighbours: int = 8, device: torch.device | None = None) -> Tensor:
-    """Eq. (5): True where two patches touch; 8 neighbours count corners, 4 do not. -> bool [M, M]."""
+    """Eq. (5): the patches that touch a patch; 8 neighbours count corners, 4 do not. -> [M, 8 or 4]."""
     rows, columns = grid
     cell = torch.arange(rows * columns, device=device)
-    row, column = cell // columns, cell % columns
-    down = (row[:, None] - row[None, :]).abs()
-    across = (column[:, None] - column[None, :]).abs()
-    distance = torch.maximum(down, across) if neighbours == 8 else down + across
-    return distance == 1
+    steps = [step for step in OFFSETS if neighbours == 8 or 0 in step]
+    row = cell.unsqueeze(1) // columns + torch.tensor([down for down, _ in steps], device=device)
+    column = cell.unsqueeze(1) % columns + torch.tensor([across for _, across in steps], device=device)
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    return torch.where(inside, row * columns + column, rows * columns)
 
 
 def cosine_similarity(x: Tensor) -> Tensor:
@@ -30,31 +34,78 @@ def cosine_similarity(x: Tensor) -> Tensor:
 
 
 def semantic(similarity: Tensor, neighbours: int) -> Tensor:
-    """Eq. (7): True for the M = `neighbours` other tokens most similar to each token. -> bool [B, M, M].
+    """Eq. (7): the `neighbours` other tokens most similar to a token. [B, M, M] -> [B, M, neighbours].
 
-    The threshold T_i comes from topk, linear in the row's length (appendix, "Implementation optimizations"). Of
-    several tokens at the threshold those first in raster order are taken, so a row never has more than M edges.
+    They are found by topk, linear in the row's length (appendix, "Implementation optimizations"). Of equally similar
+    tokens the first in raster order are taken, so a list never has more than that many.
     """
     count = similarity.shape[-1]
     itself = torch.eye(count, dtype=torch.bool, device=similarity.device)
-    others = similarity.masked_fill(itself, -torch.inf)
-    threshold = others.topk(neighbours, dim=-1).values[..., -1:]
-    above = others > threshold
-    level = others == threshold
-    room = neighbours - above.sum(dim=-1, keepdim=True, dtype=torch.int32)
-    return above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))
+    return topk_by_position(similarity.masked_fill(itself, -torch.inf), neighbours)
 
 
 def mixed(spatial_graph: Tensor, semantic_graph: Tensor) -> Tensor:
-    """Eq. (8): the union of both graphs."""
-    return spatial_graph | semantic_graph
+    """Eq. (8): the union of both graphs: a neighbour in both stands in the list once. -> [B, M, W]."""
+    batch, count = semantic_graph.shape[:2]
+    near = spatial_graph.expand(batch, -1, -1)
+    twice = (semantic_graph.unsqueeze(-1) == near.unsqueeze(-2)).any(dim=-1)
+    return torch.cat([near, semantic_graph.masked_fill(twice, count)], dim=-1)
 
 
-def normalise(graph: Tensor) -> Tensor:
-    """Eq. (9), from Eq. (2): D^-1/2 A D^-1/2, D the row sums, in float32; a token without edges keeps weight 0.
+def normalise(degree: Tensor) -> Tensor:
+    """Eq. (9), from Eq. (2): the factors D^-1/2 of D^-1/2 A D^-1/2, in float32; 0 for a token without edges.
 
-    D is diagonal, so scaling rows and columns replaces the two dense matrix products of the released code.
+    The weight of an edge i <- j is the product of the two tokens' factors, so no matrix is multiplied.
     """
-    degree = graph.sum(dim=-1, dtype=torch.float32)
-    root = torch.where(degree > 0, degree.rsqrt(), 0.0)
-    return root.unsqueeze(-1) * graph * root.unsqueeze(-2)
+    return torch.where(degree > 0, degree.float().rsqrt(), 0.0)
+
+
+def normalise_matrix(edges: Tensor) -> Tensor:
+    """Eq. (9) for a graph that is kept as a matrix: D^-1/2 A D^-1/2. [B, M, M] -> float32 [B, M, M]."""
+    root = normalise(edges.sum(dim=-1))
+    return root.unsqueeze(-1) * edges * root.unsqueeze(-2)
+
+
+def degrees(neighbours: Tensor) -> Tensor:
+    """Section 3.2.2, D_ii of Eq. (9): how many neighbours a token has. [B, M, W] -> [B, M]."""
+    return (neighbours < neighbours.shape[-2]).sum(dim=-1)
+
+
+def adjacency(neighbours: Tensor) -> Tensor:
+    """Section 3.2.2: the same graph as a dense matrix of True and False, receiver as row. [B, M, W] -> [B, M, M]."""
+    batch, count = neighbours.shape[:2]
+    empty = torch.zeros(batch, count, count + 1, dtype=torch.bool, device=neighbours.device)
+    return empty.scatter(2, neighbours, True)[..., :count]
+
+
+def receive(neighbours: Tensor, root: Tensor, kept: Tensor, propagated: Tensor) -> Tensor:
+    """Section 3.2.3, A^p of Eq. (10): what each kept token takes from each propagated one. -> [B, K, P].
+
+    Args:
+        neighbours: lists of all tokens, [B or 1, M, W].
+        root: their factors, [B or 1, M].
+        kept: the tokens that stay, as grid cells, [B, K].
+        propagated: the tokens that leave, [B, P].
+    """
+    batch, count, leaving = len(kept), neighbours.shape[1], propagated.shape[1]
+    slots = torch.arange(leaving, device=kept.device).expand(batch, -1)
+    slot_of = torch.full((batch, count + 1), leaving, device=kept.device).scatter(1, propagated, slots)
+    lists = neighbours.expand(batch, -1, -1).gather(1, kept.unsqueeze(2).expand(-1, -1, neighbours.shape[2]))
+    found = slot_of.gather(1, lists.flatten(1)).unflatten(1, (-1, neighbours.shape[2]))
+    factors = root.expand(batch, -1)
+    weight = factors.gather(1, kept).unsqueeze(2) * factors.gather(1, propagated).unsqueeze(1)
+    nobody = torch.zeros(batch, kept.shape[1], leaving + 1, device=kept.device)
+    return nobody.scatter(2, found, 1.0)[..., :leaving] * weight
+
+
+def topk_by_position(values: Tensor, k: int) -> Tensor:
+    """Section 3.2.2, the threshold T_i: indices of the k largest of each row; of equal ones the first. -> [..., k].
+
+    topk leaves open which of several equal values it takes. So it looks at whole numbers that are all different: the
+    bits of the value, in the order of the values, and behind them the position.
+    """
+    count = values.shape[-1]
+    bits = (values.float() + 0.0).view(torch.int32)  # + 0.0 makes -0 equal to 0
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    position = torch.arange(count - 1, -1, -1, device=values.device)
+    return (ordered * count + position).topk(k, dim=-1).indices

@@ -1,17 +1,35 @@
 """Section 3.2.3, token summarisation: what the removed tokens know moves along the graph.
 
-Shapes: B batch, K kept tokens, P propagated tokens, D anything that is propagated: features, sizes, sources.
+Shapes: B batch, N tokens, c prefix tokens, K kept tokens, P propagated tokens, D anything that is propagated.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 def propagate(kept: Tensor, weights: Tensor, propagated: Tensor, alpha: float) -> Tensor:
     """Eq. (10) and (12): X^s = X^k + alpha A^p X^p. [B, K, D], [B, K, P], [B, P, D] -> [B, K, D]."""
     return torch.baddbmm(kept, weights.to(kept.dtype), propagated, alpha=alpha)
+
+
+def summarise(values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: Tensor, alpha: float) -> Tensor:
+    """Section 3.2.3: Eq. (10) or (12) for a whole sequence, whose prefix tokens stay as they are.
+
+    Args:
+        values: features, sizes or sources of all tokens, [B, c + M, D].
+        prefix: how many tokens in front take no part.
+        kept: image tokens that stay, [B, K].
+        gone: image tokens that are propagated, [B, P].
+        weights: what each kept token takes from each propagated one, [B, K, P].
+        alpha: how strongly.
+    """
+    stay = torch.cat([torch.arange(prefix, device=kept.device).expand(len(kept), -1), kept + prefix], dim=1)
+    # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
+    weights = F.pad(weights, (0, 0, prefix, 0))
+    return propagate(select_rows(values, stay), weights, select_rows(values, gone + prefix), alpha)
 
 
 def share_out(weights: Tensor) -> Tensor:
@@ -21,3 +39,14 @@ def share_out(weights: Tensor) -> Tensor:
     """
     total = weights.sum(dim=-2, keepdim=True)
     return torch.where(total > 0, weights / total, 0.0)
+
+
+def select_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Section 3.2.3: x[b, index[b]] for x [B, N, D] and index [B, K].
+
+    One index_select on the flattened batch is twice as fast as a gather on a CPU.
+    """
+    batch, length = x.shape[:2]
+    start = torch.arange(batch, device=index.device).unsqueeze(1) * length
+    rows = x.reshape(batch * length, *x.shape[2:]).index_select(0, (index + start).flatten())
+    return rows.unflatten(0, (batch, index.shape[1]))

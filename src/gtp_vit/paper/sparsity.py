@@ -19,23 +19,35 @@ class Sparsify:
     def __call__(self, probs: Tensor) -> Tensor:
         return keep_largest(probs, self.theta, per_row=self.per_row, renormalise=self.renormalise)
 
+    def threshold_rank(self, entries: int) -> int | None:
+        """k, if all this does is to zero what is below the k-th smallest of a map's entries; else None."""
+        return None if self.per_row or self.renormalise else threshold_rank(entries, self.theta)
+
+
+def threshold_rank(entries: int, theta: float) -> int:
+    """Section 3.2.4, as released: k = int(N^2 (1 - theta)); 0 if theta is so near 1 that nothing is to be removed."""
+    return int(entries * (1 - theta))
+
+
+def zero_below(probs: Tensor, k: int) -> Tensor:
+    """Section 3.2.4: zero what is below the k-th smallest entry along the last dimension; k = 0 changes nothing.
+
+    So k - 1 entries go, fewer if several equal the threshold. NaN is below nothing: NaN images give NaN, as they do in
+    the plain model.
+    """
+    if k < 1:
+        return probs
+    threshold = probs.detach().kthvalue(k, dim=-1, keepdim=True).values
+    return probs * ~(probs < threshold)
+
 
 def keep_largest(probs: Tensor, theta: float, *, per_row: bool = False, renormalise: bool = False) -> Tensor:
     """Section 3.2.4: zero all but the largest theta N^2 entries of each head's map. [B, H, N, N] -> the same.
 
-    As released: k = int(N^2 (1 - theta)), entries below the k-th smallest become 0, so N^2 - k + 1 stay, and more if
-    several equal the threshold. Rows are not scaled to sum to 1 again, unless `renormalise`. With `per_row` each row
-    has a threshold of its own.
+    Rows are not scaled to sum to 1 again, unless `renormalise`. With `per_row` each row has a threshold of its own.
     """
     entries = probs if per_row else probs.flatten(-2)
-    k = int(entries.shape[-1] * (1 - theta))
-    if k < 1:  # theta so near 1 that nothing is to be removed
-        return probs
-    threshold = entries.detach().kthvalue(k, dim=-1, keepdim=True).values
-    if not per_row:
-        threshold = threshold.unsqueeze(-1)
-    # NaN compares false with everything: `~(<)` keeps it, so that NaN images give NaN, as they do in the plain model.
-    kept = probs * ~(probs < threshold)
+    kept = zero_below(entries, threshold_rank(entries.shape[-1], theta)).view_as(probs)
     if renormalise:
         kept = kept / kept.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(kept.dtype).tiny)
     return kept

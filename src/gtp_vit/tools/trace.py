@@ -71,7 +71,7 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
     if not is_patched(model):
         raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
     seen: list[Tokens] = []
-    run(model, images, observe=seen.append)
+    run(model, images, observe=seen.append, follow=True)
     return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))
 
 

@@ -1,0 +1,63 @@
+"""The three hot spots as operators, each with a native kernel and a pure-torch twin of the same signature.
+
+`choose` is the one place that decides which of the two runs; `status` says what it decided and why. The operators are
+registered with torch (`torch.ops.gtp_vit.*`), so compile, export, the profiler and the FLOP counter see them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.kernels import native, twins
+from gtp_vit.kernels.ops import attention as attention
+from gtp_vit.kernels.ops import neighbours as neighbours
+from gtp_vit.kernels.ops import reduce as reduce
+
+Kernels = Literal["auto", "native", "torch"]
+KERNELS = ("auto", "native", "torch")
+DTYPES = (torch.float32, torch.bfloat16)
+
+__all__ = ["KERNELS", "Kernels", "attention", "check", "choose", "neighbours", "reduce", "status", "twins"]
+
+
+def check(kernels: Kernels) -> None:
+    """Refuse what cannot be had, and say once what is slower; called when a model is patched."""
+    check_name("kernels", kernels, KERNELS)
+    if native.PROBLEM is None or kernels == "torch":
+        return
+    if kernels == "native":
+        raise BadSetting(f"kernels='native' cannot be had: {native.PROBLEM}; use kernels='auto'")
+    warnings.warn(f"gtp_vit runs on torch operators, slower than its native kernels: {native.PROBLEM}", stacklevel=3)
+
+
+def choose(kernels: Kernels, *tensors: Tensor | None) -> bool:
+    """True: the native kernel can and should run on these tensors. False: the twin."""
+    if kernels == "torch" or native.PROBLEM is not None:
+        return False
+    if kernels == "auto" and _exporting():
+        return False  # an exported program should run where gtp_vit is not installed
+    learning = torch.is_grad_enabled()
+    return all(
+        tensor is None
+        or (tensor.device.type == "cpu" and tensor.dtype in DTYPES and not (learning and tensor.requires_grad))
+        for tensor in tensors
+    )
+
+
+def status() -> str:
+    """Which kernels run on this machine."""
+    if native.PROBLEM is not None:
+        return f"torch operators: {native.PROBLEM}"
+    return f"native, {native.INSTRUCTION_SET}"
+
+
+def _exporting() -> bool:
+    exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
+    if exporting is not None:
+        return bool(exporting())
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()

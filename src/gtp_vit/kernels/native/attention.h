@@ -1,0 +1,143 @@
+// Attention in one pass: logits, key bias, softmax, exact sparsification, output and statistics, a head at a time. The
+// map exists only as a block of rows in the cache, or as one head's whole map where its threshold must be found.
+#pragma once
+#include "parallel.h"
+#include "products.h"
+#include "threshold.h"
+#include "workspace.h"
+
+// Strides are in elements: of the image, the head and the token; a head's channels are contiguous.
+struct Operand {
+  const void* data;
+  int64_t batch, head, token;
+};
+
+struct AttentionTask {
+  Operand q, k, v;
+  int64_t batch, heads;
+  int query_tokens;  // tokens that q has
+  int tokens;        // tokens that k and v have
+  int depth;         // channels of a head
+  int output_rows;   // the first so many queries get an output
+  float scale;
+  int64_t removed;    // sparsification: k of Section 3.2.4, 0 = none
+  const float* bias;  // [batch, tokens] or null
+  void* out;          // [batch, output_rows, heads * depth]
+  float* diagonal;    // [batch, heads, tokens] or null, and so the next two
+  float* column_sums;
+  float* class_row;
+};
+
+// Logits -> exponentials, in place; the rows' factors to probabilities in `inverse`. Padding has bias -inf.
+static void softmax_rows(float* map, int rows, int64_t ld, const float* bias, float* inverse) {
+  for (int row = 0; row < rows; row++, map += ld) {
+    Vector most = splat(-std::numeric_limits<float>::infinity());
+    for (int64_t c = 0; c < ld; c += WIDTH) {
+      const Vector logit = load(map + c) + load(bias + c);
+      store(map + c, logit);
+      most = logit > most ? logit : most;
+    }
+    const Vector highest = splat(max_of(most));
+    Vector total = {};
+    for (int64_t c = 0; c < ld; c += WIDTH) {
+      const Vector value = exp_of(load(map + c) - highest);
+      store(map + c, value);
+      total += value;
+    }
+    inverse[row] = 1.0f / sum_of(total);
+  }
+}
+
+static void add_column_sums(const float* map, int rows, int64_t ld, const float* factor, float* sums) {
+  for (int64_t c = 0; c < ld; c += WIDTH) {
+    Vector total = load(sums + c);
+    for (int row = 0; row < rows; row++) total += factor[row] * load(map + row * ld + c);
+    store(sums + c, total);
+  }
+}
+
+// Probabilities, with everything below the threshold of the whole map set to zero; NaN is not below anything.
+static void sparsify(float* map, int rows, int columns, int64_t ld, const float* inverse, int64_t removed, uint32_t* scratch) {
+  for (int row = 0; row < rows; row++)
+    for (int64_t c = 0; c < ld; c += WIDTH) store(map + row * ld + c, inverse[row] * load(map + row * ld + c));
+  const Vector threshold = splat(kth_smallest({map, rows, columns, ld}, removed, scratch));
+  for (int64_t at = 0; at < rows * ld; at += WIDTH) {
+    const Vector value = load(map + at);
+    store(map + at, value < threshold ? Vector{} : value);
+  }
+}
+
+template <typename T>
+static bool attend_head(const AttentionTask& task, int64_t index, Workspace& workspace) {
+  const int64_t image = index / task.heads, head = index % task.heads;
+  const int tokens = task.tokens, depth = task.depth;
+  const bool sparse = task.removed > 0;
+  const int64_t ld = round_up(tokens, PANEL);
+  const int width = round_up(depth, WIDTH);
+  // Rows without output matter only where statistics or the threshold see them.
+  const bool all_rows = sparse || task.diagonal || task.column_sums;
+  const int rows = all_rows ? task.query_tokens : task.output_rows;
+  // A block of rows of the map, queries and output should stay in the second-level cache.
+  const int cached = round_up((int)std::max<int64_t>(ROWS, std::min<int64_t>(96, 65536 / ld)), ROWS);
+  const int block = sparse ? round_up(rows, ROWS) : std::min(cached, round_up(rows, ROWS));
+
+  const size_t size_of_keys = (size_t)ld * depth, size_of_values = (size_t)tokens * width;
+  const size_t size_of_scratch = sparse ? (size_t)rows * tokens + WIDTH : 0;
+  float* memory = workspace.floats(size_of_keys + size_of_values + 2 * ld + (size_t)block * (ld + depth + width + 1) +
+                                   size_of_scratch + 8 * WIDTH);
+  if (!memory) return false;
+  const auto take = [&memory](size_t count) { float* p = memory; memory += round_up((int)count, WIDTH); return p; };
+  float* map = take((size_t)block * ld);
+  float* keys = take(size_of_keys);
+  float* values = take(size_of_values);
+  float* bias = take(ld);
+  float* sums = take(ld);
+  float* queries = take((size_t)block * depth);
+  float* out = take((size_t)block * width);
+  float* inverse = take(block);
+  uint32_t* scratch = (uint32_t*)memory;
+
+  const auto at = [&](const Operand& o) { return (const T*)o.data + image * o.batch + head * o.head; };
+  pack_keys(at(task.k), task.k.token, tokens, depth, keys);
+  pack_rows(at(task.v), task.v.token, tokens, depth, tokens, width, 1.0f, values);
+  for (int64_t c = 0; c < ld; c++)
+    bias[c] = c >= tokens ? -std::numeric_limits<float>::infinity() : task.bias ? task.bias[image * tokens + c] : 0.0f;
+  std::memset(sums, 0, ld * sizeof(float));
+
+  const int64_t statistic = index * tokens;  // where this head's statistics begin
+  for (int first = 0; first < rows; first += block) {
+    const int count = std::min(block, rows - first), padded = round_up(count, ROWS);
+    pack_rows(at(task.q) + first * task.q.token, task.q.token, count, depth, padded, depth, task.scale, queries);
+    queries_times_keys(queries, padded, depth, keys, map, ld);
+    softmax_rows(map, count, ld, bias, inverse);
+    if (sparse) {
+      sparsify(map, count, tokens, ld, inverse, task.removed, scratch);
+      for (int row = 0; row < count; row++) inverse[row] = 1.0f;
+    }
+    if (task.column_sums) add_column_sums(map, count, ld, inverse, sums);
+    if (task.diagonal)
+      for (int row = 0; row < count; row++)
+        task.diagonal[statistic + first + row] = map[row * ld + first + row] * inverse[row];
+    if (task.class_row && first == 0)
+      for (int c = 0; c < tokens; c++) task.class_row[statistic + c] = map[c] * inverse[0];
+    const int wanted = std::min(count, task.output_rows - first);
+    if (wanted <= 0) continue;
+    for (int row = count; row < padded; row++) std::memset(map + row * ld, 0, ld * sizeof(float));
+    map_times_values(map, ld, round_up(wanted, ROWS), tokens, values, width, out);
+    T* target = (T*)task.out + ((image * task.output_rows + first) * task.heads + head) * depth;
+    for (int row = 0; row < wanted; row++, target += task.heads * depth)
+      copy_row(out + (int64_t)row * width, depth, inverse[row], target);
+  }
+  if (task.column_sums) std::memcpy(task.column_sums + statistic, sums, tokens * sizeof(float));
+  return true;
+}
+
+template <typename T>
+static bool attention(const AttentionTask& task, int threads) {
+  std::atomic<bool> fine{true};
+  parallel_for(task.batch * task.heads, threads, [&](int64_t index) {
+    static thread_local Workspace workspace;  // kept from call to call: fresh pages cost as much as the work
+    if (!attend_head<T>(task, index, workspace)) fine = false;
+  });
+  return fine;
+}

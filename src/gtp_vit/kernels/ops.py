@@ -1,0 +1,103 @@
+"""The operators as torch sees them: registered once, native on a CPU, the twin everywhere else.
+
+Callers say with `native` which they want, as decided by `kernels.choose`; the twin is called directly, so that
+exported programs contain nothing but torch's own operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from gtp_vit.kernels import native as natives
+from gtp_vit.kernels import twins
+
+_LIBRARY = torch.library.Library("gtp_vit", "DEF")
+_ATTENTION = (
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, int removed, int queries, bool[] asked)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_REDUCE = (
+    "reduce(Tensor x, Tensor branch, Tensor scores, Tensor position, Tensor? size, Tensor neighbours, Tensor root,"
+    " int removed, float alpha, bool with_size, Tensor? norm_weight, Tensor? norm_bias, float epsilon)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_NEIGHBOURS = "neighbours(Tensor similarity, int rows, int columns, int spatial, int semantic) -> (Tensor, Tensor)"
+
+
+def _register(schema: str, native: Any, twin: Any, fake: Any) -> None:
+    name = schema.split("(", 1)[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, twin, "CompositeExplicitAutograd")
+    if natives.PROBLEM is None:
+        _LIBRARY.impl(name, native, "CPU")
+    torch.library.register_fake(f"gtp_vit::{name}", fake, lib=_LIBRARY)
+
+
+def _fake_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: Any, removed: Any, queries: int, asked: Any
+) -> Any:
+    batch, heads, tokens, depth = k.shape
+    shapes = [(batch, heads, tokens) if wanted else (0,) for wanted in asked]
+    return q.new_empty(batch, queries, heads * depth), *(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def _fake_reduce(
+    x: Tensor, branch: Any, scores: Any, position: Tensor, size: Any, neighbours: Any, root: Any, removed: int,
+    alpha: Any, with_size: bool, norm_weight: Any, norm_bias: Any, epsilon: Any,
+) -> Any:  # fmt: skip
+    batch, tokens, channels = x.shape
+    left = tokens - removed
+    return (
+        x.new_empty(batch, left, channels),
+        x.new_empty((0,) if norm_weight is None else (batch, left, channels)),
+        x.new_empty((batch, left) if with_size else (0,), dtype=torch.float32),
+        position.new_empty(batch, position.shape[1] - removed),
+    )
+
+
+def _fake_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> Any:
+    batch, patches = similarity.shape[0], rows * columns
+    return (
+        similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64),
+        similarity.new_empty(batch, patches, dtype=torch.float32),
+    )
+
+
+_register(_ATTENTION, natives.attention, twins.attention, _fake_attention)
+_register(_REDUCE, natives.reduce, twins.reduce, _fake_reduce)
+_register(_NEIGHBOURS, natives.neighbours, twins.neighbours, _fake_neighbours)
+
+
+@register_flop_formula(torch.ops.gtp_vit.attention)
+def _attention_flops(
+    q: Any, k: Any, v: Any, bias: Any, scale: Any, removed: int, queries: int, asked: Any, **_: Any
+) -> int:
+    batch, heads, tokens, depth = k
+    rows = q[2] if removed or asked[0] or asked[1] else queries
+    return int(2 * batch * heads * depth * tokens * (rows + queries))
+
+
+@register_flop_formula(torch.ops.gtp_vit.reduce)
+def _reduce_flops(x: Any, branch: Any, scores: Any, position: Any, size: Any, neighbours: Any, root: Any, removed: int,
+                  alpha: Any, with_size: bool, *_: Any, **__: Any) -> int:  # fmt: skip
+    """As the twin's dense product; the kernel does only the part of it that the sparse graph needs."""
+    return int(2 * x[0] * (x[1] - removed) * removed * (x[2] + int(with_size)))
+
+
+def attention(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """twins.attention, by the native kernel if `native`."""
+    return torch.ops.gtp_vit.attention.default(*arguments) if native else twins.attention(*arguments)
+
+
+def reduce(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """twins.reduce, by the native kernel if `native`."""
+    return torch.ops.gtp_vit.reduce.default(*arguments) if native else twins.reduce(*arguments)
+
+
+def neighbours(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """twins.neighbours, by the native kernel if `native`."""
+    return torch.ops.gtp_vit.neighbours.default(*arguments) if native else twins.neighbours(*arguments)

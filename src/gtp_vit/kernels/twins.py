@@ -1,0 +1,135 @@
+"""The operators in pure torch: what runs in training, on other devices, in exported programs, and without a compiler.
+
+Each has the signature of its native kernel, and the tests hold the two against each other.
+
+Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens, M0 patches, W list entries.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtp_vit.paper import graph
+from gtp_vit.paper.propagation import summarise
+from gtp_vit.paper.selection import split
+from gtp_vit.paper.sparsity import zero_below
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, removed: int, queries: int, asked: list[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """softmax(q k^T * scale + bias) v of the first `queries` tokens, and statistics of the map.
+
+    Args:
+        q: [B, H, Q, D]; all N queries where the map is sparsified or statistics are asked for.
+        k: [B, H, N, D].
+        v: [B, H, N, D].
+        bias: added to each key's logits, [B, N].
+        scale: factor of the logits.
+        removed: entries below the so-many-th smallest of each head's map become 0; 0 removes none.
+        queries: how many queries get an output.
+        asked: which statistics to return: diagonal, column sums, class row; each [B, H, N], empty if not asked for.
+
+    Returns:
+        The output [B, queries, H D] and the three statistics.
+    """
+    key_bias = None if bias is None else bias[:, None, None, :]
+    nothing = q.new_empty(0, dtype=torch.float32)
+    diagonal, column_sums, class_row = asked
+    if removed == 0 and not diagonal and not column_sums:
+        out = F.scaled_dot_product_attention(q[:, :, :queries], k, v, attn_mask=key_bias, scale=scale)
+        row = softmax(q[:, :, :1], k, scale, key_bias).squeeze(2).float() if class_row else nothing
+        return out.transpose(1, 2).flatten(2), nothing, nothing, row
+    probs = softmax(q, k, scale, key_bias)
+    probs = zero_below(probs.flatten(2), removed).view_as(probs)
+    out = probs[:, :, :queries] @ v
+    return out.transpose(1, 2).flatten(2), *statistics(probs, asked)
+
+
+def statistics(probs: Tensor, asked: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """Diagonal, column sums and first row of an attention map, in float32; empty where not asked for."""
+    diagonal, column_sums, class_row = asked
+    nothing = probs.new_empty(0, dtype=torch.float32)
+    return (
+        probs.diagonal(dim1=-2, dim2=-1).float() if diagonal else nothing,
+        probs.sum(dim=-2, dtype=torch.float32) if column_sums else nothing,
+        probs[:, :, 0].float() if class_row else nothing,
+    )
+
+
+def softmax(q: Tensor, k: Tensor, scale: float, key_bias: Tensor | None) -> Tensor:
+    """The attention map. Scaling q first keeps the logits in range in half precision, as the host models do."""
+    logits = (q * scale) @ k.transpose(-2, -1)
+    if key_bias is not None:
+        logits = logits + key_bias
+    return logits.softmax(dim=-1)
+
+
+def reduce(
+    x: Tensor,
+    branch: Tensor,
+    scores: Tensor,
+    position: Tensor,
+    size: Tensor | None,
+    neighbours: Tensor,
+    root: Tensor,
+    removed: int,
+    alpha: float,
+    with_size: bool,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Residual, selection, propagation, compaction, and the LayerNorm that follows.
+
+    Args:
+        x: features [B, N, C].
+        branch: the attention branch, to be added to them.
+        scores: importance of the image tokens, [B, M].
+        position: their grid cells, [B, M].
+        size: sizes of all tokens, [B, N]; None = one each.
+        neighbours: the graph's lists, [B or 1, M0, W].
+        root: the factors of its edges, [B or 1, M0].
+        removed: how many image tokens leave.
+        alpha: how strongly they are propagated.
+        with_size: keep count of sizes.
+        norm_weight: of the LayerNorm, [C]; None = no LayerNorm.
+        norm_bias: of the LayerNorm.
+        epsilon: of the LayerNorm.
+
+    Returns:
+        Features, features after the LayerNorm, sizes and grid cells of the tokens that stay; empty if not asked for.
+    """
+    x = x + branch
+    prefix = x.shape[1] - position.shape[1]
+    kept, gone = split(scores, removed)
+    kept_cells, gone_cells = position.gather(1, kept), position.gather(1, gone)
+    weights = graph.receive(neighbours, root, kept_cells, gone_cells)
+    if with_size:
+        size = torch.ones(x.shape[:2], dtype=torch.float32, device=x.device) if size is None else size
+        new_size = summarise(size.unsqueeze(-1), prefix, kept, gone, weights, alpha).squeeze(-1)
+    else:
+        new_size = x.new_empty(0, dtype=torch.float32)
+    x = summarise(x, prefix, kept, gone, weights, alpha)
+    normed = x.new_empty(0)
+    if norm_weight is not None:
+        normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)
+    return x, normed, new_size, kept_cells
+
+
+def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
+    """The mixed or semantic graph of each image: its lists of neighbours, and the factors of its edges.
+
+    Args:
+        similarity: of all pairs of patches, [B, M0, M0].
+        rows: of the patch grid.
+        columns: of the patch grid.
+        spatial: 0, 4 or 8 spatial neighbours.
+        semantic: how many semantic neighbours, at least one.
+    """
+    found = graph.semantic(similarity, semantic)
+    if spatial:
+        found = graph.mixed(graph.spatial((rows, columns), spatial, similarity.device), found)
+    return found, graph.normalise(graph.degrees(found))
