@@ -36,7 +36,14 @@ TIMM_VIT: dict[str, tuple[str, dict]] = {
     "no_qkv_bias": ("vit_tiny_patch16_224", {"qkv_bias": False}),
 }
 
-FAMILIES: dict[str, dict[str, tuple[str, dict]]] = {"timm_vit": TIMM_VIT}
+
+def timm_vit(family: str) -> nn.Module:
+    name, arguments = TIMM_VIT[family]
+    return timm.create_model(name, **{**SMALL, **arguments})
+
+
+# backbone -> family -> a function that makes a small model
+FAMILIES = {"timm_vit": {family: functools.partial(timm_vit, family) for family in TIMM_VIT}}
 ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family in families]
 NAMES = [family for _, family in ALL]
 # One of each kind of head and prefix, for the tests that take seconds each.
@@ -45,10 +52,10 @@ FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]
 
 def make(family: str) -> nn.Module:
     """A new small model in eval mode, the same in every run."""
-    name, arguments = next(families[family] for families in FAMILIES.values() if family in families)
+    factory = next(families[family] for families in FAMILIES.values() if family in families)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = timm.create_model(name, **{**SMALL, **arguments})
+        model = factory()
         for parameter in model.parameters():
             parameter.data = parameter.data + 0.15 * torch.randn(parameter.shape)
     return model.eval()
@@ -56,6 +63,5 @@ def make(family: str) -> nn.Module:
 
 @functools.cache
 def images(family: str, batch: int = 3) -> torch.Tensor:
-    size = next(families[family] for families in FAMILIES.values() if family in families)[1].get("img_size", 64)
-    height, width = size if isinstance(size, tuple) else (size, size)
+    height, width = make(family).patch_embed.img_size
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1))

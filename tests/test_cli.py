@@ -9,7 +9,7 @@ import pytest
 from gtp_vit.cli import benchmark
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.errors import BadSetting
-from gtp_vit.tools.benchmark import Timing, interleave
+from gtp_vit.tools.benchmark import Timing, against, interleave
 
 TINY = ["test_vit", "--propagate", "4"]
 
@@ -90,6 +90,13 @@ def test_check_says_whether_bf16_works(capsys):
         (["macs", "test_vit", "--propagate", "40"], "largest constant number for this model is"),
         (["macs", "test_vit", "--select", "mixd"], "did you mean 'mixed'"),
         (["macs", "test_resnet"], "ResNet is not a supported ViT"),
+        (["macs", "test_vit", "--graph", "spacial"], "unknown --graph 'spacial'; did you mean 'spatial'"),
+        (["macs", "test_vit", "--graph=spacial"], "did you mean 'spatial'"),
+        (["macs", "test_vit", "--graf", "mixed"], "unknown flag '--graf'; did you mean '--graph'"),
+        (["macs", "test_vit", "--convention", "torchprofil"], "did you mean 'torchprofile'"),
+        (["check", "--jason"], "did you mean '--json'"),
+        (["macs", "deit_small_patch16_224.foo"], "timm cannot create 'deit_small_patch16_224.foo'"),
+        (["macs", "foo/bar"], "unknown model 'foo/bar'"),
         (["benchmark", "test_vit", "--batch-size", "0"], "--batch-size is 0"),
         (["benchmark", "test_vit", "--rounds", "1"], "rounds is 1"),
     ],
@@ -102,10 +109,26 @@ def test_mistakes_get_one_line_and_exit_code_two(capsys, words, message):
     assert out == ""
 
 
-def test_wrong_flags_are_refused_by_the_parser(capsys):
-    code, _, err = run(capsys, "macs", "--grph", "mixed")
+def test_values_of_the_wrong_type_are_refused_by_the_parser(capsys):
+    code, _, err = run(capsys, "macs", "--alpha", "much")
     assert code == Exit.USAGE
-    assert "--graph" in err
+    assert "--alpha" in err
+
+
+def test_unexpected_errors_get_one_line_and_exit_code_one(capsys, monkeypatch):
+    def fail(words):
+        raise RuntimeError("out of\nluck")
+
+    monkeypatch.setattr(benchmark, "main", fail)
+    code, _, err = run(capsys, "benchmark")
+    assert (code, err) == (Exit.FAILED, "gtp-vit: RuntimeError: out of luck (--debug shows where)\n")
+
+
+def test_a_closed_pipe_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m gtp_vit.cli.app --help | head -1", shell=True, capture_output=True, check=True
+    )
+    assert done.stderr == b""
 
 
 def test_debug_shows_the_traceback():
@@ -128,7 +151,7 @@ def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
 
 
 def timing(low, middle, high):
-    return Timing("gtp", 1.0, (1.0, 1.0), middle, (low, high))
+    return Timing("gtp", 1.0, (1.0, 1.0), middle, (low, high), middle)
 
 
 def test_the_verdict_can_say_that_we_are_slower():
@@ -137,11 +160,17 @@ def test_the_verdict_can_say_that_we_are_slower():
     assert "No clear difference" in benchmark.verdict(timing(0.9, 1.05, 1.2))
 
 
+def test_a_candidate_is_compared_with_the_baseline_of_its_round():
+    samples = {"base": [1.0, 2.0, 4.0, 8.0], "twice as fast": [0.5, 1.0, 2.0, 4.0]}
+    base, fast = against(samples, "base")
+    assert (base.speedup, fast.speedup, fast.speedup_quartiles, fast.best_speedup) == (1, 2, (2, 2), 2)
+    assert (fast.milliseconds, fast.faster, base.faster) == (1500, True, None)
+
+
 def test_interleaving_runs_every_candidate_every_round_and_needs_two():
     calls = []
     found = interleave({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=5, warmup=1)
     assert sorted(calls) == ["a"] * 6 + ["b"] * 6
-    assert [timing.name for timing in found] == ["a", "b"]
-    assert found[0].speedup == 1
+    assert [len(seconds) for seconds in found.values()] == [5, 5]
     with pytest.raises(BadSetting, match="baseline"):
         interleave({"a": lambda: None})

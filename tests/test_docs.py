@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 MAP = re.findall(
     r"^\| ((?:Eq\. \(\d+\)|Section [\d.]+)) \|.*\| `([\w.]+)` \|$", (ROOT / "docs/paper-map.md").read_text(), re.M
 )
-PAPER_MODULES = ["selection", "graph", "propagation", "sparsity", "complexity"]
+PAPER_MODULES = sorted(path.stem for path in (ROOT / "src/gtp_vit/paper").glob("[a-z]*.py"))
 
 
 def functions_of_the_paper():

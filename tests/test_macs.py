@@ -8,8 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import families
-from gtp_vit import GTP, METHODS, Identity, macs, patch
+from gtp_vit import GTP, METHODS, GTPError, Identity, macs, patch
 from gtp_vit.errors import UnknownName
+from gtp_vit.paper.selection import SELECTORS
 
 # Printed GMACs for P = 0, 1, ..., 14 (main results; ViTs without class token).
 PAPER = {
@@ -22,6 +23,7 @@ METHOD_CASES = [method() for method in METHODS.values()] + [
     GTP(propagate=(0, 9, 0, 4), graph="spatial"),
     GTP(propagate=5, graph="none"),
     GTP(propagate=5, proportional_attention=False),
+    *(GTP(propagate=5, select=select) for select in SELECTORS),
 ]
 
 
@@ -35,8 +37,11 @@ def torch_flops(model: torch.nn.Module, images: torch.Tensor) -> int:
 @pytest.mark.parametrize("family", families.NAMES)
 @pytest.mark.parametrize("method", METHOD_CASES, ids=str)
 @pytest.mark.parametrize("lossless", [True, False])
-def test_equal_to_torchs_flop_counter(family, method, lossless):
-    fast = patch(families.make(family), method, lossless=lossless)
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_equal_to_torchs_flop_counter(family, method, lossless, kernels):
+    if "class" in str(method) and not families.make(family).has_class_token:
+        pytest.skip("needs a class token")
+    fast = patch(families.make(family), method, lossless=lossless, kernels=kernels)
     assert macs(fast).total * 2 == torch_flops(fast, families.images(family, 1))
 
 
@@ -100,6 +105,25 @@ def test_without_the_methods_own_cost():
     assert whole.total == bare.total + whole.method
     assert str(whole).endswith(" GMACs")
     assert int(whole) == whole.total
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_the_papers_convention_counts_norms_where_they_run(lossless):
+    """q/k norm and LayerScale of a model whose last block is shortened, by hand."""
+    model = families.make("qk_norm")  # 64 patches and a class token, 24 channels, 3 heads of 8, 4 layers
+    fast = patch(model, Identity(), lossless=lossless)
+    plain, official = macs(fast).total, macs(fast, convention="torchprofile").total
+    keys, queries, output, mlp = 24 + 24, 24 + 24, 24, 24 + 24  # norm1, k_norm; scale, q_norm; ls1; norm2, ls2
+    whole = 65 * (keys + queries + output + mlp)
+    short = 65 * keys + queries + output + mlp
+    assert official - plain == 3 * whole + (short + 24 if lossless else whole + 65 * 24)
+
+
+def test_wrong_arguments_are_refused():
+    model = families.make("vit")
+    for arguments in ({"method": "gtp"}, {"method": GTP}, {"grid": (0, -3)}, {"grid": (3,)}):
+        with pytest.raises(GTPError):
+            macs(model, **arguments)
 
 
 def test_unknown_conventions_are_refused():

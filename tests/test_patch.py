@@ -1,6 +1,7 @@
 """patch: timm's interface stays, callers of all tokens get all, and what is not understood is refused."""
 
 import copy
+import pickle
 
 import pytest
 import timm
@@ -9,6 +10,7 @@ from torch import nn
 
 import families
 from gtp_vit import GTP, METHODS, GTPError, Identity, UnsupportedBackbone, make_method, method_from_dict, patch, trace
+from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, BadSchedule, BadSetting, UnknownName
 from gtp_vit.paper.graph import degrees
 
@@ -68,7 +70,7 @@ def test_the_shortened_last_block_follows_the_head():
     assert families.make(VIT).head.out_features == 10
 
 
-def test_timm_finds_its_data_config_and_features():
+def test_timm_finds_its_data_config():
     config = timm.data.resolve_data_config({}, model=fast())
     assert config["mean"] == timm.data.resolve_data_config({}, model=families.make(VIT))["mean"]
 
@@ -80,13 +82,96 @@ def test_forward_head_and_pre_logits_still_work():
     assert features.shape == (3, 24)
 
 
-def test_hooks_on_blocks_that_are_left_alone_still_fire():
-    model, calls = families.make(VIT), []
-    model.blocks[0].register_forward_hook(lambda *_: calls.append(1))
-    same = patch(model, GTP(propagate=(0, 9, 0, 0)))
+def test_hooks_on_blocks_that_are_left_alone_fire():
+    model, calls = patch(families.make(VIT), GTP(propagate=(0, 9, 0, 0))), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
-        same(families.images(VIT))
-    assert calls == [1]
+        model(families.images(VIT))
+    assert calls == [1]  # later blocks see sizes, and the last one is shortened
+
+
+def test_a_model_compiled_in_place_is_reduced_all_the_same():
+    model, images = families.make(VIT), families.images(VIT)
+    expected = logits_of(fast(), images)
+    model.compile(backend="eager")
+    reduced = patch(model, GTP(propagate=7))
+    assert torch.equal(logits_of(reduced, images), expected)
+    reduced.compile(backend="eager")
+    torch.testing.assert_close(logits_of(reduced, images), expected)
+    assert torch.equal(logits_of(pickle.loads(pickle.dumps(reduced)), images), expected)
+    assert torch.equal(logits_of(copy.deepcopy(reduced), images), expected)
+
+
+def logits_of(model, images):
+    with torch.no_grad():
+        return model(images)
+
+
+@pytest.mark.parametrize("change", ["subclass", "hook", "forward"])
+def test_a_query_layer_with_a_life_of_its_own_is_called(change):
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model, images = families.make(VIT), families.images(VIT)
+    qkv = model.blocks[-1].attn.qkv
+    if change == "subclass":
+        doubled = Doubled(24, 72)
+        doubled.load_state_dict(qkv.state_dict())
+        model.blocks[-1].attn.qkv = doubled
+    elif change == "hook":
+        qkv.register_forward_hook(lambda module, inputs, output: 2 * output)
+    else:
+        plain = qkv.forward
+        qkv.forward = lambda x: 2 * plain(x)
+    same = patch(model, Identity())
+    torch.testing.assert_close(logits_of(same, images), logits_of(model, images), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_autocast_keeps_graph_and_sizes_in_full_precision(dtype, kernels):
+    model, images = families.make("dinov2_registers"), families.images("dinov2_registers")
+    reduced = patch(model, GTP(propagate=7), kernels=kernels)
+    seen = []
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=dtype):
+            run(reduced, images, observe=seen.append)
+            logits = reduced(images)
+        exact = reduced.reducer.start(seen[0])
+    assert torch.equal(seen[0].carry.lists.neighbours, exact.carry.lists.neighbours)
+    assert seen[-1].size.dtype == torch.float32
+    assert not torch.equal(seen[-1].size, seen[-1].size.to(dtype).float())
+    assert (logits.float() - logits_of(reduced, images)).abs().max() < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_full_precision(dtype):
+    model, images = families.make(VIT), families.images(VIT)
+    full = logits_of(patch(model, GTP(propagate=7)), images)
+    half = logits_of(patch(copy.deepcopy(model).to(dtype), GTP(propagate=7)), images.to(dtype))
+    plain = logits_of(copy.deepcopy(model).to(dtype), images.to(dtype)).float() - logits_of(model, images)
+    assert (half.float() - full).abs().mean() < 10 * plain.abs().mean() + 0.02
+
+
+def test_random_selection_is_the_same_in_every_dtype():
+    model, images = families.make(VIT), families.images(VIT)
+    for seed in range(3):
+        method = GTP(propagate=7, select="random", seed=seed)
+        full = trace(patch(model, method), images).layers[-1].kept
+        half = trace(patch(copy.deepcopy(model), method).bfloat16(), images.bfloat16()).layers[-1].kept
+        assert torch.equal(full, half)
+
+
+def test_a_model_patched_on_the_meta_device_can_be_filled_later():
+    model, images = families.make("gap"), families.images("gap")
+    expected = logits_of(patch(model, GTP(propagate=7, graph="spatial")), images)
+    with torch.device("meta"):
+        empty = timm.create_model("vit_medium_patch16_gap_256", **families.SMALL).eval()
+        reduced = patch(empty, GTP(propagate=7, graph="spatial"))
+    reduced.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assert torch.equal(logits_of(reduced, images), expected)
 
 
 def test_training_with_dropout_and_stochastic_depth_gives_gradients():
@@ -247,6 +332,30 @@ def test_other_modules_are_refused_wherever_they_are():
     refuse(model, "patch_embed is Talking")
 
 
+def test_parameters_hooks_and_replaced_forwards_are_refused():
+    model = families.make(VIT)
+    model.blocks[1].attn.sink = nn.Parameter(torch.zeros(3))
+    refuse(model, "blocks[1].attn.sink (a tensor) is not known")
+    model = families.make(VIT)
+    model.blocks[1].register_forward_hook(lambda *_: None)
+    refuse(model, "blocks[1] has hooks")
+    model = families.make(VIT)
+    model.blocks[2].attn.forward = model.blocks[2].attn.forward
+    refuse(model, "blocks[2].attn has hooks or a forward of its own")
+    model = families.make(VIT)
+    model.forward = model.forward
+    refuse(model, "forward was replaced on the instance")
+    model = families.make(VIT)
+    model.blocks[0].attn.proj = nn.Identity()
+    refuse(model, "blocks[0].attn.proj is torch.nn.modules.linear.Identity")
+
+
+def test_a_class_that_only_has_the_name_of_timms_is_refused():
+    model = families.make(VIT)
+    model.blocks[0].mlp = type("Mlp", (nn.Identity,), {})()
+    refuse(model, "blocks[0].mlp is Mlp")
+
+
 def test_subclasses_are_refused():
     class Mine(timm.models.VisionTransformer):
         pass
@@ -284,6 +393,7 @@ def test_gated_attention_is_refused():
         ({"alpha": -0.1}, BadSetting, "alpha is -0.1"),
         ({"alpha": float("inf")}, BadSetting, "alpha is inf"),
         ({"seed": -1}, BadSetting, "seed is -1"),
+        ({"proportional_attention": "no"}, BadSetting, "proportional_attention is 'no'; it must be True or False"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_done(settings, error, words):
@@ -308,9 +418,12 @@ def test_class_attention_needs_a_class_token():
         (torch.zeros(1, 1, 64, 64), "1 channels, but the model takes 3"),
         (torch.zeros(1, 3, 32, 64), "32 x 64, but the model takes 64 x 64"),
         (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "torch.uint8"),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.float64), "torch.float64, but the model is torch.float32"),
+        (torch.zeros(1, 3, 64, 64, device="meta"), "on meta, but the model is on cpu"),
+        (torch.zeros(1, 3, 0, 64), "no pixels"),
         ("cat.png", "a str"),
     ],
-    ids=["rank", "channels", "size", "dtype", "type"],
+    ids=["rank", "channels", "size", "integers", "dtype", "device", "empty", "type"],
 )
 def test_wrong_images_are_refused(images, words):
     with pytest.raises(BadInput) as caught:
@@ -331,6 +444,19 @@ def test_masks_and_set_input_size_are_refused():
         model(images, attn_mask=torch.zeros(65, 65))
     with pytest.raises(GTPError, match="call it on the original"):
         model.set_input_size((32, 32))
+    with pytest.raises(GTPError, match="call it on the original"):
+        model.prune_intermediate_layers(1)
+    original = families.make(VIT)
+    model = patch(original, GTP(propagate=1))
+    original.set_input_size((32, 32))
+    with pytest.raises(BadInput, match="patch it again"):
+        model(torch.zeros(1, 3, 32, 32))
+
+
+def test_an_empty_batch_gives_an_empty_result():
+    model = fast()
+    assert logits_of(model, torch.zeros(0, 3, 64, 64)).shape == (0, 10)
+    assert trace(model, torch.zeros(0, 3, 64, 64)).layers[-1].kept.shape == (0, 36)
 
 
 def test_methods_by_name_and_from_stored_settings():
@@ -339,6 +465,9 @@ def test_methods_by_name_and_from_stored_settings():
         assert method_from_dict(method.to_dict()) == method
     listed = GTP(propagate=(1, 2, 3, 4), alpha=0.7)
     assert method_from_dict({**listed.to_dict(), "propagate": [1, 2, 3, 4]}) == listed
+    assert GTP(propagate=[1, 2, 3, 4], alpha=0.7) == listed
+    assert hash(listed) == hash(GTP(propagate=[1, 2, 3, 4], alpha=0.7))
+    assert GTP(select="IMGAttn") == GTP(select="BroadAttn") == GTP(select="broad")
     assert repr(listed) == "GTP(propagate=(1, 2, 3, 4), alpha=0.7)"
     with pytest.raises(UnknownName, match="did you mean 'gtp'"):
         make_method("gpt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 
 class GTPError(ValueError):
@@ -57,8 +58,7 @@ def check_range(
     why: str = "",
 ) -> None:
     """Raise BadSetting unless low <= value <= high (low < value with `above_low`)."""
-    kinds = (int,) if whole else (int, float)
-    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     if fits and low <= value <= high and not (above_low and value == low):  # type: ignore[operator]
         return
     left = "(" if above_low else "["

@@ -33,9 +33,10 @@ class Reduction:
 def patch(model: Model, method: Method, *, lossless: bool = True, kernels: Kernels = "auto") -> Model:
     """A model of the same class with the same weights that reduces tokens by `method`.
 
-    Nothing is copied and `model` is not changed: both share their blocks. Therefore `.train()`, `.half()` or `.to()` on
-    one reaches the blocks of the other; deep-copy first where that is not wanted. Patching a patched model starts
-    again from the original.
+    Nothing is copied and `model` is not changed: both share their blocks. Therefore `.train()`, `.half()`, `.to()` or
+    `load_state_dict(..., assign=True)` on one reaches the blocks of the other; deep-copy first where that is not
+    wanted. Patching a patched model starts again from the original. Hooks on a block or its attention do not fire in
+    layers that are reduced; a model that has such hooks already is refused.
 
     Args:
         model: a supported ViT; anything else is refused with the module that is in the way.
@@ -91,7 +92,8 @@ class Patched:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so a pickle names what it is made of instead.
-        return _restore, (self.original, self.reduction.backbone.forwards), self.__dict__  # type: ignore[attr-defined]
+        model: Any = self
+        return _restore, (self.original, model.reduction.backbone.forwards), model.__getstate__()
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
@@ -112,5 +114,6 @@ def _shell(model: Model) -> Model:
     """The same module tree under a new root: own tables of parameters, buffers and children, all of them shared."""
     shell = type(model).__new__(type(model))
     for name, value in vars(model).items():
-        shell.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
+        if name != "_compiled_call_impl":  # model.compile() left it there; it would run the original
+            shell.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
     return shell

@@ -95,6 +95,10 @@ class TimmForwards:
         """Refused: it would change the patch embedding that is shared with the original model."""
         raise GTPError("set_input_size would change the shared original; call it on the original, then patch again")
 
+    def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: the schedule was made for all layers."""
+        raise GTPError("prune_intermediate_layers does not fit the schedule; call it on the original, then patch again")
+
 
 def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
     if attn_mask is not None or is_causal:
@@ -109,7 +113,7 @@ def _block_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]
     wrong = [index for index in listed if not -depth <= index < depth]
     if wrong or not listed:
         raise BadSetting(f"indices {indices!r} do not fit; the model has blocks 0 to {depth - 1}")
-    return sorted(index % depth for index in listed)
+    return sorted({index % depth for index in listed})
 
 
 def _to_grid(image: Tensor, tokens: Tokens) -> Tensor:

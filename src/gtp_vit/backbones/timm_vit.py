@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Ask, Stats, attend
-from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.reducer import Elementwise, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
 
@@ -31,7 +31,7 @@ MODEL = {
     *("head_drop", "head", "head_dist"),
 }
 # Token-wise MLPs; GlobalResponseNormMlp, for one, mixes tokens.
-MLPS = {"Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked"}
+MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked")
 POOLS_OF_PREFIX = {"token"}
 POOLS_OF_IMAGE = {"", "avg", "avgmax", "max", "map"}
 
@@ -52,13 +52,15 @@ class TimmViT:
         for name, child in model.named_children():
             if name not in MODEL:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"
-        if type(model.patch_embed).__name__ != "PatchEmbed":
+        if _is_overridden(model, hooks=False):
+            return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
+        if not _is_timm_layer(model.patch_embed, "PatchEmbed"):
             return f"patch_embed is {type(model.patch_embed).__name__}; supported: PatchEmbed"
         if not isinstance(model.patch_drop, nn.Identity):
             return "patch_drop removes patches at random; create the model with patch_drop_rate=0"
         if model.global_pool not in POOLS_OF_PREFIX | POOLS_OF_IMAGE:
             return f"global_pool is {model.global_pool!r}; supported: {sorted(POOLS_OF_PREFIX | POOLS_OF_IMAGE)}"
-        if model.attn_pool is not None and type(model.attn_pool).__name__ != "AttentionPoolLatent":
+        if model.attn_pool is not None and not _is_timm_layer(model.attn_pool, "AttentionPoolLatent"):
             return f"attn_pool is {type(model.attn_pool).__name__}; supported: AttentionPoolLatent"
         for index, block in enumerate(model.blocks):
             reason = self._block_refusal(block, vit)
@@ -71,38 +73,43 @@ class TimmViT:
             return f" is {type(block).__name__}; supported: Block"
         if type(block.attn) is not vit.Attention:
             return f".attn is {type(block.attn).__name__}; supported: Attention"
-        if type(block.mlp).__name__ not in MLPS:
-            return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(sorted(MLPS))}"
+        if not any(_is_timm_layer(block.mlp, name) for name in MLPS):
+            return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(MLPS)}"
         for known, owner, path in ((BLOCK, block, ""), (ATTENTION, block.attn, ".attn")):
             for name, child in owner.named_children():
                 if name not in known:
                     return f"{path}.{name} ({type(child).__name__}) is not known"
+            for name in [*owner._parameters, *owner._buffers]:
+                return f"{path}.{name} (a tensor) is not known"
+            if _is_overridden(owner, hooks=True):
+                return f"{path} has hooks or a forward of its own, which a reduced layer would not call; remove them"
+        for name in ("qkv", "proj"):
+            layer = getattr(block.attn, name)
+            if not isinstance(layer, nn.Linear):
+                return f".attn.{name} is {type(layer).__module__}.{type(layer).__name__}; supported: torch.nn.Linear"
         return None
 
     def describe(self, model: Any) -> VitInfo:
         block, prefix = model.blocks[0], model.num_prefix_tokens
         attn, dim = block.attn, model.embed_dim
-        norms = {name: sum(_elementwise(m) for m in modules) for name, modules in _elementwise_modules(model).items()}
-        width = attn.qkv.out_features // 3
         head, per_token = _head_macs(model)
         return VitInfo(
             depth=len(model.blocks),
             dim=dim,
             heads=attn.num_heads,
-            head_dim=width // attn.num_heads,
+            head_dim=attn.head_dim,
             grid=tuple(model.patch_embed.grid_size),
             prefix=prefix,
             class_token=model.has_class_token,
             head_reads_image_tokens=self.head_reads_image_tokens(model),
             embed_macs_per_patch=model.patch_embed.proj.weight.numel(),
             linear_macs=(_linear(attn), _linear(block.mlp)),
-            # q is scaled before the product with k, which torchprofile counts as one MAC an element
-            elementwise_macs=(norms["attention"] + width, norms["mlp"]),
-            final_elementwise_macs=norms["ends"],
+            elementwise_macs=_block_elementwise(block),
+            final_elementwise_macs=_elementwise(model.norm_pre, model.norm),
             head_macs=head,
             head_macs_per_token=per_token,
             head_reads_prefix_too=not model.global_pool or getattr(model, "pool_include_prefix", False),
-            pooled_elementwise_macs=norms["pooled"],
+            pooled_elementwise_macs=_elementwise(model.fc_norm),
         )
 
     def head_reads_image_tokens(self, model: Any) -> bool:
@@ -119,12 +126,11 @@ class TimmViT:
 
     def attention(self, block: Any, tokens: Tokens, ask: Ask, queries: int | None) -> tuple[Tensor, Stats]:
         attn, y = block.attn, block.norm1(tokens.x)
-        whole_map = ask.edit is not None
-        if queries is None or whole_map:
+        if queries is None or ask.edit is not None or not _is_plain_linear(attn.qkv):
             q, k, v = _heads(attn.qkv(y), 3, attn.num_heads)
         else:
             # Queries of the prefix tokens only: the fused qkv layer is cut into its query rows and the rest.
-            width = attn.qkv.out_features // 3
+            width = attn.num_heads * attn.head_dim
             weight, qkv_bias = attn.qkv.weight, attn.qkv.bias
             first, rest = (None, None) if qkv_bias is None else (qkv_bias[:width], qkv_bias[width:])
             (q,) = _heads(F.linear(y[:, :queries], weight[:width], first), 1, attn.num_heads)
@@ -153,6 +159,21 @@ class TimmViT:
         return block.drop_path2(block.ls2(block.mlp(block.norm2(x) if normed is None else normed)))
 
 
+def _is_timm_layer(module: nn.Module, name: str) -> bool:
+    return type(module) is getattr(sys.modules["timm.layers"], name, None)
+
+
+def _is_overridden(module: nn.Module, *, hooks: bool) -> bool:
+    """Does calling this module do something else than its class's forward? `hooks`: do hooks count?"""
+    own = any(name in vars(module) for name in ("forward", "forward_features", "forward_head", "forward_intermediates"))
+    return own or (hooks and bool(module._forward_hooks or module._forward_pre_hooks))
+
+
+def _is_plain_linear(layer: nn.Module) -> bool:
+    """May its weight be used directly? Adapters, quantised and parametrised layers must be called."""
+    return type(layer) is nn.Linear and not _is_overridden(layer, hooks=True)
+
+
 def check_images(model: Any, images: Any) -> None:
     """One clear error instead of one from deep inside the model."""
     if not isinstance(images, Tensor):
@@ -164,16 +185,30 @@ def check_images(model: Any, images: Any) -> None:
         raise BadInput(f"images are {images.dtype}; convert them to float and normalise them as the model expects")
     if shape[1] != channels:
         raise BadInput(f"images have {shape[1]} channels, but the model takes {channels}")
+    weight = model.patch_embed.proj.weight
+    if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
+        raise BadInput(
+            f"images are {images.dtype}, but the model is {weight.dtype}; convert one of them, or use autocast"
+        )
+    if images.device != weight.device:
+        raise BadInput(f"images are on {images.device}, but the model is on {weight.device}; move one of them")
     size = tuple(model.patch_embed.img_size)
+    if min(shape[2:]) == 0:
+        raise BadInput(f"images are {shape[2]} x {shape[3]}; they have no pixels")
     if not model.dynamic_img_size and shape[2:] != size:
         raise BadInput(
             f"images are {shape[2]} x {shape[3]}, but the model takes {size[0]} x {size[1]}; resize them, or create "
             f"the model with img_size={shape[2:]} or dynamic_img_size=True"
         )
     patch = model.patch_embed.patch_size
-    if model.dynamic_img_size and not model.patch_embed.dynamic_img_pad:
-        if shape[2] % patch[0] or shape[3] % patch[1] or min(shape[2:]) == 0:
-            raise BadInput(f"images are {shape[2]} x {shape[3]}; both must be multiples of the patch size {patch}")
+    if (
+        model.dynamic_img_size
+        and not model.patch_embed.dynamic_img_pad
+        and (shape[2] % patch[0] or shape[3] % patch[1])
+    ):
+        raise BadInput(f"images are {shape[2]} x {shape[3]}; both must be multiples of the patch size {patch}")
+    if tuple(model.patch_embed.grid_size) != model.reduction.vit.grid:
+        raise BadInput("the original model's input size was changed after patching; patch it again")
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
@@ -186,22 +221,21 @@ def _linear(module: nn.Module) -> int:
     return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
-def _elementwise(module: nn.Module | None) -> int:
-    """MACs of one token in a norm or LayerScale, counted as torchprofile does: one an element if it has weights."""
-    return sum(p.numel() for n, p in module.named_parameters() if n in ("weight", "gamma")) if module else 0
+def _elementwise(*modules: nn.Module | None) -> int:
+    """MACs of one token in norms or LayerScales, counted as torchprofile does: one an element if it has weights."""
+    weights = [p for m in modules if m is not None for n, p in m.named_parameters() if n in ("weight", "gamma")]
+    return sum(weight.numel() for weight in weights)
 
 
-def _elementwise_modules(model: Any) -> dict[str, list[nn.Module | None]]:
-    block = model.blocks[0]
+def _block_elementwise(block: Any) -> Elementwise:
     attn = block.attn
-    # q_norm and k_norm act on one head's width; every head uses the same weights
-    per_head = [norm for norm in (attn.q_norm, attn.k_norm) for _ in range(attn.num_heads)]
-    return {
-        "attention": [block.norm1, block.ls1, getattr(attn, "norm", None), *per_head],
-        "mlp": [block.norm2, block.ls2, getattr(block.mlp, "norm", None)],
-        "ends": [model.norm_pre, model.norm],
-        "pooled": [model.fc_norm],
-    }
+    return Elementwise(
+        keys=_elementwise(block.norm1) + attn.num_heads * _elementwise(attn.k_norm),
+        # q is scaled before the product with k
+        queries=attn.num_heads * (attn.head_dim + _elementwise(attn.q_norm)),
+        output=_elementwise(getattr(attn, "norm", None), block.ls1),
+        mlp=_elementwise(block.norm2, getattr(block.mlp, "norm", None), block.ls2),
+    )
 
 
 def _head_macs(model: Any) -> tuple[int, int]:

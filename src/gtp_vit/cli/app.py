@@ -1,12 +1,13 @@
 """gtp-vit COMMAND: which commands there are, and how errors and exit codes look.
 
-A command is a dataclass whose fields are its flags and whose `run` does the work. Settings of the method chosen with
+Each command is a module with a dataclass, whose fields are its flags, and a `main`. Settings of the method chosen with
 --method are flags too, generated from the method's own dataclass.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
@@ -68,11 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"gtp-vit: {error}", file=sys.stderr)
         return Exit.USAGE
+    except BrokenPipeError:  # somebody read enough, e.g. head
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
+        return Exit.FAILED
     except KeyboardInterrupt:
         print("gtp-vit: interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
     except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)
         return Exit.OK if stop.code in (0, None) else Exit.USAGE
+    except Exception as error:
+        if debug:
+            raise
+        print(f"gtp-vit: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
+        return Exit.FAILED
     return Exit.OK
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_name
@@ -17,6 +18,7 @@ def parse(command: type[Command], words: Sequence[str]) -> Command:
     """Read `words` into a command; tyro prints help and mistakes and exits."""
     import tyro
 
+    check_words(words, command)
     return tyro.cli(command, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__)
 
 
@@ -25,7 +27,9 @@ def parse_with_method(command: type[Command], words: Sequence[str], default: str
     import tyro
 
     name = _chosen_method(words, default)
-    method = METHODS[check_name("method", name, METHODS)]
+    check_name("method", name, METHODS)
+    check_words(words, command, METHODS[name])
+    method = METHODS[name]
     both = dataclasses.make_dataclass(
         command.__name__,
         [
@@ -36,6 +40,24 @@ def parse_with_method(command: type[Command], words: Sequence[str], default: str
     both.__doc__ = command.__doc__
     parsed = tyro.cli(both, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__)
     return parsed.run, parsed.settings
+
+
+def check_words(words: Sequence[str], *sources: Any) -> None:
+    """Unknown flags and unknown choices in one line, with close matches; the rest is left to the parser."""
+    choices: dict[str, tuple[str, ...]] = {"help": ()}
+    for source in sources:
+        hints = get_type_hints(source)
+        for field in dataclasses.fields(source):
+            flag = field.name.replace("_", "-")
+            choices[flag] = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+            if hints[field.name] is bool:
+                choices[f"no-{flag}"] = ()
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if word.startswith("--"):
+            flag, _, value = word[2:].partition("=")
+            check_name("flag", f"--{flag}", [f"--{known}" for known in choices])
+            if choices[flag]:
+                check_name(f"--{flag}", value or following, choices[flag])
 
 
 def _chosen_method(words: Sequence[str], default: str) -> str:

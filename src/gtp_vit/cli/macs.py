@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.core.reducer import Convention
 from gtp_vit.patch import patch
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.models import create_model
@@ -23,7 +24,7 @@ class Macs:
     """Name of a timm model."""
     method: str = "gtp"
     """Name of a method; its settings are flags too."""
-    convention: Literal["model", "torchprofile"] = "model"
+    convention: Convention = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     lossless: bool = True
     """The last block computes only what the head reads."""
@@ -33,7 +34,7 @@ class Macs:
 
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Macs, words)
-    model = create_model(flags.model)
+    model = create_model(flags.model, meta=True)
     fast = patch(model, method, lossless=flags.lossless)
     if flags.json:
         before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
@@ -12,6 +12,16 @@ from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.tokens import Tokens
 
 Convention = Literal["model", "torchprofile"]
+CONVENTIONS = get_args(Convention)
+
+
+class Elementwise(NamedTuple):
+    """MACs of one token in a block's norms and scales, which only the paper's tool counts."""
+
+    keys: int  # in front of keys and values: of all tokens
+    queries: int  # of the tokens that have a query
+    output: int  # of the tokens that attention has an output for
+    mlp: int  # of the tokens that reach the MLP
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class VitInfo:
     head_reads_image_tokens: bool  # False: pooling and head read prefix tokens only
     embed_macs_per_patch: int
     linear_macs: tuple[int, int]  # of one token in a block's attention (qkv and projection) and MLP
-    elementwise_macs: tuple[int, int]  # the same for norms and scales: counted by the paper's tool only
+    elementwise_macs: Elementwise
     final_elementwise_macs: int  # one token's, of norms before the first and after the last block
     head_macs: int  # pooling and classifier, apart from what follows
     head_macs_per_token: int  # what pooling or classifier spends on each token it reads

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
+from typing import Any
 
 from gtp_vit.errors import BadSchedule, check_name
 
@@ -74,12 +76,11 @@ def removals(schedule: Schedule, depth: int, tokens: int) -> tuple[int, ...]:
     >>> removals("keep:0.5:1", depth=3, tokens=9)
     (0, 4, 0)
     """
-    if isinstance(schedule, bool):
-        raise BadSchedule(f"schedule is {schedule!r}; give a number, one number a layer, or a name like 'linear:2:14'")
-    if isinstance(schedule, int):
+    plan: list[Any]
+    if isinstance(schedule, Integral) and not isinstance(schedule, bool):
         plan = [schedule] * depth
     elif isinstance(schedule, str):
-        plan = _named(schedule, depth, tokens)
+        plan = [int(schedule)] * depth if schedule.isdigit() else _named(schedule, depth, tokens)
     elif isinstance(schedule, (tuple, list)):
         plan = list(schedule)
     else:
@@ -87,14 +88,14 @@ def removals(schedule: Schedule, depth: int, tokens: int) -> tuple[int, ...]:
     if len(plan) != depth:
         raise BadSchedule(f"schedule has {len(plan)} entries, but the model has {depth} layers; give one for each")
     for layer, number in enumerate(plan):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
             raise BadSchedule(f"schedule removes {number!r} tokens in layer {layer}; it must be a whole number >= 0")
     if sum(plan) >= tokens:
         raise BadSchedule(
             f"schedule removes {sum(plan)} tokens, but there are only {tokens} image tokens and one must stay; "
             f"the largest constant number for this model is {(tokens - 1) // depth}"
         )
-    return tuple(plan)
+    return tuple(int(number) for number in plan)
 
 
 def _named(schedule: str, depth: int, tokens: int) -> list[int]:

@@ -120,7 +120,7 @@ def reduce(
     norm_bias: Tensor | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, branch, position = x.contiguous(), branch.contiguous(), position.contiguous()
+    x, branch, position = x.contiguous(), branch.to(x.dtype).contiguous(), position.contiguous()
     scores, neighbours, root = scores.float().contiguous(), neighbours.contiguous(), root.contiguous()
     size = None if size is None else size.contiguous()
     batch, tokens, channels = x.shape
@@ -143,7 +143,7 @@ def reduce(
 
 def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
     similarity = similarity.float().contiguous()
-    batch, patches = len(similarity), rows * columns
+    batch, patches = similarity.shape[0], rows * columns
     found = similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64)
     root = similarity.new_empty(batch, patches, dtype=torch.float32)
     task = GraphTask(batch, rows, columns, spatial, semantic, *(_address(t) for t in (similarity, found, root)))

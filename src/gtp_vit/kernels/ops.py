@@ -78,7 +78,8 @@ def _attention_flops(
 ) -> int:
     batch, heads, tokens, depth = k
     rows = q[2] if removed or asked[0] or asked[1] else queries
-    return int(2 * batch * heads * depth * tokens * (rows + queries))
+    again = int(asked[2] and rows == queries and not (removed or asked[0] or asked[1]))  # the twin's class row
+    return int(2 * batch * heads * depth * tokens * (rows + queries + again))
 
 
 @register_flop_formula(torch.ops.gtp_vit.reduce)

@@ -22,7 +22,7 @@ from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods.gtp_cost import own_macs
 from gtp_vit.paper import graph as graphs
 from gtp_vit.paper.propagation import select_rows, share_out, summarise
-from gtp_vit.paper.selection import AGGREGATES, SELECTORS, Seen, random_scores, split
+from gtp_vit.paper.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores, split
 from gtp_vit.paper.sparsity import Sparsify
 
 Graph = Literal["mixed", "spatial", "semantic", "none"]
@@ -76,8 +76,16 @@ class GTP(Method):
     official_offbyone: bool = False
     """One semantic neighbour more on models without class token, as the released code has it."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.propagate, list):  # as read from JSON; settings must be hashable
+            object.__setattr__(self, "propagate", tuple(self.propagate))
+        object.__setattr__(self, "select", PUBLISHED_NAMES.get(self.select, self.select))
+
     def build(self, vit: VitInfo) -> GTPReducer:
         check_name("selection", self.select, SELECTORS)
+        for field in dataclasses.fields(self):
+            if field.type in (bool, "bool") and not isinstance(getattr(self, field.name), bool):
+                raise BadSetting(f"{field.name} is {getattr(self, field.name)!r}; it must be True or False")
         check_name("heads", self.heads, AGGREGATES)
         check_name("graph", self.graph, get_args(Graph))
         check_name("score_from", self.score_from, get_args(Scores))
@@ -121,9 +129,6 @@ class Carry(NamedTuple):
 class GTPReducer(Reducer):
     """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, W neighbours, K kept, P propagated."""
 
-    spatial: Tensor
-    noise: Tensor
-
     def __init__(self, method: GTP, vit: VitInfo) -> None:
         super().__init__(vit)
         self.method = method
@@ -132,11 +137,10 @@ class GTPReducer(Reducer):
         self.edit = edit if method.theta < 1 else None
         self.edits_map = self.edit is not None and sum(self.plan) > 0
         self.needs_matrix = method.edges != "receiver" or method.renormalise_graph
-        # Not persistent: the state dict of a patched model is the model's own.
-        self.register_buffer("spatial", graphs.spatial(vit.grid, method.spatial_neighbours), persistent=False)
-        generator = torch.Generator().manual_seed(method.seed)
         cells = max(vit.image_tokens, 4096) if method.select == "random" else 0
-        self.register_buffer("noise", random_scores(vit.depth, cells, generator), persistent=False)
+        generator = torch.Generator("cpu").manual_seed(method.seed)
+        # No buffer: .half() would round it and to_empty() would lose it.
+        self.noise = random_scores(vit.depth, cells, generator)
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         if grid == self.vit.grid:
@@ -228,15 +232,13 @@ class GTPReducer(Reducer):
                 f"select='random' was drawn for at most {self.noise.shape[1]} patches, but the image has "
                 f"{tokens.grid[0]} x {tokens.grid[1]}; patch a model created with this img_size"
             )
-        return self.noise[layer][tokens.position]
+        return self.noise[layer].to(tokens.position.device)[tokens.position]
 
     def _build_graph(self, tokens: Tokens) -> Lists:
         """Section 3.2.2: built once from the embedded tokens, and static from then on."""
         method, count = self.method, tokens.position.shape[1]
         if method.graph == "spatial" or (method.graph == "mixed" and method.neighbours == 0):
-            own_grid = tokens.grid == self.vit.grid
-            near = self.spatial if own_grid else graphs.spatial(tokens.grid, method.spatial_neighbours, tokens.x.device)
-            near = near.unsqueeze(0)
+            near = graphs.spatial(tokens.grid, method.spatial_neighbours, tokens.x.device).unsqueeze(0)
             return Lists(near, graphs.normalise(graphs.degrees(near)))
         neighbours = method.neighbours + method._extra_neighbour(self.vit)
         if neighbours >= count:
@@ -261,7 +263,7 @@ class GTPReducer(Reducer):
         kept_cells, gone_cells = tokens.position.gather(1, kept), tokens.position.gather(1, gone)
         if lists is not None:
             return graphs.receive(lists.neighbours, lists.root, kept_cells, gone_cells)
-        matrix = matrix.expand(len(kept), -1, -1)
+        matrix = matrix.expand(kept.shape[0], -1, -1)
         if self.method.renormalise_graph:
             present = _submatrix(matrix, tokens.position, tokens.position)
             return _submatrix(graphs.normalise_matrix(present), kept, gone)

@@ -27,6 +27,9 @@ def own_macs(
     for layer, removed in enumerate(plan[:layers]):
         if official:
             total += _official_selection_macs(method, count, vit.prefix)
+        elif removed and method.theta == 1 and method.select == "class":
+            # Fused attention does not show its map: the class token's row is computed once more.
+            total += (count + vit.prefix) * vit.heads * vit.head_dim
         count -= removed
         if method.graph != "none":
             # Nobody reads the sizes that the last layer makes; torchprofile does not see them.

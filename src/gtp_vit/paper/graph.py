@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit.paper.precision import full_precision
+
 OFFSETS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
 
 
@@ -29,8 +31,9 @@ def spatial(grid: tuple[int, int], neighbours: int = 8, device: torch.device | N
 
 def cosine_similarity(x: Tensor) -> Tensor:
     """Eq. (6): x_i x_j^T / (|x_i| |x_j|) of all pairs, in float32. [B, M, C] -> [B, M, M]."""
-    unit = F.normalize(x.float(), dim=-1)
-    return unit @ unit.transpose(-2, -1)
+    with full_precision(x):
+        unit = F.normalize(x.float(), dim=-1)
+        return unit @ unit.transpose(-2, -1)
 
 
 def semantic(similarity: Tensor, neighbours: int) -> Tensor:
@@ -87,7 +90,7 @@ def receive(neighbours: Tensor, root: Tensor, kept: Tensor, propagated: Tensor) 
         kept: the tokens that stay, as grid cells, [B, K].
         propagated: the tokens that leave, [B, P].
     """
-    batch, count, leaving = len(kept), neighbours.shape[1], propagated.shape[1]
+    batch, count, leaving = kept.shape[0], neighbours.shape[1], propagated.shape[1]
     slots = torch.arange(leaving, device=kept.device).expand(batch, -1)
     slot_of = torch.full((batch, count + 1), leaving, device=kept.device).scatter(1, propagated, slots)
     lists = neighbours.expand(batch, -1, -1).gather(1, kept.unsqueeze(2).expand(-1, -1, neighbours.shape[2]))

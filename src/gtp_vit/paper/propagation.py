@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit.paper.precision import full_precision
+
 
 def propagate(kept: Tensor, weights: Tensor, propagated: Tensor, alpha: float) -> Tensor:
     """Eq. (10) and (12): X^s = X^k + alpha A^p X^p. [B, K, D], [B, K, P], [B, P, D] -> [B, K, D]."""
-    return torch.baddbmm(kept, weights.to(kept.dtype), propagated, alpha=alpha)
+    with full_precision(kept):
+        return torch.baddbmm(kept, weights.to(kept.dtype), propagated.to(kept.dtype), alpha=alpha)
 
 
 def summarise(values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: Tensor, alpha: float) -> Tensor:
@@ -26,7 +29,7 @@ def summarise(values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: 
         weights: what each kept token takes from each propagated one, [B, K, P].
         alpha: how strongly.
     """
-    stay = torch.cat([torch.arange(prefix, device=kept.device).expand(len(kept), -1), kept + prefix], dim=1)
+    stay = torch.cat([torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1)
     # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
     weights = F.pad(weights, (0, 0, prefix, 0))
     return propagate(select_rows(values, stay), weights, select_rows(values, gone + prefix), alpha)

@@ -51,8 +51,8 @@ def dissimilarity(rows: Tensor) -> Tensor:
 
 
 def random_scores(layers: int, tokens: int, generator: torch.Generator) -> Tensor:
-    """Section 3.2.1, Random: a score for each layer and grid position, [layers, tokens]."""
-    return torch.rand(layers, tokens, generator=generator)
+    """Section 3.2.1, Random: a rank for each layer and grid cell, [layers, tokens]; no two of a layer are equal."""
+    return torch.rand(layers, tokens, generator=generator, device="cpu").argsort(dim=-1).argsort(dim=-1)
 
 
 class Seen(NamedTuple):
@@ -110,16 +110,25 @@ def _noise(seen: Seen, aggregate: Aggregate) -> Tensor:
     return seen.noise
 
 
-# The name in the released code stands behind each.
 SELECTORS: dict[str, Selector] = {
-    "mixed": Selector(frozenset({"diagonal", "column_sums"}), _mixed),  # MixedAttn, the paper's
-    "diagonal": Selector(frozenset({"diagonal"}), _diagonal),  # DiagAttn
-    "broad": Selector(frozenset({"column_sums"}), _broad),  # IMGAttn
-    "sum": Selector(frozenset({"diagonal", "column_sums"}), _sum),  # SumAttn
-    "class": Selector(frozenset({"class_row"}), _class),  # CLSAttn
-    "cosine_tokens": Selector(frozenset(), _features),  # the paper's CosSim
-    "cosine_attention": Selector(frozenset({"map"}), _attention_rows),  # the released code's CosSim
-    "random": Selector(frozenset(), _noise),  # Random
+    "mixed": Selector(frozenset({"diagonal", "column_sums"}), _mixed),
+    "diagonal": Selector(frozenset({"diagonal"}), _diagonal),
+    "broad": Selector(frozenset({"column_sums"}), _broad),
+    "sum": Selector(frozenset({"diagonal", "column_sums"}), _sum),
+    "class": Selector(frozenset({"class_row"}), _class),
+    "cosine_tokens": Selector(frozenset(), _features),  # what the paper calls CosSim
+    "cosine_attention": Selector(frozenset({"map"}), _attention_rows),  # what the released code calls CosSim
+    "random": Selector(frozenset(), _noise),
+}
+# What paper and released code call the same; CosSim is missing, because they mean different things by it.
+PUBLISHED_NAMES = {
+    "MixedAttn": "mixed",
+    "DiagAttn": "diagonal",
+    "BroadAttn": "broad",
+    "IMGAttn": "broad",
+    "SumAttn": "sum",
+    "CLSAttn": "class",
+    "Random": "random",
 }
 
 

@@ -25,6 +25,7 @@ class Environment:
     threads: int
     instruction_sets: str
     accelerator: str
+    kernels: str
     bf16: str
     onednn_max_cpu_isa: str
 
@@ -32,6 +33,8 @@ class Environment:
 def environment() -> Environment:
     """Look at this machine. Takes a few seconds: bf16 is tried in a process of its own, because it may die."""
     import torch
+
+    from gtp_vit import kernels
 
     cuda = torch.cuda.is_available()
     return Environment(
@@ -44,6 +47,7 @@ def environment() -> Environment:
         threads=torch.get_num_threads(),
         instruction_sets=torch.backends.cpu.get_cpu_capability(),
         accelerator=torch.cuda.get_device_name() if cuda else "none",
+        kernels=kernels.status(),
         bf16=bf16_verdict(),
         onednn_max_cpu_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", "not set"),
     )
@@ -51,7 +55,10 @@ def environment() -> Environment:
 
 def bf16_verdict() -> str:
     """Does a bf16 product work here? Some virtual machines advertise AMX and then kill the process that uses it."""
-    done = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, timeout=120, check=False)
+    try:
+        done = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        return "does not answer within two minutes"
     if done.returncode == 0:
         return "works"
     if done.returncode < 0:
@@ -59,7 +66,7 @@ def bf16_verdict() -> str:
             f"KILLS THE PROCESS (signal {-done.returncode}): this machine advertises AMX and cannot run it; "
             "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 before Python starts"
         )
-    return f"fails: {done.stderr.decode(errors='replace').strip().splitlines()[-1]}"
+    return f"fails: {(done.stderr.decode(errors='replace').strip().splitlines() or ['no message'])[-1]}"
 
 
 def _cpu_name() -> str:

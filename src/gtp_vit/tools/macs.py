@@ -8,12 +8,10 @@ from typing import Any
 from torch import nn
 
 from gtp_vit import backbones
-from gtp_vit.core.reducer import Convention, Method, Reducer, VitInfo
-from gtp_vit.errors import check_name
+from gtp_vit.core.reducer import CONVENTIONS, Convention, Elementwise, Method, Reducer, VitInfo
+from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import is_patched, unpatch
-
-CONVENTIONS = ("model", "torchprofile")
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,10 @@ def macs(
     4.599 GMACs
     """
     check_name("convention", convention, CONVENTIONS)
+    if method is not None and not isinstance(method, Method):
+        raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=8)")
+    if grid is not None and not (len(grid) == 2 and min(grid) > 0):
+        raise BadSetting(f"grid is {grid!r}; give rows and columns of the patch grid, e.g. (14, 14)")
     if is_patched(model):
         reduction: Any = model.reduction
         method = reduction.method if method is None else method
@@ -89,11 +91,11 @@ def count_macs(
     lossless: bool,
 ) -> Macs:
     """The same from a description of the model, which need not exist."""
-    elementwise = convention == "torchprofile"
+    official = convention == "torchprofile"
+    extra = vit.elementwise_macs if official else Elementwise(0, 0, 0, 0)
     width = vit.heads * vit.head_dim
-    attention, mlp = vit.linear_macs
-    if elementwise:
-        attention, mlp = attention + vit.elementwise_macs[0], mlp + vit.elementwise_macs[1]
+    attention = vit.linear_macs[0] + extra.keys + extra.queries + extra.output
+    mlp = vit.linear_macs[1] + extra.mlp
     patches = grid[0] * grid[1]
     tokens = vit.prefix + patches
     embed = patches * vit.embed_macs_per_patch
@@ -101,28 +103,24 @@ def count_macs(
     plan = reducer.removals(grid)
     for layer, removed in enumerate(plan):
         if lossless and layer == vit.depth - 1:
-            layers.append(_prefix_only_layer(vit, reducer, tokens, elementwise))
+            layers.append(_prefix_only_layer(vit, reducer, tokens, extra))
             tokens = vit.prefix
         else:
             layers.append(tokens * attention + 2 * tokens**2 * width + (tokens - removed) * mlp)
             tokens -= removed
     head = vit.head_macs + vit.head_macs_per_token * (tokens if vit.head_reads_prefix_too else tokens - vit.prefix)
-    if elementwise:
+    if official:
         head += tokens * vit.final_elementwise_macs + vit.pooled_elementwise_macs
     own = reducer.own_macs(grid, vit.depth - lossless, convention) if include_method else 0
     return Macs(embed, tuple(layers), head, own)
 
 
-def _prefix_only_layer(vit: VitInfo, reducer: Reducer, tokens: int, elementwise: bool) -> int:
+def _prefix_only_layer(vit: VitInfo, reducer: Reducer, tokens: int, extra: Elementwise) -> int:
     """The last block when only prefix tokens are read: keys and values of all, the rest of the prefix."""
     width, prefix = vit.heads * vit.head_dim, vit.prefix
     project = vit.dim * width
     # An edit of the map has to see the whole map, so queries of all tokens are needed then.
     queries = tokens if reducer.edits_map else prefix
-    total = queries * project + tokens * 2 * project + prefix * (project + vit.linear_macs[1])
-    total += queries * tokens * width + prefix * tokens * width
-    if elementwise:
-        attention, mlp = vit.elementwise_macs
-        norm1 = min(vit.dim, attention)
-        total += tokens * norm1 + queries * (attention - norm1) + prefix * mlp
-    return total
+    total = queries * (project + extra.queries) + tokens * (2 * project + extra.keys)
+    total += (queries + prefix) * tokens * width
+    return total + prefix * (project + extra.output + vit.linear_macs[1] + extra.mlp)

@@ -46,8 +46,11 @@ class Trace:
 
     def membership(self, layer: int) -> Tensor:
         """How much of each patch of the image is in each token after `layer`, [B, K, M0]."""
+        depth = len(self.layers)
+        if not -depth <= layer < depth:
+            raise BadSetting(f"layer is {layer}; the trace has layers 0 to {depth - 1}")
         share = self.layers[0].source
-        for step in self.layers[1 : range(len(self.layers))[layer] + 1]:
+        for step in self.layers[1 : layer % depth + 1]:
             share = step.source @ share
         return share
 
@@ -80,7 +83,8 @@ def _layer(before: Tokens, after: Tokens) -> LayerTrace:
     batch = len(before.position)
     kept = torch.zeros(batch, before.grid[0] * before.grid[1], dtype=torch.bool, device=after.position.device)
     gone = ~kept.scatter(1, after.position, True).gather(1, before.position)
-    index = gone.nonzero()[:, 1].view(batch, -1)  # every image of a batch loses the same number of tokens
+    removed = before.position.shape[1] - after.position.shape[1]  # the same for every image of a batch
+    index = gone.nonzero()[:, 1].view(batch, removed)
     return LayerTrace(
         kept=after.position,
         removed=before.position.gather(1, index),

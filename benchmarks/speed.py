@@ -1,0 +1,189 @@
+"""How close is GTP to the price of slicing? Everything is timed in turns in one process; only ratios are reported.
+
+    python benchmarks/speed.py                         # the cases of the README
+    python benchmarks/speed.py --cases deit_small_patch16_224:8:8 --thetas 1 0.5 --rounds 40 --json speed.json
+
+A case is MODEL:BATCH:P[:IMAGE_SIZE]. The oracle is the same model, with the same shortened last block, that drops P
+tokens a layer by slicing: what any method with that schedule could reach if its own work cost nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+import tyro
+
+from gtp_vit import GTP, make_method, patch
+from gtp_vit.tools.benchmark import against, interleave
+from gtp_vit.tools.environment import environment
+
+CASES = (
+    "deit_small_patch16_224:1:8",
+    "deit_small_patch16_224:1:14",
+    "deit_small_patch16_224:8:8",
+    "deit_small_patch16_224:8:14",
+    "deit_small_patch16_224:32:8",
+    "deit_small_patch16_224:32:14",
+    "deit_base_patch16_224:8:8",
+    "vit_base_patch8_224:4:32",
+    "deit_small_patch16_224:2:42:512",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time full model, oracle, torch twin and native kernels, interleaved."""
+
+    cases: tuple[str, ...] = CASES
+    """MODEL:BATCH:P or MODEL:BATCH:P:IMAGE_SIZE."""
+    thetas: tuple[float, ...] = (1.0, 0.5)
+    """Sparsification of GTP."""
+    kernels: tuple[str, ...] = ("native", "torch")
+    """Which kernels of GTP to time."""
+    methods: tuple[str, ...] = ()
+    """Other registered methods, with their default settings, to time beside GTP."""
+    rounds: int = 20
+    """How often each is timed."""
+    threads: int = 2
+    """CPU threads."""
+    memory: bool = False
+    """Also measure the peak memory of one forward pass, each in a process of its own."""
+    json: Path | None = None
+    """Write the results to this file."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate of one case. Ratios are medians over rounds; `best` ones of the fastest quarter."""
+
+    case: str
+    candidate: str
+    milliseconds: float
+    over_oracle: float
+    over_oracle_quartiles: tuple[float, float]
+    over_oracle_best: float
+    speedup: float
+    speedup_best: float
+
+
+class Oracle(torch.nn.Module):
+    """A timm ViT that slices `number` tokens off in every layer; the last block computes the class token only."""
+
+    def __init__(self, model: Any, number: int) -> None:
+        super().__init__()
+        self.model, self.number = model, number
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        model = self.model
+        x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+        *blocks, last = model.blocks
+        for block in blocks:
+            x = x + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
+            x = x[:, : x.shape[1] - self.number]
+            x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+        x = x[:, :1] + last.ls1(self.class_attention(last.attn, last.norm1(x)))
+        x = x + last.ls2(last.mlp(last.norm2(x)))
+        return model.forward_head(model.norm(x))
+
+    @staticmethod
+    def class_attention(attn: Any, y: torch.Tensor) -> torch.Tensor:
+        width = attn.qkv.out_features // 3
+        weight, bias = attn.qkv.weight, attn.qkv.bias
+        q = F.linear(y[:, :1], weight[:width], bias[:width])
+        kv = F.linear(y, weight[width:], bias[width:])
+        q, k, v = (t.unflatten(2, (attn.num_heads, -1)).transpose(1, 2) for t in (q, *kv.chunk(2, dim=2)))
+        out = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        return attn.proj(out.transpose(1, 2).flatten(2))
+
+
+def candidates(case: str, options: Options) -> tuple[dict[str, torch.nn.Module], torch.Tensor]:
+    name, batch, number, *size = case.split(":")
+    model = timm.create_model(name, **({"img_size": int(size[0])} if size else {})).eval()
+    found: dict[str, torch.nn.Module] = {"full": model, "oracle": Oracle(model, int(number))}
+    for theta in options.thetas:
+        for kernels in options.kernels:
+            method = GTP(propagate=int(number), theta=theta)
+            found[f"gtp {kernels} theta={theta:g}"] = patch(model, method, kernels=kernels)  # type: ignore[arg-type]
+    for other in options.methods:
+        found[other] = patch(model, make_method(other))
+    return found, torch.randn(int(batch), 3, *model.patch_embed.img_size)
+
+
+def measure(case: str, options: Options) -> list[Row]:
+    models, images = candidates(case, options)
+    with torch.inference_mode():
+        calls = {name: (lambda model=model: model(images)) for name, model in models.items()}
+        samples = interleave(calls, rounds=options.rounds)
+    rows = []
+    for full, oracle in zip(against(samples, "full"), against(samples, "oracle"), strict=True):
+        low, high = oracle.speedup_quartiles
+        ratios = (1 / oracle.speedup, (1 / high, 1 / low), 1 / oracle.best_speedup)
+        rows.append(Row(case, full.name, full.milliseconds, *ratios, full.speedup, full.best_speedup))
+    return rows
+
+
+def peak_memory(case: str, options: Options) -> dict[str, float]:
+    """MB that a forward pass adds to the process, each candidate in a process of its own."""
+    found = {}
+    for index, name in enumerate(candidates(case, options)[0]):
+        words = [sys.executable, __file__, "--child", case, str(index)]
+        found[name] = float(subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return found
+
+
+def one(case: str, index: int) -> None:
+    """The child of `peak_memory`."""
+    torch.set_num_threads(2)
+    models, images = candidates(case, Options())
+    model = list(models.values())[index]
+    with torch.inference_mode():
+        model(images[:1])  # libraries, thread pools and packed weights are not the forward pass's
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        model(images)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def main(options: Options) -> None:
+    torch.set_num_threads(options.threads)
+    rows: list[Row] = []
+    memory: dict[str, dict[str, float]] = {}
+    print(f"{'case':<34}{'candidate':<24}{'/ oracle':>9}{'middle half':>15}{'best':>7}{'speed-up':>10}{'best':>7}")
+    for case in options.cases:
+        for row in measure(case, options):
+            low, high = row.over_oracle_quartiles
+            print(
+                f"{row.case:<34}{row.candidate:<24}{row.over_oracle:>9.3f}{f'{low:.3f} .. {high:.3f}':>15}"
+                f"{row.over_oracle_best:>7.3f}{row.speedup:>10.2f}{row.speedup_best:>7.2f}",
+                flush=True,
+            )
+            rows.append(row)
+        if options.memory:
+            memory[case] = peak_memory(case, options)
+            print(f"{case:<34}peak MB of a forward pass: {memory[case]}", flush=True)
+        if options.json:  # after every case, so that an interruption loses nothing
+            result = {
+                "date": date.today().isoformat(),
+                "environment": dataclasses.asdict(environment()),
+                "options": {**dataclasses.asdict(options), "json": str(options.json)},
+                "rows": [dataclasses.asdict(row) for row in rows],
+                "peak_memory_mb": memory,
+            }
+            options.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        one(sys.argv[2], int(sys.argv[3]))
+    else:
+        main(tyro.cli(Options, description=__doc__))
