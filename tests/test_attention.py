@@ -18,21 +18,21 @@ def tensors(tokens=7, heads=2, width=5, batch=2):
     return [torch.randn(batch, heads, tokens, width, generator=generator) for _ in range(3)]
 
 
-def by_hand(q, k, v, scale, bias=None):
+def by_hand(q, k, v, scale, size=None):
     logits = scale * torch.einsum("bhqd,bhkd->bhqk", q, k)
-    if bias is not None:
-        logits = logits + bias[:, None, None, :]
+    if size is not None:
+        logits = logits + size.log()[:, None, None, :]
     probs = logits.exp() / logits.exp().sum(-1, keepdim=True)
     return probs, torch.einsum("bhqk,bhkd->bhqd", probs, v)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("with_sizes", [False, True])
 @pytest.mark.parametrize("asked", [(), ("class_row",), ("keys", "values"), STATISTICS])
-def test_output_and_statistics_are_those_of_the_map(asked, with_bias):
+def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
     q, k, v = tensors()
-    bias = torch.rand(2, 7).log() if with_bias else None
-    probs, out = by_hand(q, k, v, 0.3, bias)
-    found, stats = attend(q, k, v, scale=0.3, ask=Ask(frozenset(asked)), bias=bias)
+    size = torch.rand(2, 7) if with_sizes else None
+    probs, out = by_hand(q, k, v, 0.3, size)
+    found, stats = attend(q, k, v, scale=0.3, ask=Ask(frozenset(asked)), size=size)
     expected = {
         "diagonal": torch.stack([probs[..., i, i] for i in range(7)], -1),
         "column_sums": probs.sum(2),

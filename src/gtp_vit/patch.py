@@ -42,8 +42,8 @@ def patch(model: Model, method: Method, *, lossless: bool = True, kernels: Kerne
         model: a supported ViT; anything else is refused with the module that is in the way.
         method: e.g. `GTP(propagate=8)`.
         lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
-        kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, without
-            gradients), except in exported programs; "native" there as well; "torch" never.
+        kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
+            torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
 
     >>> import timm, torch
     >>> model = timm.create_model("test_vit").eval()

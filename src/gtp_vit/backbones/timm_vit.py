@@ -141,10 +141,11 @@ class TimmViT:
             v,
             scale=attn.scale,
             ask=ask,
-            bias=tokens.bias(),
+            size=tokens.size,
             dropout=attn.attn_drop.p if attn.training else 0.0,
             queries=queries,
-            use=tokens.kernels,
+            first=tokens.prefix,
+            native=tokens.native,
         )
         if hasattr(attn, "norm"):
             out = attn.norm(out)
@@ -213,7 +214,8 @@ def check_images(model: Any, images: Any) -> None:
 
 def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """[B, N, parts H D] -> parts x [B, H, N, D]."""
-    return x.unflatten(2, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    batch, tokens, width = x.shape
+    return x.reshape(batch, tokens, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def _linear(module: nn.Module) -> int:

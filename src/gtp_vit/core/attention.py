@@ -8,14 +8,15 @@ Shapes: B batch, H heads, N tokens (keys), Q queries, D head dimension.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit import kernels
-from gtp_vit.kernels import Kernels, twins
+from gtp_vit.kernels import twins
 
+HEADS = ("each", "max", "mean")
 STATISTICS = ("diagonal", "column_sums", "class_row", "map", "keys", "values")
 
 
@@ -35,14 +36,18 @@ class Ask:
     statistics: frozenset[str] = frozenset()  # a subset of STATISTICS
     edit: Edit | None = None
     before_edit: bool = False  # take the statistics from the map as it was before `edit`
+    heads: Literal["each", "max", "mean"] = "each"  # statistics of each head, or put together over the heads
 
 
 class Stats(NamedTuple):
-    """What attention saw. A field that was not asked for is None. Statistics are float32 whatever the model's dtype."""
+    """What attention saw. A field that was not asked for is None. Statistics are float32 whatever the model's dtype.
 
-    diagonal: Tensor | None = None  # [B, H, N]     how much each token attends to itself
-    column_sums: Tensor | None = None  # [B, H, N]     how much all tokens together attend to each token
-    class_row: Tensor | None = None  # [B, H, N]     how much the first token attends to each token
+    Statistics are [B, H, N], or [B, N] if they were asked for over all heads; a backbone leaves the prefix tokens out.
+    """
+
+    diagonal: Tensor | None = None  # how much each token attends to itself
+    column_sums: Tensor | None = None  # how much all tokens together attend to each token
+    class_row: Tensor | None = None  # how much the first token attends to each token
     map: Tensor | None = None  # [B, H, N, N]
     keys: Tensor | None = None  # [B, H, N, D]
     values: Tensor | None = None  # [B, H, N, D]
@@ -55,12 +60,13 @@ def attend(
     *,
     scale: float,
     ask: Ask,
-    bias: Tensor | None = None,
+    size: Tensor | None = None,
     dropout: float = 0.0,
     queries: int | None = None,
-    use: Kernels = "auto",
+    first: int = 0,
+    native: bool = False,
 ) -> tuple[Tensor, Stats]:
-    """Eq. (1), and Eq. (11) with a bias: softmax(q k^T * scale + bias) v, and the statistics of that map.
+    """Eq. (1), and Eq. (11) with sizes: softmax(q k^T * scale + log s) v, and the statistics of that map.
 
     Args:
         q: queries [B, H, Q, D]; all N of them wherever the map is edited or its statistics are asked for.
@@ -68,50 +74,35 @@ def attend(
         v: values [B, H, N, D].
         scale: factor of the logits.
         ask: which statistics to return and how to edit the map.
-        bias: added to each key's logits, [B, N].
+        size: how many patches each key stands for, [B, N]; None = one each.
         dropout: probability of dropping an entry of the map (training).
         queries: return the output of the first `queries` tokens only.
-        use: which kernels.
+        first: statistics leave out the tokens before this one.
+        native: by the native kernel where it can do what is asked.
 
     Returns:
         The output [B, Q, H D] and the statistics.
     """
     wanted = ask.statistics
-    asked = [name in wanted for name in STATISTICS[:3]]
+    asked = ["diagonal" in wanted, "column_sums" in wanted, "class_row" in wanted]
+    heads = HEADS.index(ask.heads)
     queries = q.shape[2] if queries is None else queries
     rank = 0 if ask.edit is None else ask.edit.threshold_rank(q.shape[2] * k.shape[2])
+    probs = None
     if rank is None or "map" in wanted or dropout > 0 or (ask.before_edit and rank != 0):
-        out, seen, probs = _with_the_map(q, k, v, scale, ask, bias, dropout, queries, asked)
+        probs = F.dropout(twins.softmax(q, k, scale, twins.bias_of(size, q.dtype)), dropout, training=dropout > 0)
+        edited = probs if ask.edit is None else ask.edit(probs)
+        out = (edited[:, :, :queries] @ v).transpose(1, 2).flatten(2)
+        probs = probs if ask.before_edit else edited
+        found = twins.statistics(probs, asked, heads, first)
     else:
-        native = kernels.choose(use, q, k, v, bias)
-        out, *seen = kernels.attention(native, q, k, v, bias, scale, rank, queries, asked)
-        probs = None
-    diagonal, column_sums, class_row = (found if want else None for found, want in zip(seen, asked, strict=True))
+        out, found = kernels.attention(native, q, k, v, size, scale, rank, queries, asked, heads, first)
+    statistics = iter(found.unbind(0)) if wanted else iter(())
     return out, Stats(
-        diagonal=diagonal,
-        column_sums=column_sums,
-        class_row=class_row,
+        diagonal=next(statistics) if asked[0] else None,
+        column_sums=next(statistics) if asked[1] else None,
+        class_row=next(statistics) if asked[2] else None,
         map=probs if "map" in wanted else None,
         keys=k if "keys" in wanted else None,
         values=v if "values" in wanted else None,
     )
-
-
-def _with_the_map(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    ask: Ask,
-    bias: Tensor | None,
-    dropout: float,
-    queries: int,
-    asked: list[bool],
-) -> tuple[Tensor, list[Tensor], Tensor]:
-    """The general case: output, statistics and the map they were taken from."""
-    probs = twins.softmax(q, k, scale, None if bias is None else bias[:, None, None, :])
-    probs = F.dropout(probs, dropout, training=dropout > 0)
-    edited = probs if ask.edit is None else ask.edit(probs)
-    out = (edited[:, :, :queries] @ v).transpose(1, 2).flatten(2)
-    seen = probs if ask.before_edit else edited
-    return out, list(twins.statistics(seen, asked)), seen

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Reducer, VitInfo
 from gtp_vit.core.tokens import Tokens
@@ -70,7 +71,8 @@ def run(
         follow: fill `Tokens.source` in every layer, for the trace.
     """
     backbone, reducer = model.reduction.backbone, model.reducer
-    tokens = reducer.start(backbone.embed(model, images).but(kernels=model.reduction.kernels))
+    tokens = backbone.embed(model, images)
+    tokens = reducer.start(tokens.but(native=kernels.choose(model.reduction.kernels, tokens.x)))
     if observe is not None:
         observe(tokens)
     blocks = list(model.blocks)[:layers]
@@ -80,8 +82,12 @@ def run(
         last = prefix_only and layer == len(blocks) - 1
         if model.grad_checkpointing and torch.is_grad_enabled():
             tokens = checkpoint(run_layer, backbone, reducer, block, layer, tokens, last, use_reentrant=False)
+        elif is_left_alone(reducer, layer, tokens, last):
+            tokens = tokens.but(x=block(tokens.x))
         else:
-            tokens = run_layer(backbone, reducer, block, layer, tokens, last)
+            # Two calls, so that what the layer began with is free while the MLP, the largest part, is computed.
+            tokens, normed = run_attention(backbone, reducer, block, layer, tokens, last)
+            tokens = tokens.add(backbone.mlp(block, tokens.x, normed))
         if observe is not None:
             observe(tokens)
     return tokens
@@ -90,20 +96,30 @@ def run(
 def run_layer(
     backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
 ) -> Tokens:
-    """Attention, reduction, MLP: GTP sits between the two branches of a block."""
-    ask = reducer.ask(layer, tokens)
-    if ask is None and tokens.size is None and not prefix_only:
+    """One layer as a function of the tokens alone, for gradient checkpointing."""
+    if is_left_alone(reducer, layer, tokens, prefix_only):
         return tokens.but(x=block(tokens.x))
+    tokens, normed = run_attention(backbone, reducer, block, layer, tokens, prefix_only)
+    return tokens.add(backbone.mlp(block, tokens.x, normed))
+
+
+def is_left_alone(reducer: Reducer, layer: int, tokens: Tokens, prefix_only: bool) -> bool:
+    """Does this layer run the model's own block, with its fused attention and its hooks?"""
+    return reducer.ask(layer, tokens) is None and tokens.size is None and not prefix_only
+
+
+def run_attention(
+    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
+) -> tuple[Tokens, Tensor | None]:
+    """Attention and reduction, which sits between the two branches of a block; the tokens, and maybe their norm."""
+    ask = reducer.ask(layer, tokens) or Ask()
     if prefix_only:
         # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
         # are not needed then; an edit still is, for it changes what the prefix tokens see.
-        ask = Ask(edit=None if ask is None else ask.edit)
-        branch, _ = backbone.attention(block, tokens, ask, queries=tokens.prefix)
-        tokens, normed = tokens.prefix_only().add(branch), None
-    else:
-        branch, stats = backbone.attention(block, tokens, ask or Ask(), queries=None)
-        tokens, normed = reducer.reduce(layer, tokens, branch, stats, backbone.mlp_norm(block))
-    return tokens.add(backbone.mlp(block, tokens.x, normed))
+        branch, _ = backbone.attention(block, tokens, Ask(edit=ask.edit), queries=tokens.prefix)
+        return tokens.prefix_only().add(branch), None
+    branch, stats = backbone.attention(block, tokens, ask, queries=None)
+    return reducer.reduce(layer, tokens, branch, stats, backbone.mlp_norm(block))
 
 
 def _with_identity_source(tokens: Tokens) -> Tokens:

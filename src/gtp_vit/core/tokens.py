@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtp_vit.kernels import Kernels
 from gtp_vit.paper.propagation import select_rows
 
 
@@ -29,7 +28,7 @@ class Tokens:
     size: Tensor | None = None  # [B, N] float32: patches a token stands for; None = one each
     source: Tensor | None = None  # [B, M, M before]: what the last reduction made each token of; only while tracing
     carry: Any = None  # what the method remembers, e.g. GTP's graph
-    kernels: Kernels = "auto"  # which kernels the model was patched to use
+    native: bool = False  # do the native kernels run in this forward pass?
 
     @property
     def image(self) -> Tensor:
@@ -46,16 +45,12 @@ class Tokens:
             size=changes.get("size", self.size),
             source=changes.get("source", self.source),
             carry=changes.get("carry", self.carry),
-            kernels=changes.get("kernels", self.kernels),
+            native=changes.get("native", self.native),
         )
 
     def add(self, branch: Tensor) -> Tokens:
         """The residual connection."""
         return self.but(x=self.x + branch)
-
-    def bias(self) -> Tensor | None:
-        """log s, the bias that proportional attention adds to every key's logits, [B, N]."""
-        return None if self.size is None else self.size.log().to(self.x.dtype)
 
     def keep(self, index: Tensor) -> Tokens:
         """Keep the prefix and the image tokens at `index` [B, K]; the only place that gathers tokens."""

@@ -35,18 +35,15 @@ def check(kernels: Kernels) -> None:
     warnings.warn(f"gtp_vit runs on torch operators, slower than its native kernels: {native.PROBLEM}", stacklevel=3)
 
 
-def choose(kernels: Kernels, *tensors: Tensor | None) -> bool:
-    """True: the native kernel can and should run on these tensors. False: the twin."""
-    if kernels == "torch" or native.PROBLEM is not None:
+def choose(kernels: Kernels, x: Tensor) -> bool:
+    """Do the native kernels run in this forward pass, whose embedded tokens are `x`? If not, the twins do."""
+    if kernels == "torch" or native.PROBLEM is not None or torch.is_grad_enabled():
         return False
     if kernels == "auto" and _exporting():
         return False  # an exported program should run where gtp_vit is not installed
-    learning = torch.is_grad_enabled()
-    return all(
-        tensor is None
-        or (tensor.device.type == "cpu" and tensor.dtype in DTYPES and not (learning and tensor.requires_grad))
-        for tensor in tensors
-    )
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in DTYPES:
+        return False
+    return x.device.type == "cpu" and x.dtype in DTYPES
 
 
 def status() -> str:

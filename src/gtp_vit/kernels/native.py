@@ -8,52 +8,25 @@ why, and the twins run.
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-VERSION = 1  # of the interface; api.cpp has the same
+VERSION = 3  # of the interface; api.cpp has the same
 # instruction sets from best to most common, by the name torch gives to what the processor can do
 BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
 
-Pointer = ctypes.c_void_p
-
-
-class Operand(ctypes.Structure):
-    """A tensor [batch, heads, tokens, channels] whose channels are contiguous."""
-
-    _fields_ = [("data", Pointer), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("token", ctypes.c_int64)]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Operand:
-        return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
-
-
-def _structure(name: str, fields: str) -> type[ctypes.Structure]:
-    """A C structure from 'type name' pairs, in the order of the header."""
-    types = {"int64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float, "ptr": Pointer, "operand": Operand}
-    pairs = [field.split() for field in fields.replace("\n", " ").split(",")]
-    return type(name, (ctypes.Structure,), {"_fields_": [(field, types[kind]) for kind, field in pairs]})
-
-
-AttentionTask = _structure(
-    "AttentionTask",
-    "operand q, operand k, operand v, int64 batch, int64 heads, int query_tokens, int tokens, int depth, "
-    "int output_rows, float scale, int64 removed, ptr bias, ptr out, ptr diagonal, ptr column_sums, ptr class_row",
-)
-ReduceTask = _structure(
-    "ReduceTask",
-    "int64 batch, int tokens, int prefix, int channels, int removed, int patches, int degree, ptr x, ptr branch, "
-    "ptr scores, ptr position, ptr size, ptr neighbours, ptr root, int64 graph_stride, float alpha, "
-    "ptr norm_weight, ptr norm_bias, float epsilon, ptr x_out, ptr normed_out, ptr position_out, ptr size_out",
-)
-GraphTask = _structure(
-    "GraphTask",
-    "int64 batch, int rows, int columns, int spatial, int semantic, ptr similarity, ptr neighbours, ptr root",
-)
+# Arguments of the functions in api.cpp: i int, l int64, f float, p pointer.
+SIGNATURES = {
+    "attention": "plll plll plll ll iiii f l pp i ppp ii i",
+    "reduce": "l iiiiii pp pppp p l f pp f pppp i i",
+    "graph": "l iiii ppp i",
+    "kth_smallest": "p ii ll p",
+}
+TYPES = {"i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str, str | None]:
@@ -64,7 +37,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str, str | None]:
             try:
                 library = ctypes.CDLL(str(path))
                 if library.gtp_vit_version() == VERSION:
-                    library.gtp_vit_kth_smallest.restype = ctypes.c_float
+                    _declare(library)
                     return library, build, None
                 problem = f"{path.name} was built for another version of gtp_vit; install it again"
             except (OSError, AttributeError) as error:
@@ -72,16 +45,24 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str, str | None]:
     return None, "", problem
 
 
+def _declare(library: ctypes.CDLL) -> None:
+    for name, letters in SIGNATURES.items():
+        function = getattr(library, f"gtp_vit_{name}")
+        function.argtypes = [TYPES[letter] for letter in letters.replace(" ", "")]
+        function.restype = ctypes.c_float if name == "kth_smallest" else ctypes.c_int
+
+
 LIBRARY, INSTRUCTION_SET, PROBLEM = load(Path(__file__).parent)
+# Looked up once. Between products of matrices every line of Python runs from a cold cache, so there are few here.
+_attention, _reduce, _graph, _kth_smallest = (getattr(LIBRARY, f"gtp_vit_{name}", None) for name in SIGNATURES)
+
+
+def _no_memory() -> MemoryError:
+    return MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
 
 
 def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
-
-
-def _run(function: str, task: ctypes.Structure, *rest: int) -> None:
-    if getattr(LIBRARY, function)(ctypes.byref(task), *rest, torch.get_num_threads()) != 0:
-        raise MemoryError(f"{function}: no memory for its scratch space")
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:
@@ -89,20 +70,42 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, removed: int, queries: int, asked: list[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = (_rows_contiguous(tensor) for tensor in (q, k, v))
-    batch, heads, tokens, depth = k.shape
-    out = q.new_empty(batch, queries, heads * depth)
-    statistics = [q.new_empty((batch, heads, tokens) if wanted else (0,), dtype=torch.float32) for wanted in asked]
-    bias = None if bias is None else bias.float().contiguous()
-    task = AttentionTask(
-        *(Operand.of(tensor) for tensor in (q, k, v)),
-        *(batch, heads, q.shape[2], tokens, depth, queries, scale, removed),
-        *(_address(tensor) for tensor in (bias, out, *statistics)),
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: Tensor | None,
+    scale: float,
+    removed: int,
+    queries: int,
+    asked: list[bool],
+    heads: int,
+    first: int,
+) -> tuple[Tensor, Tensor]:
+    q, k, v = _rows_contiguous(q), _rows_contiguous(k), _rows_contiguous(v)
+    batch, num_heads, tokens, depth = k.shape
+    out = q.new_empty(batch, queries, num_heads * depth)
+    shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
+    statistics = torch.empty((sum(asked), *shape), dtype=torch.float32)
+    step, address = math.prod(shape) * 4, statistics.data_ptr()
+    addresses = []
+    for wanted in asked:
+        addresses.append(address if wanted else None)
+        address += step if wanted else 0
+    if size is not None:
+        size = size.float().contiguous()
+    failed = _attention(  # type: ignore[misc]
+        q.data_ptr(),
+        *q.stride()[:3],
+        k.data_ptr(),
+        *k.stride()[:3],
+        v.data_ptr(),
+        *v.stride()[:3],
+        *(batch, num_heads, q.shape[2], tokens, depth, queries, scale, removed),
+        *(_address(size), out.data_ptr(), first, *addresses, heads, q.dtype == torch.bfloat16, torch.get_num_threads()),
     )
-    _run("gtp_vit_attention", task, int(q.dtype == torch.bfloat16))
-    return out, statistics[0], statistics[1], statistics[2]
+    if failed:
+        raise _no_memory()
+    return out, statistics
 
 
 def reduce(
@@ -122,22 +125,26 @@ def reduce(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, branch, position = x.contiguous(), branch.to(x.dtype).contiguous(), position.contiguous()
     scores, neighbours, root = scores.float().contiguous(), neighbours.contiguous(), root.contiguous()
-    size = None if size is None else size.contiguous()
+    if size is not None:
+        size = size.contiguous()
     batch, tokens, channels = x.shape
     count, left = position.shape[1], tokens - removed
     x_out = x.new_empty(batch, left, channels)
     normed_out = torch.empty_like(x_out) if norm_weight is not None else x.new_empty(0)
     size_out = x.new_empty((batch, left) if with_size else (0,), dtype=torch.float32)
     position_out = position.new_empty(batch, count - removed)
-    weights = [None if weight is None else weight.to(x.dtype).contiguous() for weight in (norm_weight, norm_bias)]
-    task = ReduceTask(
+    if norm_weight is not None and norm_bias is not None:
+        norm_weight, norm_bias = norm_weight.to(x.dtype).contiguous(), norm_bias.to(x.dtype).contiguous()
+    failed = _reduce(  # type: ignore[misc]
         *(batch, tokens, tokens - count, channels, removed, neighbours.shape[1], neighbours.shape[2]),
-        *(_address(tensor) for tensor in (x, branch, scores, position, size, neighbours, root)),
-        *(int(neighbours.shape[0] > 1), alpha),
-        *(_address(weight) for weight in weights),
-        *(epsilon, _address(x_out), _address(normed_out), _address(position_out), _address(size_out)),
+        *(x.data_ptr(), branch.data_ptr(), scores.data_ptr(), position.data_ptr(), _address(size)),
+        *(neighbours.data_ptr(), root.data_ptr(), neighbours.shape[0] > 1, alpha),
+        *(_address(norm_weight), _address(norm_bias), epsilon),
+        *(x_out.data_ptr(), normed_out.data_ptr() if norm_weight is not None else None, position_out.data_ptr()),
+        *(size_out.data_ptr() if with_size else None, x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
-    _run("gtp_vit_reduce", task, int(x.dtype == torch.bfloat16))
+    if failed:
+        raise _no_memory()
     return x_out, normed_out, size_out, position_out
 
 
@@ -146,8 +153,12 @@ def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semant
     batch, patches = similarity.shape[0], rows * columns
     found = similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64)
     root = similarity.new_empty(batch, patches, dtype=torch.float32)
-    task = GraphTask(batch, rows, columns, spatial, semantic, *(_address(t) for t in (similarity, found, root)))
-    _run("gtp_vit_graph", task)
+    failed = _graph(  # type: ignore[misc]
+        *(batch, rows, columns, spatial, semantic),
+        *(similarity.data_ptr(), found.data_ptr(), root.data_ptr(), torch.get_num_threads()),
+    )
+    if failed:
+        raise _no_memory()
     return found, root
 
 
@@ -156,11 +167,4 @@ def kth_smallest(values: Tensor, k: int) -> float:
     values = values.float().contiguous()
     rows, columns = values.shape
     scratch = torch.empty(values.numel() + 64, dtype=torch.int32)
-    library: Any = LIBRARY
-    return float(
-        library.gtp_vit_kth_smallest(
-            Pointer(values.data_ptr()),
-            *(rows, columns, ctypes.c_int64(columns), ctypes.c_int64(k)),
-            Pointer(scratch.data_ptr()),
-        )
-    )
+    return float(_kth_smallest(values.data_ptr(), rows, columns, columns, k, scratch.data_ptr()))  # type: ignore[misc]

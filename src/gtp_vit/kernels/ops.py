@@ -17,8 +17,8 @@ from gtp_vit.kernels import twins
 
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
 _ATTENTION = (
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, int removed, int queries, bool[] asked)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? size, float scale, int removed, int queries, bool[] asked,"
+    " int heads, int first) -> (Tensor, Tensor)"
 )
 _REDUCE = (
     "reduce(Tensor x, Tensor branch, Tensor scores, Tensor position, Tensor? size, Tensor neighbours, Tensor root,"
@@ -38,11 +38,11 @@ def _register(schema: str, native: Any, twin: Any, fake: Any) -> None:
 
 
 def _fake_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: Any, removed: Any, queries: int, asked: Any
+    q: Tensor, k: Tensor, v: Any, size: Any, scale: Any, removed: Any, queries: int, asked: Any, heads: int, first: int
 ) -> Any:
-    batch, heads, tokens, depth = k.shape
-    shapes = [(batch, heads, tokens) if wanted else (0,) for wanted in asked]
-    return q.new_empty(batch, queries, heads * depth), *(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    batch, num_heads, tokens, depth = k.shape
+    shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
+    return q.new_empty(batch, queries, num_heads * depth), q.new_empty(sum(asked), *shape, dtype=torch.float32)
 
 
 def _fake_reduce(
@@ -74,7 +74,7 @@ _register(_NEIGHBOURS, natives.neighbours, twins.neighbours, _fake_neighbours)
 
 @register_flop_formula(torch.ops.gtp_vit.attention)
 def _attention_flops(
-    q: Any, k: Any, v: Any, bias: Any, scale: Any, removed: int, queries: int, asked: Any, **_: Any
+    q: Any, k: Any, v: Any, size: Any, scale: Any, removed: int, queries: int, asked: Any, *_: Any, **__: Any
 ) -> int:
     batch, heads, tokens, depth = k
     rows = q[2] if removed or asked[0] or asked[1] else queries
@@ -89,16 +89,30 @@ def _reduce_flops(x: Any, branch: Any, scores: Any, position: Any, size: Any, ne
     return int(2 * x[0] * (x[1] - removed) * removed * (x[2] + int(with_size)))
 
 
-def attention(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _unobserved() -> bool:
+    """May a native kernel be called directly? Torch's dispatcher takes as long as a small kernel.
+
+    Not if something wants to see the operator: compile, export, the FLOP counter and other dispatch modes.
+    """
+    return not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0
+
+
+def attention(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """twins.attention, by the native kernel if `native`."""
-    return torch.ops.gtp_vit.attention.default(*arguments) if native else twins.attention(*arguments)
+    if not native:
+        return twins.attention(*arguments)
+    return natives.attention(*arguments) if _unobserved() else torch.ops.gtp_vit.attention.default(*arguments)
 
 
 def reduce(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """twins.reduce, by the native kernel if `native`."""
-    return torch.ops.gtp_vit.reduce.default(*arguments) if native else twins.reduce(*arguments)
+    if not native:
+        return twins.reduce(*arguments)
+    return natives.reduce(*arguments) if _unobserved() else torch.ops.gtp_vit.reduce.default(*arguments)
 
 
 def neighbours(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """twins.neighbours, by the native kernel if `native`."""
-    return torch.ops.gtp_vit.neighbours.default(*arguments) if native else twins.neighbours(*arguments)
+    if not native:
+        return twins.neighbours(*arguments)
+    return natives.neighbours(*arguments) if _unobserved() else torch.ops.gtp_vit.neighbours.default(*arguments)

@@ -18,45 +18,67 @@ from gtp_vit.paper.sparsity import zero_below
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, removed: int, queries: int, asked: list[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """softmax(q k^T * scale + bias) v of the first `queries` tokens, and statistics of the map.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: Tensor | None,
+    scale: float,
+    removed: int,
+    queries: int,
+    asked: list[bool],
+    heads: int,
+    first: int,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T * scale + log size) v of the first `queries` tokens, and statistics of the map.
 
     Args:
         q: [B, H, Q, D]; all N queries where the map is sparsified or statistics are asked for.
         k: [B, H, N, D].
         v: [B, H, N, D].
-        bias: added to each key's logits, [B, N].
+        size: how many patches each key stands for, [B, N]; None = one each.
         scale: factor of the logits.
         removed: entries below the so-many-th smallest of each head's map become 0; 0 removes none.
         queries: how many queries get an output.
-        asked: which statistics to return: diagonal, column sums, class row; each [B, H, N], empty if not asked for.
+        asked: which statistics to return: diagonal, column sums, class row.
+        heads: 0 returns them for each head; 1 their largest, 2 their mean over the heads.
+        first: they leave out the tokens before this one.
 
     Returns:
-        The output [B, queries, H D] and the three statistics.
+        The output [B, queries, H D], and the statistics asked for, [S, B, H, N - first] or [S, B, N - first].
     """
-    key_bias = None if bias is None else bias[:, None, None, :]
-    nothing = q.new_empty(0, dtype=torch.float32)
+    key_bias = bias_of(size, q.dtype)
     diagonal, column_sums, class_row = asked
     if removed == 0 and not diagonal and not column_sums:
         out = F.scaled_dot_product_attention(q[:, :, :queries], k, v, attn_mask=key_bias, scale=scale)
-        row = softmax(q[:, :, :1], k, scale, key_bias).squeeze(2).float() if class_row else nothing
-        return out.transpose(1, 2).flatten(2), nothing, nothing, row
+        row = softmax(q[:, :, :1], k, scale, key_bias) if class_row else q.new_empty(*q.shape[:2], 1, k.shape[2])
+        return out.transpose(1, 2).flatten(2), statistics(row, asked, heads, first)
     probs = softmax(q, k, scale, key_bias)
     probs = zero_below(probs.flatten(2), removed).view_as(probs)
     out = probs[:, :, :queries] @ v
-    return out.transpose(1, 2).flatten(2), *statistics(probs, asked)
+    return out.transpose(1, 2).flatten(2), statistics(probs, asked, heads, first)
 
 
-def statistics(probs: Tensor, asked: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """Diagonal, column sums and first row of an attention map, in float32; empty where not asked for."""
-    diagonal, column_sums, class_row = asked
-    nothing = probs.new_empty(0, dtype=torch.float32)
-    return (
-        probs.diagonal(dim1=-2, dim2=-1).float() if diagonal else nothing,
-        probs.sum(dim=-2, dtype=torch.float32) if column_sums else nothing,
-        probs[:, :, 0].float() if class_row else nothing,
-    )
+def statistics(probs: Tensor, asked: list[bool], heads: int, first: int) -> Tensor:
+    """Diagonal, column sums and first row of an attention map, those asked for, in float32."""
+    found = []
+    if asked[0]:
+        found.append(probs.diagonal(dim1=-2, dim2=-1).float())
+    if asked[1]:
+        found.append(probs.sum(dim=-2, dtype=torch.float32))
+    if asked[2]:
+        found.append(probs[:, :, 0].float())
+    if heads:
+        found = [each.amax(dim=1) if heads == 1 else each.mean(dim=1) for each in found]
+    if found:
+        return torch.stack(found)[..., first:]
+    batch, num_heads, _, tokens = probs.shape
+    shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
+    return probs.new_empty(0, *shape, dtype=torch.float32)
+
+
+def bias_of(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What proportional attention adds to the logits of each key, [B, 1, 1, N]."""
+    return None if size is None else size.log().to(dtype)[:, None, None, :]
 
 
 def softmax(q: Tensor, k: Tensor, scale: float, key_bias: Tensor | None) -> Tensor:

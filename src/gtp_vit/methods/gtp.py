@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class GTP(Method):
         for field in dataclasses.fields(self):
             if field.type in (bool, "bool") and not isinstance(getattr(self, field.name), bool):
                 raise BadSetting(f"{field.name} is {getattr(self, field.name)!r}; it must be True or False")
-        check_name("heads", self.heads, AGGREGATES)
+        check_name("heads", self.heads, ("max", "mean"))
         check_name("graph", self.graph, get_args(Graph))
         check_name("score_from", self.score_from, get_args(Scores))
         check_name("edges", self.edges, get_args(Edges))
@@ -136,6 +136,17 @@ class GTPReducer(Reducer):
         edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows)
         self.edit = edit if method.theta < 1 else None
         self.edits_map = self.edit is not None and sum(self.plan) > 0
+        needs = set(SELECTORS[method.select].needs)
+        if "column_sums" in needs and method.exclude_self:
+            needs.add("diagonal")
+        if "column_sums" in needs and not method.count_class_row:
+            needs.add("class_row")
+        # Attention puts the heads together, unless their statistics are changed first.
+        apart = method.exclude_self or not method.count_class_row
+        heads: Any = "each" if apart else method.heads
+        self.aggregate = method.heads if apart or method.select == "cosine_attention" else "done"
+        self.ask_to_reduce = Ask(frozenset(needs), self.edit, method.score_from == "dense", heads)
+        self.ask_to_keep_all = None if self.edit is None else Ask(edit=self.edit)
         self.needs_matrix = method.edges != "receiver" or method.renormalise_graph
         cells = max(vit.image_tokens, 4096) if method.select == "random" else 0
         generator = torch.Generator("cpu").manual_seed(method.seed)
@@ -155,16 +166,10 @@ class GTPReducer(Reducer):
         return tokens.but(carry=carry)
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        method, plan = self.method, tokens.carry.removals
+        plan = tokens.carry.removals
         if sum(plan) == 0:  # P = 0 is the plain model, whatever theta is
             return None
-        if plan[layer] == 0:
-            return None if self.edit is None else Ask(edit=self.edit)
-        needs = SELECTORS[method.select].needs
-        if "column_sums" in needs:
-            needs = needs | ({"diagonal"} if method.exclude_self else set())
-            needs = needs | (set() if method.count_class_row else {"class_row"})
-        return Ask(needs, self.edit, before_edit=method.score_from == "dense")
+        return self.ask_to_keep_all if plan[layer] == 0 else self.ask_to_reduce
 
     def reduce(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
@@ -174,15 +179,23 @@ class GTPReducer(Reducer):
             return tokens.add(branch), None
         if tokens.carry.lists is None or self.method.conserve_sizes or tokens.source is not None:
             tokens = tokens.add(branch)
-            return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.x, stats), removed), None
-        features = tokens.x + branch if self.method.select == "cosine_tokens" else tokens.x
+            return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed), None
+        features = tokens.add(branch).image if self.method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
-        native = kernels.choose(tokens.kernels, tokens.x, branch)
-        norm = norm if native else None  # torch's own norm is as good as the twin's, and a hook on it still fires
+        norm = (
+            norm if tokens.native else None
+        )  # torch's own norm is as good as the twin's, and a hook on it still fires
         x, normed, new_size, position = kernels.reduce(
-            native,
-            *(tokens.x, branch, scores, tokens.position, tokens.size, *tokens.carry.lists),
-            *(removed, self.method.alpha, self.method.proportional_attention),
+            tokens.native,
+            tokens.x,
+            branch,
+            scores,
+            tokens.position,
+            tokens.size,
+            *tokens.carry.lists,
+            removed,
+            self.method.alpha,
+            self.method.proportional_attention,
             *((None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)),
         )
         size = new_size if self.method.proportional_attention else None
@@ -205,10 +218,9 @@ class GTPReducer(Reducer):
         x = summarise(tokens.x, prefix, kept, gone, weights, method.alpha)
         return tokens.but(x=x, position=tokens.position.gather(1, kept), size=size, source=source)
 
-    def _scores(self, layer: int, tokens: Tokens, features: Tensor, stats: Stats) -> Tensor:
+    def _scores(self, layer: int, tokens: Tokens, features: Tensor | None, stats: Stats) -> Tensor:
         """Section 3.2.1: the importance of each image token, [B, M]."""
-        method, image = self.method, slice(tokens.prefix, None)
-        column_sums = stats.column_sums
+        method, column_sums = self.method, stats.column_sums
         if column_sums is not None and method.exclude_self:
             assert stats.diagonal is not None
             column_sums = column_sums - stats.diagonal
@@ -216,15 +228,9 @@ class GTPReducer(Reducer):
             assert stats.class_row is not None
             column_sums = column_sums - stats.class_row
         noise = self._noise(layer, tokens) if method.select == "random" else None
-        seen = Seen(
-            features=features[:, image],
-            noise=noise,
-            diagonal=None if stats.diagonal is None else stats.diagonal[..., image],
-            column_sums=None if column_sums is None else column_sums[..., image],
-            class_row=None if stats.class_row is None else stats.class_row[..., image],
-            map=None if stats.map is None else stats.map[:, :, image],
-        )
-        return SELECTORS[method.select].score(seen, AGGREGATES[method.heads])
+        rows = None if stats.map is None else stats.map[:, :, tokens.prefix :]
+        seen = Seen(features, noise, stats.diagonal, column_sums, stats.class_row, rows)
+        return SELECTORS[method.select].score(seen, AGGREGATES[self.aggregate])
 
     def _noise(self, layer: int, tokens: Tokens) -> Tensor:
         if tokens.grid[0] * tokens.grid[1] > self.noise.shape[1]:
@@ -245,8 +251,7 @@ class GTPReducer(Reducer):
             raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
         similarity = graphs.cosine_similarity(tokens.image)
         spatial = method.spatial_neighbours if method.graph == "mixed" else 0
-        native = kernels.choose(tokens.kernels, similarity)
-        return Lists(*kernels.neighbours(native, similarity, *tokens.grid, spatial, neighbours))
+        return Lists(*kernels.neighbours(tokens.native, similarity, *tokens.grid, spatial, neighbours))
 
     def _matrix(self, lists: Lists) -> Tensor:
         """The graph as a matrix, for options that change its edges or their weights from layer to layer."""

@@ -17,6 +17,7 @@ Aggregate = Callable[[Tensor], Tensor]  # [B, H, ...] -> [B, ...]: the paper's c
 AGGREGATES: dict[str, Aggregate] = {
     "max": lambda values: values.amax(dim=1),
     "mean": lambda values: values.mean(dim=1),
+    "done": lambda values: values,  # attention has done it already
 }
 
 
@@ -58,11 +59,11 @@ def random_scores(layers: int, tokens: int, generator: torch.Generator) -> Tenso
 class Seen(NamedTuple):
     """What a selection may look at, cut down to the image tokens; statistics that were not asked for are None."""
 
-    features: Tensor  # [B, M, C]     after the attention residual
+    features: Tensor | None = None  # [B, M, C]     after the attention residual
     noise: Tensor | None = None  # [B, M]
-    diagonal: Tensor | None = None  # [B, H, M]
-    column_sums: Tensor | None = None  # [B, H, M]
-    class_row: Tensor | None = None  # [B, H, M]
+    diagonal: Tensor | None = None  # [B, H, M], or [B, M] if attention has put the heads together
+    column_sums: Tensor | None = None  # the same
+    class_row: Tensor | None = None  # the same
     map: Tensor | None = None  # [B, H, M, N]  rows of the image tokens, all columns
 
 
@@ -102,6 +103,7 @@ def _attention_rows(seen: Seen, aggregate: Aggregate) -> Tensor:
 
 
 def _features(seen: Seen, aggregate: Aggregate) -> Tensor:
+    assert seen.features is not None
     return dissimilarity(seen.features)
 
 

@@ -21,11 +21,13 @@ struct AttentionTask {
   int output_rows;   // the first so many queries get an output
   float scale;
   int64_t removed;    // sparsification: k of Section 3.2.4, 0 = none
-  const float* bias;  // [batch, tokens] or null
+  const float* size;  // [batch, tokens] or null: proportional attention adds its logarithm to a key's logits
   void* out;          // [batch, output_rows, heads * depth]
-  float* diagonal;    // [batch, heads, tokens] or null, and so the next two
+  int first;          // statistics leave out the tokens before this one
+  float* diagonal;    // null, or the statistic: [batch, heads, tokens - first], or over the heads [batch, tokens - first]
   float* column_sums;
   float* class_row;
+  int over_heads;  // 0: one statistic a head; 1: the largest; 2: the mean
 };
 
 // Logits -> exponentials, in place; the rows' factors to probabilities in `inverse`. Padding has bias -inf.
@@ -72,7 +74,7 @@ static bool attend_head(const AttentionTask& task, int64_t index, Workspace& wor
   const int64_t image = index / task.heads, head = index % task.heads;
   const int tokens = task.tokens, depth = task.depth;
   const bool sparse = task.removed > 0;
-  const int64_t ld = round_up(tokens, PANEL);
+  const int64_t ld = round_up(tokens, WIDTH);
   const int width = round_up(depth, WIDTH);
   // Rows without output matter only where statistics or the threshold see them.
   const bool all_rows = sparse || task.diagonal || task.column_sums;
@@ -81,7 +83,7 @@ static bool attend_head(const AttentionTask& task, int64_t index, Workspace& wor
   const int cached = round_up((int)std::max<int64_t>(ROWS, std::min<int64_t>(96, 65536 / ld)), ROWS);
   const int block = sparse ? round_up(rows, ROWS) : std::min(cached, round_up(rows, ROWS));
 
-  const size_t size_of_keys = (size_t)ld * depth, size_of_values = (size_t)tokens * width;
+  const size_t size_of_keys = (size_t)round_up(tokens, PANEL) * depth, size_of_values = (size_t)tokens * width;
   const size_t size_of_scratch = sparse ? (size_t)rows * tokens + WIDTH : 0;
   float* memory = workspace.floats(size_of_keys + size_of_values + 2 * ld + (size_t)block * (ld + depth + width + 1) +
                                    size_of_scratch + 8 * WIDTH);
@@ -101,10 +103,11 @@ static bool attend_head(const AttentionTask& task, int64_t index, Workspace& wor
   pack_keys(at(task.k), task.k.token, tokens, depth, keys);
   pack_rows(at(task.v), task.v.token, tokens, depth, tokens, width, 1.0f, values);
   for (int64_t c = 0; c < ld; c++)
-    bias[c] = c >= tokens ? -std::numeric_limits<float>::infinity() : task.bias ? task.bias[image * tokens + c] : 0.0f;
+    bias[c] = c >= tokens ? -std::numeric_limits<float>::infinity() : task.size ? std::log(task.size[image * tokens + c]) : 0.0f;
   std::memset(sums, 0, ld * sizeof(float));
 
-  const int64_t statistic = index * tokens;  // where this head's statistics begin
+  const int left_out = task.first;
+  const int64_t statistic = index * (tokens - left_out);  // where this head's statistics begin
   for (int first = 0; first < rows; first += block) {
     const int count = std::min(block, rows - first), padded = round_up(count, ROWS);
     pack_rows(at(task.q) + first * task.q.token, task.q.token, count, depth, padded, depth, task.scale, queries);
@@ -116,10 +119,9 @@ static bool attend_head(const AttentionTask& task, int64_t index, Workspace& wor
     }
     if (task.column_sums) add_column_sums(map, count, ld, inverse, sums);
     if (task.diagonal)
-      for (int row = 0; row < count; row++)
-        task.diagonal[statistic + first + row] = map[row * ld + first + row] * inverse[row];
-    if (task.class_row && first == 0)
-      for (int c = 0; c < tokens; c++) task.class_row[statistic + c] = map[c] * inverse[0];
+      for (int row = std::max(0, left_out - first); row < count; row++)
+        task.diagonal[statistic + first + row - left_out] = map[row * ld + first + row] * inverse[row];
+    if (task.class_row && first == 0) copy_row(map + left_out, tokens - left_out, inverse[0], task.class_row + statistic);
     const int wanted = std::min(count, task.output_rows - first);
     if (wanted <= 0) continue;
     for (int row = count; row < padded; row++) std::memset(map + row * ld, 0, ld * sizeof(float));
@@ -128,16 +130,46 @@ static bool attend_head(const AttentionTask& task, int64_t index, Workspace& wor
     for (int row = 0; row < wanted; row++, target += task.heads * depth)
       copy_row(out + (int64_t)row * width, depth, inverse[row], target);
   }
-  if (task.column_sums) std::memcpy(task.column_sums + statistic, sums, tokens * sizeof(float));
+  if (task.column_sums) std::memcpy(task.column_sums + statistic, sums + left_out, (tokens - left_out) * sizeof(float));
   return true;
+}
+
+// A statistic of every head -> one over all heads; NaN in any head gives NaN.
+static void over_heads(const float* each, const AttentionTask& task, float* out) {
+  const int count = task.tokens - task.first;
+  for (int64_t image = 0; image < task.batch; image++, out += count, each += task.heads * count)
+    for (int token = 0; token < count; token++) {
+      float most = each[token], sum = each[token];
+      for (int64_t head = 1; head < task.heads; head++) {
+        const float value = each[head * count + token];
+        most = value > most || value != value ? value : most;
+        sum += value;
+      }
+      out[token] = task.over_heads == 1 ? most : sum / (float)task.heads;
+    }
 }
 
 template <typename T>
 static bool attention(const AttentionTask& task, int threads) {
+  AttentionTask each = task;
+  Workspace shared;
+  const size_t size = (size_t)task.batch * task.heads * (task.tokens - task.first);
+  if (task.over_heads) {
+    float* memory = shared.floats(3 * size);
+    if (!memory) return false;
+    if (task.diagonal) each.diagonal = memory;
+    if (task.column_sums) each.column_sums = memory + size;
+    if (task.class_row) each.class_row = memory + 2 * size;
+  }
   std::atomic<bool> fine{true};
   parallel_for(task.batch * task.heads, threads, [&](int64_t index) {
     static thread_local Workspace workspace;  // kept from call to call: fresh pages cost as much as the work
-    if (!attend_head<T>(task, index, workspace)) fine = false;
+    if (!attend_head<T>(each, index, workspace)) fine = false;
   });
+  if (task.over_heads) {
+    if (task.diagonal) over_heads(each.diagonal, task, task.diagonal);
+    if (task.column_sums) over_heads(each.column_sums, task, task.column_sums);
+    if (task.class_row) over_heads(each.class_row, task, task.class_row);
+  }
   return fine;
 }

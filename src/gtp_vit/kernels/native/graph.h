@@ -1,5 +1,7 @@
 // Building the token graph: lists of neighbours from a matrix of similarities.
 #pragma once
+#include <algorithm>
+
 #include "parallel.h"
 #include "vector.h"
 #include "workspace.h"
@@ -24,16 +26,24 @@ static int most_similar(const float* similarity, int count, int self, int wanted
     for (; place > 0 && best[place - 1] < value; place--) best[place] = best[place - 1], found[place] = found[place - 1];
     best[place] = value, found[place] = other;
   };
+  // Of the largest value in each lane, `wanted` are at least as large as the smallest of them: what is below that need
+  // not be looked at one by one. This token itself may be one of them, so one more is taken.
+  float bound = -std::numeric_limits<float>::infinity();
   int other = 0;
-  for (; other < count && have < wanted; other++) offer(other);
-  for (; other + WIDTH <= count; other += WIDTH) {
-    // Nearly all are too dissimilar, which one comparison of a whole vector tells.
-    const Ints better = load(similarity + other) > splat(best[wanted - 1]);
-    int any = 0;
-    for (int lane = 0; lane < WIDTH; lane++) any |= better[lane];
-    if (any)
-      for (int lane = 0; lane < WIDTH; lane++) offer(other + lane);
+  if (wanted + 1 < WIDTH && count >= 2 * WIDTH) {
+    Vector most = splat(bound);  // NaN never gets in: it is not larger than anything
+    for (; other + WIDTH <= count; other += WIDTH) {
+      const Vector value = load(similarity + other);
+      most = value > most ? value : most;
+    }
+    float lanes[WIDTH];
+    store(lanes, most);
+    std::nth_element(lanes, lanes + wanted, lanes + WIDTH, [](float a, float b) { return a > b; });
+    bound = lanes[wanted];
   }
+  for (other = 0; other + WIDTH <= count; other += WIDTH)
+    for (uint32_t bits = not_below(load(similarity + other), bound); bits; bits &= bits - 1)
+      offer(other + __builtin_ctz(bits));
   for (; other < count; other++) offer(other);
   return have;
 }

@@ -4,13 +4,31 @@
 
 constexpr int PANEL = 2 * WIDTH;  // columns of a panel of keys
 
+// Four rows of four numbers, rows and columns exchanged.
+template <typename T>
+static inline void transpose_four(const T* in, int64_t stride, float* out) {
+  typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
+  Quad row[4];
+  for (int r = 0; r < 4; r++)
+    row[r] = Quad{load_one(in + r * stride), load_one(in + r * stride + 1), load_one(in + r * stride + 2), load_one(in + r * stride + 3)};
+  for (int c = 0; c < 4; c++) *(Quad*)(out + c * PANEL) = Quad{row[0][c], row[1][c], row[2][c], row[3][c]};
+}
+
 // Keys [tokens, depth] -> panels [tokens / PANEL][depth][PANEL]; columns past the last token are zero.
 template <typename T>
 static void pack_keys(const T* keys, int64_t stride, int tokens, int depth, float* panels) {
   for (int first = 0; first < tokens; first += PANEL, panels += (int64_t)depth * PANEL) {
     const int columns = tokens - first < PANEL ? tokens - first : PANEL;
     if (columns < PANEL) std::memset(panels, 0, (size_t)depth * PANEL * sizeof(float));
-    for (int column = 0; column < columns; column++) {
+    int column = 0;
+    for (; column + 4 <= columns; column += 4) {
+      const T* key = keys + (int64_t)(first + column) * stride;
+      int d = 0;
+      for (; d + 4 <= depth; d += 4) transpose_four(key + d, stride, panels + d * PANEL + column);
+      for (; d < depth; d++)
+        for (int c = 0; c < 4; c++) panels[(int64_t)d * PANEL + column + c] = load_one(key + c * stride + d);
+    }
+    for (; column < columns; column++) {
       const T* key = keys + (int64_t)(first + column) * stride;
       for (int d = 0; d < depth; d++) panels[d * PANEL + column] = load_one(key + d);
     }
@@ -27,29 +45,31 @@ static void pack_rows(const T* source, int64_t stride, int count, int depth, int
   std::memset(out, 0, (size_t)(rows - count) * width * sizeof(float));
 }
 
-// logits [ROWS, PANEL] = queries [ROWS, depth] times one panel of keys.
+// logits [ROWS, VECTORS * WIDTH] = queries [ROWS, depth] times a panel of keys, or the first half of one.
+template <int VECTORS>
 static inline void dot_tile(const float* queries, int depth, const float* panel, float* logits, int64_t ld) {
-  Vector sums[ROWS][2] = {};
+  Vector sums[ROWS][VECTORS] = {};
   for (int d = 0; d < depth; d++) {
-    const Vector left = load(panel + d * PANEL), right = load(panel + d * PANEL + WIDTH);
+    Vector key[VECTORS];
+    for (int v = 0; v < VECTORS; v++) key[v] = load(panel + d * PANEL + v * WIDTH);
     for (int row = 0; row < ROWS; row++) {
       const float query = queries[row * depth + d];
-      sums[row][0] += query * left;
-      sums[row][1] += query * right;
+      for (int v = 0; v < VECTORS; v++) sums[row][v] += query * key[v];
     }
   }
-  for (int row = 0; row < ROWS; row++) {
-    store(logits + row * ld, sums[row][0]);
-    store(logits + row * ld + WIDTH, sums[row][1]);
-  }
+  for (int row = 0; row < ROWS; row++)
+    for (int v = 0; v < VECTORS; v++) store(logits + row * ld + v * WIDTH, sums[row][v]);
 }
 
-// logits [rows, ld] = queries [rows, depth] times all keys; rows is a multiple of ROWS, ld of PANEL.
+// logits [rows, ld] = queries [rows, depth] times all keys; rows is a multiple of ROWS, ld of WIDTH.
 static void queries_times_keys(const float* queries, int rows, int depth, const float* panels, float* logits, int64_t ld) {
   // One panel of keys stays in the first-level cache while all rows pass it.
-  for (int64_t first = 0; first < ld; first += PANEL, panels += (int64_t)depth * PANEL)
+  int64_t first = 0;
+  for (; first + PANEL <= ld; first += PANEL, panels += (int64_t)depth * PANEL)
     for (int row = 0; row < rows; row += ROWS)
-      dot_tile(queries + (int64_t)row * depth, depth, panels, logits + row * ld + first, ld);
+      dot_tile<2>(queries + (int64_t)row * depth, depth, panels, logits + row * ld + first, ld);
+  for (int row = 0; row < rows && first < ld; row += ROWS)
+    dot_tile<1>(queries + (int64_t)row * depth, depth, panels, logits + row * ld + first, ld);
 }
 
 // out [TILE_ROWS, VECTORS * WIDTH] = map [TILE_ROWS, tokens] times as many columns of the values.

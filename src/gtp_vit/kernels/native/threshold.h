@@ -79,23 +79,26 @@ static uint32_t bisect(const uint32_t* patterns, int64_t count, int64_t k, uint3
 // is between, some ten percent; the rest is a search on bit patterns among those. If the sample misled, the collected
 // range is widened to everything, so the result is exact in any case.
 static float kth_smallest(const Entries& entries, int64_t k, uint32_t* scratch) {
-  constexpr int SAMPLE = 1024;
+  constexpr int MOST = 4096;
   constexpr uint32_t TOP = 0xffffffff;
   const int64_t total = (int64_t)entries.rows * entries.columns;
+  const int size = total < 65536 ? 512 : MOST;  // looking at the sample should cost less than what it saves
   uint32_t low = 0, high = TOP;
-  if (total > 4 * SAMPLE) {
-    uint32_t sample[SAMPLE];
-    for (int i = 0; i < SAMPLE; i++) {
-      const int64_t at = total * i / SAMPLE;
+  if (total > 4 * size) {
+    uint32_t sample[MOST];
+    for (int i = 0; i < size; i++) {
+      const int64_t at = total * i / size;
       const int row = (int)(at / entries.columns);
       const int column = (int)((at + (int64_t)row * 37) % entries.columns);  // no fixed step along the diagonal
       sample[i] = bits_of(entries.data[row * entries.ld + column]);
     }
-    std::sort(sample, sample + SAMPLE);
     const double share = (double)k / (double)total;
-    const int middle = (int)(share * SAMPLE), spread = (int)(3.5 * std::sqrt(SAMPLE * share * (1 - share))) + 3;
-    if (middle - spread >= 0) low = sample[middle - spread];
-    if (middle + spread < SAMPLE) high = sample[middle + spread];
+    const int middle = (int)(share * size), spread = (int)(3.5 * std::sqrt(size * share * (1 - share))) + 3;
+    const int under = std::max(0, middle - spread), over = std::min(size - 1, middle + spread);
+    std::nth_element(sample, sample + under, sample + size);
+    if (middle - spread >= 0) low = sample[under];
+    std::nth_element(sample + under, sample + over, sample + size);
+    if (middle + spread < size) high = sample[over];
   }
   int64_t below = 0, count = collect(entries, low, high, scratch, &below);
   if (k <= below || k > below + count) {

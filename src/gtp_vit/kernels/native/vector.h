@@ -75,6 +75,18 @@ static inline float sum_of(Vector v) {
   return total;
 }
 
+// One bit for every number that is not below the bound; NaN is not below anything.
+static inline uint32_t not_below(Vector v, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_NLT_UQ);
+#else
+  const Ints below = v < splat(bound);
+  uint32_t bits = 0;
+  for (int lane = 0; lane < WIDTH; lane++) bits |= (uint32_t)(below[lane] == 0) << lane;
+  return bits;
+#endif
+}
+
 static inline float max_of(Vector v) {
   float most = v[0];
   for (int lane = 1; lane < WIDTH; lane++) most = v[lane] > most ? v[lane] : most;

@@ -12,9 +12,9 @@ class Workspace {
 
   // Room for `count` floats, aligned to a cache line; what was there is lost. nullptr if there is no memory.
   float* floats(size_t count) {
-    if (count > capacity_) {
+    if (count > capacity_ || !memory_) {
       std::free(memory_);
-      const size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
+      const size_t bytes = (count * sizeof(float) + 64) / 64 * 64;
       memory_ = std::aligned_alloc(64, bytes);
       capacity_ = memory_ ? count : 0;
     }
