@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 
-.PHONY: demo test test-oldest format clean
+.PHONY: demo test test-oldest sanitize benchmark format clean
 
 demo: $(VENV)/ready
 	$(VENV)/bin/gtp-vit benchmark deit_small_patch16_224 --propagate 8 --batch-size 8
@@ -17,6 +17,25 @@ test: $(VENV)/ready
 # The oldest versions that pyproject.toml admits.
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest
+
+# The kernels' property tests on a build that finds wrong memory accesses and undefined behaviour.
+SANITIZED := build/sanitize
+sanitize: $(VENV)/ready
+	mkdir -p $(SANITIZED)
+	for set in avx512:"-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma" avx2:"-mavx2 -mfma" portable:""; do \
+	  g++ -g -O1 -std=c++17 -fPIC -shared -Wall -Wextra -Werror -Wno-psabi -fno-omit-frame-pointer \
+	    -fsanitize=address,undefined -fno-sanitize-recover=all $${set#*:} \
+	    src/gtp_vit/kernels/native/api.cpp -o $(SANITIZED)/_$${set%%:*}.so || exit 1; \
+	done
+	for capability in avx512 avx2 default; do \
+	  ATEN_CPU_CAPABILITY=$$capability LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(VENV)/bin/python -m pytest tests/test_kernels.py -p no:cacheprovider \
+	    --native-folder $(SANITIZED) -k "twin or exact or same_entries or misleading or nan or bfloat16 or many_tokens" || exit 1; \
+	done
+
+# How close to the price of slicing? Takes a quarter of an hour.
+benchmark: $(VENV)/ready
+	$(VENV)/bin/python benchmarks/speed.py --memory --json build/speed.json
 
 format: $(VENV)/ready
 	$(VENV)/bin/ruff format .

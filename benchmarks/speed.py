@@ -9,9 +9,9 @@ tokens a layer by slicing: what any method with that schedule could reach if its
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -136,22 +136,29 @@ def measure(case: str, options: Options) -> list[Row]:
 def peak_memory(case: str, options: Options) -> dict[str, float]:
     """MB that a forward pass adds to the process, each candidate in a process of its own."""
     found = {}
-    for index, name in enumerate(candidates(case, options)[0]):
+    for index, name in enumerate(candidates(case, Options())[0]):
         words = [sys.executable, __file__, "--child", case, str(index)]
         found[name] = float(subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()[-1])
     return found
 
 
 def one(case: str, index: int) -> None:
-    """The child of `peak_memory`."""
+    """The child of `peak_memory`; Linux only."""
     torch.set_num_threads(2)
     models, images = candidates(case, Options())
     model = list(models.values())[index]
     with torch.inference_mode():
         model(images[:1])  # libraries, thread pools and packed weights are not the forward pass's
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ctypes.CDLL(None).malloc_trim(0)  # give back what is free, so that the forward pass has to ask for its memory
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+        before = resident("VmRSS")
         model(images)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((resident("VmHWM") - before) / 1024)
+
+
+def resident(which: str) -> int:
+    """Memory of this process in kB, as Linux reports it."""
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(which))
 
 
 def main(options: Options) -> None:

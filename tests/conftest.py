@@ -11,6 +11,19 @@ import pytest
 import torch
 
 
+def pytest_addoption(parser):
+    parser.addoption("--native-folder", help="test the native libraries in this folder, e.g. a sanitizer build")
+
+
+def pytest_configure(config):
+    folder = config.getoption("--native-folder")
+    if folder:
+        from gtp_vit.kernels import native
+
+        native.use(Path(folder))
+        assert native.PROBLEM is None, native.PROBLEM
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads():
     torch.set_num_threads(2)

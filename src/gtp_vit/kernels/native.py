@@ -11,6 +11,7 @@ import ctypes
 import math
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +53,21 @@ def _declare(library: ctypes.CDLL) -> None:
         function.restype = ctypes.c_float if name == "kth_smallest" else ctypes.c_int
 
 
-LIBRARY, INSTRUCTION_SET, PROBLEM = load(Path(__file__).parent)
-# Looked up once. Between products of matrices every line of Python runs from a cold cache, so there are few here.
-_attention, _reduce, _graph, _kth_smallest = (getattr(LIBRARY, f"gtp_vit_{name}", None) for name in SIGNATURES)
+def use(folder: Path) -> None:
+    """Run the kernels of this folder from now on."""
+    global INSTRUCTION_SET, PROBLEM, _attention, _reduce, _graph, _kth_smallest
+    library, INSTRUCTION_SET, PROBLEM = load(folder)
+    # Looked up once. Between products of matrices every line of Python runs from a cold cache, so there are few here.
+    _attention, _reduce, _graph, _kth_smallest = (getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES)
+
+
+INSTRUCTION_SET: str
+PROBLEM: str | None
+_attention: Any
+_reduce: Any
+_graph: Any
+_kth_smallest: Any
+use(Path(__file__).parent)
 
 
 def _no_memory() -> MemoryError:
@@ -93,7 +106,7 @@ def attention(
         address += step if wanted else 0
     if size is not None:
         size = size.float().contiguous()
-    failed = _attention(  # type: ignore[misc]
+    failed = _attention(
         q.data_ptr(),
         *q.stride()[:3],
         k.data_ptr(),
@@ -135,7 +148,7 @@ def reduce(
     position_out = position.new_empty(batch, count - removed)
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.to(x.dtype).contiguous(), norm_bias.to(x.dtype).contiguous()
-    failed = _reduce(  # type: ignore[misc]
+    failed = _reduce(
         *(batch, tokens, tokens - count, channels, removed, neighbours.shape[1], neighbours.shape[2]),
         *(x.data_ptr(), branch.data_ptr(), scores.data_ptr(), position.data_ptr(), _address(size)),
         *(neighbours.data_ptr(), root.data_ptr(), neighbours.shape[0] > 1, alpha),
@@ -153,7 +166,7 @@ def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semant
     batch, patches = similarity.shape[0], rows * columns
     found = similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64)
     root = similarity.new_empty(batch, patches, dtype=torch.float32)
-    failed = _graph(  # type: ignore[misc]
+    failed = _graph(
         *(batch, rows, columns, spatial, semantic),
         *(similarity.data_ptr(), found.data_ptr(), root.data_ptr(), torch.get_num_threads()),
     )
@@ -167,4 +180,4 @@ def kth_smallest(values: Tensor, k: int) -> float:
     values = values.float().contiguous()
     rows, columns = values.shape
     scratch = torch.empty(values.numel() + 64, dtype=torch.int32)
-    return float(_kth_smallest(values.data_ptr(), rows, columns, columns, k, scratch.data_ptr()))  # type: ignore[misc]
+    return float(_kth_smallest(values.data_ptr(), rows, columns, columns, k, scratch.data_ptr()))

@@ -58,14 +58,18 @@ static void add_column_sums(const float* map, int rows, int64_t ld, const float*
   }
 }
 
-// Probabilities, with everything below the threshold of the whole map set to zero; NaN is not below anything.
-static void sparsify(float* map, int rows, int columns, int64_t ld, const float* inverse, int64_t removed, uint32_t* scratch) {
-  for (int row = 0; row < rows; row++)
-    for (int64_t c = 0; c < ld; c += WIDTH) store(map + row * ld + c, inverse[row] * load(map + row * ld + c));
-  const Vector threshold = splat(kth_smallest({map, rows, columns, ld}, removed, scratch));
+static void scale_rows(float* map, int rows, int64_t ld, float* factor) {
+  for (int row = 0; row < rows; row++, map += ld) {
+    for (int64_t c = 0; c < ld; c += WIDTH) store(map + c, factor[row] * load(map + c));
+    factor[row] = 1.0f;
+  }
+}
+
+// Everything below the threshold becomes zero; NaN is not below anything.
+static void zero_below(float* map, int rows, int64_t ld, float threshold) {
   for (int64_t at = 0; at < rows * ld; at += WIDTH) {
     const Vector value = load(map + at);
-    store(map + at, value < threshold ? Vector{} : value);
+    store(map + at, value < splat(threshold) ? Vector{} : value);
   }
 }
 
@@ -79,56 +83,80 @@ static bool attend_head(const AttentionTask& task, int64_t index, Workspace& wor
   // Rows without output matter only where statistics or the threshold see them.
   const bool all_rows = sparse || task.diagonal || task.column_sums;
   const int rows = all_rows ? task.query_tokens : task.output_rows;
-  // A block of rows of the map, queries and output should stay in the second-level cache.
+  // Work goes by blocks of rows, so that what is done to a block is done in the second-level cache.
   const int cached = round_up((int)std::max<int64_t>(ROWS, std::min<int64_t>(96, 65536 / ld)), ROWS);
-  const int block = sparse ? round_up(rows, ROWS) : std::min(cached, round_up(rows, ROWS));
+  const int block = std::min(cached, round_up(rows, ROWS));
+  const int stored_rows = sparse ? round_up(rows, block) : block;  // the threshold needs the whole map at once
 
   const size_t size_of_keys = (size_t)round_up(tokens, PANEL) * depth, size_of_values = (size_t)tokens * width;
   const size_t size_of_scratch = sparse ? (size_t)rows * tokens + WIDTH : 0;
-  float* memory = workspace.floats(size_of_keys + size_of_values + 2 * ld + (size_t)block * (ld + depth + width + 1) +
-                                   size_of_scratch + 8 * WIDTH);
+  float* memory = workspace.floats(size_of_keys + size_of_values + 2 * ld + (size_t)stored_rows * (ld + 1) +
+                                   (size_t)block * (depth + width) + size_of_scratch + 8 * WIDTH);
   if (!memory) return false;
-  const auto take = [&memory](size_t count) { float* p = memory; memory += round_up((int)count, WIDTH); return p; };
-  float* map = take((size_t)block * ld);
+  const auto take = [&memory](size_t count) {
+    float* taken = memory;
+    memory += (count + WIDTH - 1) / WIDTH * WIDTH;
+    return taken;
+  };
+  float* map = take((size_t)stored_rows * ld);
+  float* inverse = take(stored_rows);  // factors that make the rows of the map probabilities
   float* keys = take(size_of_keys);
   float* values = take(size_of_values);
   float* bias = take(ld);
   float* sums = take(ld);
   float* queries = take((size_t)block * depth);
   float* out = take((size_t)block * width);
-  float* inverse = take(block);
   uint32_t* scratch = (uint32_t*)memory;
 
   const auto at = [&](const Operand& o) { return (const T*)o.data + image * o.batch + head * o.head; };
   pack_keys(at(task.k), task.k.token, tokens, depth, keys);
   pack_rows(at(task.v), task.v.token, tokens, depth, tokens, width, 1.0f, values);
-  for (int64_t c = 0; c < ld; c++)
-    bias[c] = c >= tokens ? -std::numeric_limits<float>::infinity() : task.size ? std::log(task.size[image * tokens + c]) : 0.0f;
+  for (int64_t c = 0; c < ld; c++) {
+    const float size = task.size && c < tokens ? task.size[image * tokens + c] : 1.0f;
+    bias[c] = c < tokens ? std::log(size) : -std::numeric_limits<float>::infinity();
+  }
   std::memset(sums, 0, ld * sizeof(float));
-
   const int left_out = task.first;
   const int64_t statistic = index * (tokens - left_out);  // where this head's statistics begin
-  for (int first = 0; first < rows; first += block) {
-    const int count = std::min(block, rows - first), padded = round_up(count, ROWS);
+
+  const auto make_rows = [&](int first, int count, float* map, float* inverse) {
+    const int padded = round_up(count, ROWS);
     pack_rows(at(task.q) + first * task.q.token, task.q.token, count, depth, padded, depth, task.scale, queries);
     queries_times_keys(queries, padded, depth, keys, map, ld);
     softmax_rows(map, count, ld, bias, inverse);
-    if (sparse) {
-      sparsify(map, count, tokens, ld, inverse, task.removed, scratch);
-      for (int row = 0; row < count; row++) inverse[row] = 1.0f;
-    }
+    for (int row = count; row < padded; row++) std::memset(map + row * ld, 0, ld * sizeof(float));
+  };
+  const auto use_rows = [&](int first, int count, const float* map, const float* inverse) {
     if (task.column_sums) add_column_sums(map, count, ld, inverse, sums);
     if (task.diagonal)
       for (int row = std::max(0, left_out - first); row < count; row++)
         task.diagonal[statistic + first + row - left_out] = map[row * ld + first + row] * inverse[row];
     if (task.class_row && first == 0) copy_row(map + left_out, tokens - left_out, inverse[0], task.class_row + statistic);
     const int wanted = std::min(count, task.output_rows - first);
-    if (wanted <= 0) continue;
-    for (int row = count; row < padded; row++) std::memset(map + row * ld, 0, ld * sizeof(float));
+    if (wanted <= 0) return;
     map_times_values(map, ld, round_up(wanted, ROWS), tokens, values, width, out);
     T* target = (T*)task.out + ((image * task.output_rows + first) * task.heads + head) * depth;
     for (int row = 0; row < wanted; row++, target += task.heads * depth)
       copy_row(out + (int64_t)row * width, depth, inverse[row], target);
+  };
+
+  for (int first = 0; first < rows; first += block) {
+    const int count = std::min(block, rows - first);
+    float* here = sparse ? map + first * ld : map;
+    float* factor = sparse ? inverse + first : inverse;
+    make_rows(first, count, here, factor);
+    if (sparse)
+      scale_rows(here, count, ld, factor);
+    else
+      use_rows(first, count, here, factor);
+  }
+  if (sparse) {
+    const float threshold = kth_smallest({map, rows, tokens, ld}, task.removed, scratch);
+    for (int first = 0; first < rows; first += block) {
+      const int count = std::min(block, rows - first);
+      zero_below(map + first * ld, count, ld, threshold);
+      use_rows(first, count, map + first * ld, inverse + first);
+    }
   }
   if (task.column_sums) std::memcpy(task.column_sums + statistic, sums + left_out, (tokens - left_out) * sizeof(float));
   return true;

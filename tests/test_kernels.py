@@ -1,0 +1,386 @@
+"""Native kernels against their pure-torch twins, over many shapes and awkward values."""
+
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import families
+from gtp_vit import GTP, kernels, patch
+from gtp_vit.errors import UnknownName
+from gtp_vit.kernels import native, twins
+
+pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
+many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+seeds = st.integers(0, 2**32 - 1)
+KINDS = ("normal", "equal", "zeros", "huge", "tiny", "ties")
+
+
+def values(kind: str, *shape: int, generator: torch.Generator) -> torch.Tensor:
+    x = torch.randn(*shape, generator=generator)
+    match kind:
+        case "equal":
+            return torch.full(shape, 0.5)
+        case "zeros":
+            return torch.zeros(shape)
+        case "huge":
+            return 40 * x
+        case "tiny":
+            return 1e-20 * x
+        case "ties":
+            return x.round()
+    return x
+
+
+def operands(kind, batch, heads, tokens, depth, seed, layout="fused"):
+    generator = torch.Generator().manual_seed(seed)
+    qkv = values(kind, batch, tokens, 3, heads, depth, generator=generator).permute(2, 0, 3, 1, 4)
+    if layout == "contiguous":
+        qkv = qkv.contiguous()
+    elif layout == "strided":  # not even the channels are contiguous
+        qkv = qkv.transpose(-1, -2).contiguous().transpose(-1, -2)
+    size = torch.rand(batch, tokens, generator=generator) + 0.5
+    return *qkv.unbind(0), size
+
+
+@many
+@given(
+    kind=st.sampled_from(KINDS),
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 4),
+    tokens=st.one_of(st.integers(1, 80), st.integers(190, 210)),
+    depth=st.sampled_from([8, 9, 16, 24, 31, 32, 48, 64, 72, 80, 128]),
+    seed=seeds,
+    layout=st.sampled_from(["fused", "contiguous", "strided"]),
+    with_size=st.booleans(),
+    over_heads=st.integers(0, 2),
+    data=st.data(),
+)
+def test_attention_equals_its_twin(kind, batch, heads, tokens, depth, seed, layout, with_size, over_heads, data):
+    q, k, v, size = operands(kind, batch, heads, tokens, depth, seed, layout)
+    first, queries = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(1, tokens))
+    asked = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
+    arguments = (q, k, v, size if with_size else None, depth**-0.5, 0, queries, asked, over_heads, first)
+    out, statistics = native.attention(*arguments)
+    expected, expected_statistics = twins.attention(*arguments)
+    assert statistics.shape == expected_statistics.shape
+    # logits of several thousand have rounding errors of 1e-3, and softmax raises e to their power
+    close = {"rtol": 5e-3, "atol": 5e-2} if kind == "huge" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(out, expected, **close)
+    torch.testing.assert_close(statistics, expected_statistics, **close)
+
+
+@pytest.mark.parametrize("tokens", [577, 1025, 1100])
+def test_attention_of_many_tokens(tokens):
+    q, k, v, size = operands("normal", 1, 2, tokens, 64, 0)
+    for removed in (0, tokens * tokens // 2):
+        arguments = (q, k, v, size, 0.125, removed, tokens, [True, True, True], 1, 1)
+        for found, expected in zip(native.attention(*arguments), twins.attention(*arguments), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+@many
+@given(rows=st.integers(1, 90), columns=st.integers(1, 200), seed=seeds, kind=st.sampled_from(KINDS), data=st.data())
+def test_the_threshold_is_the_exact_kth_smallest(rows, columns, seed, kind, data):
+    entries = values(kind, rows, columns, generator=torch.Generator().manual_seed(seed)).abs()
+    k = data.draw(st.integers(1, rows * columns))
+    assert native.kth_smallest(entries, k) == entries.flatten().kthvalue(k).values.item()
+
+
+@pytest.mark.parametrize("k", [1, 2, 500_000, 1_099_999, 1_100_000])
+def test_the_threshold_of_a_large_and_a_misleading_map(k):
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.rand(1100, 1000, generator=generator)
+    # what the sample looks at says nothing about the rest
+    misleading = torch.where(torch.arange(1_100_000).view(1100, 1000) % 268 == 0, 1e-6, 0.5 + plain)
+    for entries in (plain, misleading, plain.sort(dim=1).values, torch.full((1100, 1000), 0.25)):
+        assert native.kth_smallest(entries, k) == entries.flatten().kthvalue(k).values.item()
+
+
+@many
+@given(
+    kind=st.sampled_from(("normal", "zeros", "equal", "ties")),
+    heads=st.integers(1, 3),
+    tokens=st.integers(2, 120),
+    depth=st.sampled_from([8, 24, 64]),
+    theta=st.floats(0.05, 0.999),
+    seed=seeds,
+)
+def test_sparsified_attention_keeps_the_same_entries(kind, heads, tokens, depth, theta, seed):
+    """Which entries stay is read off the class row and the output of v = identity, entry by entry."""
+    q, k, _, size = operands(kind, 1, heads, tokens, depth, seed)
+    v = torch.eye(tokens).expand(1, heads, tokens, tokens)
+    removed = int(tokens * tokens * (1 - theta))
+    q, k = (torch.nn.functional.pad(t, (0, max(0, tokens - depth)))[..., : max(depth, tokens)] for t in (q, k))
+    v = torch.nn.functional.pad(v, (0, max(0, depth - tokens)))
+    arguments = (q, k, v, size, depth**-0.5, removed, tokens, [True, True, True], 0, 0)
+    out, _ = native.attention(*arguments)
+    expected, _ = twins.attention(*arguments)
+    width = max(depth, tokens)
+    found = out.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
+    wanted = expected.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
+    dense = twins.attention(*arguments[:5], 0, *arguments[6:])[0].unflatten(2, (heads, width)).transpose(1, 2)
+    differ = (found == 0) != (wanted == 0)
+    if removed:
+        # Only an entry that rounding alone puts on the other side of the threshold may differ: within 2e-6 of it.
+        threshold = dense[..., :tokens].flatten(2).kthvalue(removed).values[..., None, None]
+        near = (dense[..., :tokens] - threshold).abs() <= 2e-6 * threshold + 1e-37
+        assert not (differ & ~near).any()
+        torch.testing.assert_close(found[~differ], wanted[~differ], rtol=1e-4, atol=1e-5)
+
+
+@many
+@given(
+    kind=st.sampled_from(KINDS),
+    batch=st.integers(1, 3),
+    grid=st.tuples(st.integers(1, 12), st.integers(2, 12)),
+    prefix=st.integers(0, 5),
+    channels=st.sampled_from([8, 15, 16, 33, 48, 192, 385]),
+    with_size=st.booleans(),
+    with_norm=st.booleans(),
+    shared_graph=st.booleans(),
+    seed=seeds,
+    data=st.data(),
+)
+def test_reduce_equals_its_twin(kind, batch, grid, prefix, channels, with_size, with_norm, shared_graph, seed, data):
+    generator = torch.Generator().manual_seed(seed)
+    patches = grid[0] * grid[1]
+    count = data.draw(st.integers(2, patches))
+    removed = data.draw(st.integers(1, count - 1))
+    position = torch.stack([torch.randperm(patches, generator=generator)[:count].sort().values for _ in range(batch)])
+    similarity = values(kind, 1 if shared_graph else batch, patches, patches, generator=generator)
+    lists = twins.neighbours(similarity, *grid, 8, min(4, patches - 1))
+    x, branch = (values(kind, batch, prefix + count, channels, generator=generator) for _ in range(2))
+    scores = values(kind, batch, count, generator=generator)
+    size = torch.rand(batch, prefix + count, generator=generator) + 0.1 if with_size else None
+    norm = (torch.randn(channels), torch.randn(channels), 1e-6) if with_norm else (None, None, 0.0)
+    arguments = (x, branch, scores, position, size, *lists, removed, 0.3, data.draw(st.booleans()), *norm)
+    found, expected = native.reduce(*arguments), twins.reduce(*arguments)
+    assert torch.equal(found[3], expected[3])
+    for one, other in zip(found[:3], expected[:3], strict=True):
+        # a row of nearly equal numbers has no variance: LayerNorm multiplies its rounding by up to 1000
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-3 if kind in ("equal", "zeros", "tiny") else 1e-4)
+
+
+@many
+@given(
+    kind=st.sampled_from(("normal", "equal", "zeros", "ties")),
+    batch=st.integers(1, 3),
+    grid=st.tuples(st.integers(1, 16), st.integers(2, 16)),
+    spatial=st.sampled_from([0, 4, 8]),
+    seed=seeds,
+    data=st.data(),
+)
+def test_neighbours_equal_their_twin(kind, batch, grid, spatial, seed, data):
+    patches = grid[0] * grid[1]
+    semantic = data.draw(st.integers(1, min(patches - 1, 40)))
+    similarity = values(kind, batch, patches, patches, generator=torch.Generator().manual_seed(seed))
+    found, expected = (kind.neighbours(similarity, *grid, spatial, semantic) for kind in (native, twins))
+    assert torch.equal(found[0].sort(dim=-1).values, expected[0].sort(dim=-1).values)
+    torch.testing.assert_close(found[1], expected[1])
+
+
+def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
+    q, k, v, size = operands("normal", 2, 2, 20, 16, 0)
+    bad = q.clone()
+    bad[0, 0, 3, 0], bad[1, 1, 5, 2] = torch.nan, torch.inf
+    vanishing = size.clone()
+    vanishing[:, 4], vanishing[0, 7] = 0.0, 1e-45
+    for arguments in ((bad, k, v, size), (q, bad, v, size), (q, k, bad, size), (q, k, v, vanishing)):
+        for removed in (0, 150):
+            rest = (0.25, removed, 20, [True, True, True], 1, 1)
+            for found, expected in zip(
+                native.attention(*arguments, *rest), twins.attention(*arguments, *rest), strict=True
+            ):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    similarity = torch.full((1, 36, 36), torch.nan)
+    similarity[0, 5, 7] = 0.5
+    found, _ = native.neighbours(similarity, 6, 6, 0, 3)
+    assert found[0, 5].tolist() == [7, 36, 36]
+    assert found[0, 0].tolist() == [36, 36, 36]
+
+
+def test_bfloat16_is_as_near_to_float32_as_the_twin_is():
+    q, k, v, size = operands("normal", 2, 3, 50, 64, 0)
+    asked = (size, 0.125, 0, 50, [True, True, False], 1, 1)
+    exact, _ = twins.attention(q, k, v, *asked)
+    half = [t.bfloat16() for t in (q, k, v)]
+    found, expected = native.attention(*half, *asked)[0], twins.attention(*half, *asked)[0]
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - exact).abs().mean() <= 1.1 * (expected.float() - exact).abs().mean()
+    similarity = torch.rand(2, 49, 49)
+    lists = native.neighbours(similarity, 7, 7, 8, 4)
+    x, branch = torch.randn(2, 50, 48).bfloat16(), torch.randn(2, 50, 48).bfloat16()
+    position, norm = torch.arange(49).expand(2, -1), (torch.rand(48).bfloat16(), torch.rand(48).bfloat16(), 1e-6)
+    arguments = (x, branch, torch.rand(2, 49), position, None, *lists, 9, 0.2, True, *norm)
+    for one, other in zip(native.reduce(*arguments), twins.reduce(*arguments), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.parametrize("theta", [1.0, 0.6])
+def test_a_model_on_native_kernels_equals_the_same_on_torch(family, theta):
+    model, images = families.make(family), families.images(family)
+    method = GTP(propagate=7, theta=theta)
+    with torch.no_grad():
+        by_native, by_torch = (patch(model, method, kernels=k)(images) for k in ("native", "torch"))
+    torch.testing.assert_close(by_native, by_torch, rtol=1e-5, atol=1e-5)
+
+
+def test_operators_pass_torchs_own_check():
+    q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
+    similarity = torch.rand(2, 9, 9)
+    lists = twins.neighbours(similarity, 3, 3, 8, 2)
+    x, position = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1)
+    norm = (torch.rand(16), torch.rand(16), 1e-6)
+    calls = {
+        torch.ops.gtp_vit.attention.default: (q, k, v, size, 0.3, 20, 10, [True, True, False], 1, 1),
+        torch.ops.gtp_vit.reduce.default: (x, x, torch.rand(2, 9), position, None, *lists, 3, 0.2, True, *norm),
+        torch.ops.gtp_vit.neighbours.default: (similarity, 3, 3, 8, 2),
+    }
+    for operator, arguments in calls.items():
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_compile_keeps_the_native_operators():
+    fast, images = patch(families.make("vit"), GTP(propagate=7)), families.images("vit")
+    seen = []
+
+    def backend(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(fast, fullgraph=True, backend=backend)(images)
+        torch.testing.assert_close(compiled, fast(images))
+    assert sum("gtp_vit.attention" in target for target in seen) == 4
+    assert sum("gtp_vit.reduce" in target for target in seen) == 3
+
+
+@pytest.mark.parametrize(("setting", "inside"), [("auto", False), ("torch", False), ("native", True)])
+def test_exported_programs_have_native_operators_only_on_request(setting, inside):
+    fast, images = patch(families.make("vit"), GTP(propagate=7), kernels=setting), families.images("vit")
+    with torch.no_grad():
+        program = torch.export.export(fast, (images,), strict=False)
+        torch.testing.assert_close(program.module()(images), fast(images))
+    assert any("gtp_vit" in str(node.target) for node in program.graph.nodes) == inside
+
+
+def test_training_and_other_dtypes_run_on_the_twins():
+    x = torch.zeros(1, 2, 3)
+    assert not kernels.choose("auto", x)  # gradients are on
+    with torch.no_grad():
+        assert kernels.choose("auto", x)
+        assert kernels.choose("native", x.bfloat16())
+        assert not kernels.choose("torch", x)
+        assert not kernels.choose("native", x.half())
+        assert not kernels.choose("native", x.double())
+        assert not kernels.choose("native", x.to("meta"))
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert not kernels.choose("auto", x)
+    fast = patch(families.make("vit").double(), GTP(propagate=7))
+    assert fast(families.images("vit").double()).dtype == torch.float64
+
+
+def test_threads_share_the_kernels():
+    inputs = [operands("normal", 2, 3, 60 + n, 32, n) for n in range(16)]
+
+    def run(item):
+        q, k, v, size = item
+        return native.attention(q, k, v, size, 0.2, 500, q.shape[2], [True, True, True], 1, 1)
+
+    expected = [run(item) for item in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for found, wanted in zip(pool.map(run, inputs), expected, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def _in_a_worker(queue):
+    torch.set_num_threads(1)  # as a data loader's worker does
+    q, k, v, size = operands("normal", 1, 2, 30, 16, 0)
+    queue.put(native.attention(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0)[0].sum().item())
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_worker_processes_can_use_the_kernels(start):
+    q, k, v, size = operands("normal", 1, 2, 30, 16, 0)
+    expected = native.attention(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0)[0].sum().item()
+    context = multiprocessing.get_context(start)
+    queue = context.Queue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # forking a process that has threads
+        worker = context.Process(target=_in_a_worker, args=(queue,))
+        worker.start()
+    assert queue.get(timeout=120) == pytest.approx(expected, rel=1e-6)
+    worker.join(timeout=60)
+    assert worker.exitcode == 0
+
+
+def test_every_instruction_set_gives_the_same(monkeypatch):
+    """The libraries that this processor can run, one after the other."""
+    q, k, v, size = operands("normal", 2, 3, 101, 40, 0)
+    arguments = (q, k, v, size, 0.2, 3000, 101, [True, True, True], 1, 1)
+    expected = native.attention(*arguments)
+    tried = []
+    for capability in ("AVX512", "AVX2", "DEFAULT"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        library, build, problem = native.load(Path(native.__file__).parent)
+        assert problem is None
+        tried.append(build)
+        monkeypatch.setattr(native, "_attention", library.gtp_vit_attention)
+        for found, wanted in zip(native.attention(*arguments), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        if build == native.INSTRUCTION_SET and build == "portable":
+            break
+    assert "portable" in tried
+
+
+def test_a_broken_or_missing_library_is_reported(tmp_path):
+    library, _, problem = native.load(tmp_path)
+    assert library is None
+    assert "was built when the package was installed" in problem
+    (tmp_path / "_portable.so").write_bytes(b"not a library")
+    library, _, problem = native.load(tmp_path)
+    assert library is None
+    assert "_portable.so cannot be loaded" in problem
+    assert "\n" not in problem
+
+
+def test_without_a_library_there_is_one_warning_and_the_right_result(tmp_path):
+    """The package in a place where nothing was built."""
+    package = Path(native.__file__).parent.parent
+    shutil.copytree(package, tmp_path / "gtp_vit", ignore=shutil.ignore_patterns("_avx*", "_portable*", "__pycache__"))
+    code = """
+import warnings, timm, torch, gtp_vit
+from gtp_vit import kernels
+model = timm.create_model("test_vit").eval()
+with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+    warnings.simplefilter("default")
+    for _ in range(3):
+        fast = gtp_vit.patch(model, gtp_vit.GTP(propagate=4))
+    same = torch.equal(fast(torch.ones(1, 3, 160, 160)),
+                       gtp_vit.patch(model, gtp_vit.GTP(propagate=4), kernels="torch")(torch.ones(1, 3, 160, 160)))
+try:
+    gtp_vit.patch(model, gtp_vit.GTP(), kernels="native")
+except gtp_vit.GTPError as error:
+    print(len([w for w in caught if "slower" in str(w.message)]), same, kernels.status().split(":")[0], error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 True torch operators kernels='native' cannot be had")
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(UnknownName, match="did you mean 'native'"):
+        patch(families.make("vit"), GTP(propagate=1), kernels="nativ")
+    assert kernels.status().startswith("native, ")
