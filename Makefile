@@ -23,9 +23,9 @@ SANITIZED := build/sanitize
 sanitize: $(VENV)/ready
 	mkdir -p $(SANITIZED)
 	for set in avx512:"-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma" avx2:"-mavx2 -mfma" portable:""; do \
-	  g++ -g -O1 -std=c++17 -fPIC -shared -Wall -Wextra -Werror -Wno-psabi -fno-omit-frame-pointer \
+	  g++ -g -O1 -std=c++17 -ffp-contract=fast -fPIC -shared -Wall -Wextra -Werror -Wno-psabi -fno-omit-frame-pointer \
 	    -fsanitize=address,undefined -fno-sanitize-recover=all $${set#*:} \
-	    src/gtp_vit/kernels/native/api.cpp -o $(SANITIZED)/_$${set%%:*}.so || exit 1; \
+	    src/gtp_vit/kernels/cpp/api.cpp -o $(SANITIZED)/_$${set%%:*}.so || exit 1; \
 	done
 	for capability in avx512 avx2 default; do \
 	  ATEN_CPU_CAPABILITY=$$capability LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \

@@ -22,7 +22,7 @@ INSTRUCTION_SETS = {
     "avx2": ["-mavx2", "-mfma"],
     "portable": [],
 }
-SOURCES = "src/gtp_vit/kernels/native"
+SOURCES = "src/gtp_vit/kernels/cpp"
 HEADERS = ["attention.h", "graph.h", "parallel.h", "products.h", "reduce.h", "threshold.h", "vector.h", "workspace.h"]
 
 x86 = platform.machine().lower() in ("x86_64", "amd64")

@@ -52,7 +52,7 @@ class Options:
     kernels: tuple[str, ...] = ("native", "torch")
     """Which kernels of GTP to time."""
     methods: tuple[str, ...] = ()
-    """Other registered methods, with their default settings, to time beside GTP."""
+    """Other registered methods to time, with their default settings: compare these with the full model only."""
     rounds: int = 20
     """How often each is timed."""
     threads: int = 2
@@ -75,6 +75,7 @@ class Row:
     over_oracle_best: float
     speedup: float
     speedup_best: float
+    verdict: str  # faster or slower than the full model, where three quarters of the rounds agree
 
 
 class Oracle(torch.nn.Module):
@@ -89,8 +90,9 @@ class Oracle(torch.nn.Module):
         x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
         *blocks, last = model.blocks
         for block in blocks:
-            x = x + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
-            x = x[:, : x.shape[1] - self.number]
+            branch = block.drop_path1(block.ls1(block.attn(block.norm1(x))))
+            left = x.shape[1] - self.number
+            x = x[:, :left] + branch[:, :left]
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
         x = x[:, :1] + last.ls1(self.class_attention(last.attn, last.norm1(x)))
         x = x + last.ls2(last.mlp(last.norm2(x)))
@@ -129,7 +131,8 @@ def measure(case: str, options: Options) -> list[Row]:
     for full, oracle in zip(against(samples, "full"), against(samples, "oracle"), strict=True):
         low, high = oracle.speedup_quartiles
         ratios = (1 / oracle.speedup, (1 / high, 1 / low), 1 / oracle.best_speedup)
-        rows.append(Row(case, full.name, full.milliseconds, *ratios, full.speedup, full.best_speedup))
+        verdict = {True: "faster", False: "SLOWER", None: "unclear"}[full.faster]
+        rows.append(Row(case, full.name, full.milliseconds, *ratios, full.speedup, full.best_speedup, verdict))
     return rows
 
 
@@ -148,7 +151,7 @@ def one(case: str, index: int) -> None:
     models, images = candidates(case, Options())
     model = list(models.values())[index]
     with torch.inference_mode():
-        model(images[:1])  # libraries, thread pools and packed weights are not the forward pass's
+        models["full"](images[:1])  # torch's libraries and thread pool are not the forward pass's
         ctypes.CDLL(None).malloc_trim(0)  # give back what is free, so that the forward pass has to ask for its memory
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
         before = resident("VmRSS")
@@ -165,13 +168,14 @@ def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     rows: list[Row] = []
     memory: dict[str, dict[str, float]] = {}
-    print(f"{'case':<34}{'candidate':<24}{'/ oracle':>9}{'middle half':>15}{'best':>7}{'speed-up':>10}{'best':>7}")
+    head = ("case", "candidate", "/ oracle", "middle half", "best", "speed-up", "best")
+    print("{:<34}{:<24}{:>9}{:>15}{:>7}{:>10}{:>7}  than full".format(*head))
     for case in options.cases:
         for row in measure(case, options):
             low, high = row.over_oracle_quartiles
             print(
                 f"{row.case:<34}{row.candidate:<24}{row.over_oracle:>9.3f}{f'{low:.3f} .. {high:.3f}':>15}"
-                f"{row.over_oracle_best:>7.3f}{row.speedup:>10.2f}{row.speedup_best:>7.2f}",
+                f"{row.over_oracle_best:>7.3f}{row.speedup:>10.2f}{row.speedup_best:>7.2f}  {row.verdict}",
                 flush=True,
             )
             rows.append(row)

@@ -203,9 +203,108 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     similarity = torch.full((1, 36, 36), torch.nan)
     similarity[0, 5, 7] = 0.5
-    found, _ = native.neighbours(similarity, 6, 6, 0, 3)
-    assert found[0, 5].tolist() == [7, 36, 36]
-    assert found[0, 0].tolist() == [36, 36, 36]
+    for kind in (native, twins):
+        found, root = kind.neighbours(similarity, 6, 6, 0, 3)
+        assert found[0, 5].tolist() == [7, 36, 36]  # 36 is nobody
+        assert found[0, 0].tolist() == [36, 36, 36]
+        assert root[0, :6].tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_what_does_not_fit_goes_to_the_twin():
+    q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
+    rest = (0.3, 0, 10, [True, True, False], 1, 1)
+    empty = torch.zeros(2, 2, 0, 8)
+    calls = [
+        (q.half(), k.half(), v.half(), size, *rest),
+        (q.double(), k.double(), v.double(), size.double(), *rest),
+        (q[:, :, :4], k, v, None, 0.3, 0, 4, [False, False, True], 1, 1),
+        (empty, empty, empty, None, 0.3, 0, 0, [False, False, False], 1, 0),
+    ]
+    for arguments in calls:
+        for found, wanted in zip(torch.ops.gtp_vit.attention(*arguments), twins.attention(*arguments), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert not native.can_attend(q, k.bfloat16(), v.bfloat16(), 0, 10, [False] * 3)
+    assert not native.can_attend(q[:, :, :4], k, v, 0, 4, [True, False, False])
+    assert not native.can_attend(q, k, v, 0, 11, [False] * 3)
+    lists = twins.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
+    x, position, scores = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1), torch.rand(2, 9)
+    only_weight = (x, x, scores, position, None, *lists, 3, 0.2, True, torch.rand(16), None, 1e-6)
+    for found, wanted in zip(torch.ops.gtp_vit.reduce(*only_weight), twins.reduce(*only_weight), strict=True):
+        torch.testing.assert_close(found, wanted)
+    common = (x, x, scores, position, None, *lists)
+    assert native.can_reduce(*common, 3, None, None)
+    for removed in (0, 9):
+        assert not native.can_reduce(*common, removed, None, None)
+    assert not native.can_reduce(x.half(), x.half(), *common[2:], 3, None, None)
+    assert not native.can_reduce(x, x, scores, position.int(), None, *lists, 3, None, None)
+
+
+def test_reduce_takes_strided_tensors():
+    lists = twins.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
+    x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
+    position = torch.arange(9).expand(2, -1)
+    arguments = (
+        x,
+        branch,
+        torch.rand(9, 2).T,
+        position,
+        None,
+        *lists,
+        3,
+        0.2,
+        True,
+        torch.rand(16),
+        torch.rand(16),
+        1e-6,
+    )
+    for found, wanted in zip(native.reduce(*arguments), twins.reduce(*arguments), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_through_the_operators_are_the_twins():
+    q, k, v, size = operands("normal", 1, 2, 10, 8, 0)
+    q = q.clone().requires_grad_()
+    rest = (k, v, size, 0.3, 0, 10, [True, True, False], 1, 1)
+    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in twins.attention(q, *rest)), q)
+    (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.attention(q, *rest)), q)
+    assert torch.equal(found, wanted)
+
+
+def test_a_default_device_does_no_harm():
+    fast, images = patch(families.make("vit"), GTP(propagate=7)), families.images("vit")
+    with torch.no_grad():
+        expected = fast(images)
+        with torch.device("meta"):
+            assert torch.equal(fast(images), expected)
+
+
+def test_norms_that_change_the_dtype_of_queries_do_no_harm():
+    class Float(torch.nn.Module):
+        def forward(self, x):
+            return x.float()
+
+    model, images = families.make("vit"), families.images("vit")
+    for block in model.blocks:
+        block.attn.q_norm = block.attn.k_norm = Float()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert patch(model, GTP(propagate=7))(images).isfinite().all()
+
+
+def test_the_model_says_which_kernels_run():
+    fast = patch(families.make("vit"), GTP(propagate=7))
+    assert fast.kernels.startswith("torch operators: gradients are on")
+    with torch.no_grad():
+        assert fast.kernels == kernels.status() == f"native, {native.INSTRUCTION_SET}"
+        assert "as the model was patched" in patch(fast, GTP(propagate=7), kernels="torch").kernels
+        assert "float16" in patch(families.make("vit").half(), GTP(propagate=7)).kernels
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_torch_func_runs_on_the_twins():
+    fast, images = patch(families.make("vit"), GTP(propagate=7)), families.images("vit")
+    with torch.no_grad():
+        one_by_one = torch.func.vmap(lambda image: fast(image[None])[0])(images)
+        torch.testing.assert_close(one_by_one, fast(images), rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_is_as_near_to_float32_as_the_twin_is():
@@ -233,6 +332,16 @@ def test_a_model_on_native_kernels_equals_the_same_on_torch(family, theta):
     with torch.no_grad():
         by_native, by_torch = (patch(model, method, kernels=k)(images) for k in ("native", "torch"))
     torch.testing.assert_close(by_native, by_torch, rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_with_a_life_of_its_own_is_called():
+    model, images = families.make("vit"), families.images("vit")
+    model.blocks[1].norm2.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with torch.no_grad():
+        by_native, by_torch = (patch(model, GTP(propagate=7), kernels=k)(images) for k in ("native", "torch"))
+        without = patch(families.make("vit"), GTP(propagate=7))(images)
+    torch.testing.assert_close(by_native, by_torch, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(by_native, without)
 
 
 def test_operators_pass_torchs_own_check():

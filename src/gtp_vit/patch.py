@@ -12,7 +12,7 @@ from gtp_vit import backbones
 from gtp_vit.core.loop import Backbone
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.errors import BadSetting
-from gtp_vit.kernels import Kernels
+from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import METHODS
 
@@ -27,7 +27,7 @@ class Reduction:
     method: Method
     vit: VitInfo
     lossless: bool
-    kernels: Kernels  # as asked for; gtp_vit.kernels.status() says what that means here
+    kernels: Kernels  # as asked for; the model's attribute `kernels` says what that means now
 
 
 def patch(model: Model, method: Method, *, lossless: bool = True, kernels: Kernels = "auto") -> Model:
@@ -94,6 +94,13 @@ class Patched:
         # The class is made at run time, so a pickle names what it is made of instead.
         model: Any = self
         return _restore, (self.original, model.reduction.backbone.forwards), model.__getstate__()
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels a forward pass would use now, and if not the native ones, why."""
+        model: Any = self
+        reason = obstacle(model.reduction.kernels, next(model.parameters()))
+        return status() if reason is None else f"torch operators: {reason}"
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]

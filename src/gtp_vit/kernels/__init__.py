@@ -20,7 +20,6 @@ from gtp_vit.kernels.ops import reduce as reduce
 
 Kernels = Literal["auto", "native", "torch"]
 KERNELS = ("auto", "native", "torch")
-DTYPES = (torch.float32, torch.bfloat16)
 
 __all__ = ["KERNELS", "Kernels", "attention", "check", "choose", "neighbours", "reduce", "status", "twins"]
 
@@ -37,13 +36,26 @@ def check(kernels: Kernels) -> None:
 
 def choose(kernels: Kernels, x: Tensor) -> bool:
     """Do the native kernels run in this forward pass, whose embedded tokens are `x`? If not, the twins do."""
-    if kernels == "torch" or native.PROBLEM is not None or torch.is_grad_enabled():
-        return False
+    return obstacle(kernels, x) is None
+
+
+def obstacle(kernels: Kernels, x: Tensor) -> str | None:
+    """What keeps the native kernels from running on `x` now; None = nothing."""
+    if kernels == "torch":
+        return "as the model was patched"
+    if native.PROBLEM is not None:
+        return native.PROBLEM
+    if torch.is_grad_enabled():
+        return "gradients are on; use torch.no_grad() or torch.inference_mode()"
     if kernels == "auto" and _exporting():
-        return False  # an exported program should run where gtp_vit is not installed
-    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in DTYPES:
-        return False
-    return x.device.type == "cpu" and x.dtype in DTYPES
+        return "an exported program should run where gtp_vit is not installed"
+    if x.device.type != "cpu" or x.dtype not in native.DTYPES:
+        return f"{x.dtype} on {x.device.type}; native kernels are for float32 and bfloat16 on a CPU"
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in native.DTYPES:
+        return f"autocast to {torch.get_autocast_dtype('cpu')}"
+    if not torch.compiler.is_compiling() and _transformed():
+        return "torch.func, torch.jit or forward-mode differentiation is at work"
+    return None
 
 
 def status() -> str:
@@ -51,6 +63,14 @@ def status() -> str:
     if native.PROBLEM is not None:
         return f"torch operators: {native.PROBLEM}"
     return f"native, {native.INSTRUCTION_SET}"
+
+
+def _transformed() -> bool:
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def _exporting() -> bool:

@@ -27,22 +27,25 @@ SIGNATURES = {
     "graph": "l iiii ppp i",
     "kth_smallest": "p ii ll p",
 }
+DTYPES = (torch.float32, torch.bfloat16)
 TYPES = {"i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str, str | None]:
     """The best library in `folder` for this processor: library, instruction set, and what is wrong otherwise."""
     problem = f"no native library for {platform.system()} {platform.machine()} was built when the package was installed"
+    broken = ""
     for build in BUILDS.get(torch.backends.cpu.get_cpu_capability(), ("portable",)):
         for path in sorted(folder.glob(f"_{build}.*")):
             try:
                 library = ctypes.CDLL(str(path))
                 if library.gtp_vit_version() == VERSION:
                     _declare(library)
-                    return library, build, None
+                    return library, build + broken, None
                 problem = f"{path.name} was built for another version of gtp_vit; install it again"
             except (OSError, AttributeError) as error:
                 problem = f"{path.name} cannot be loaded ({error})".replace("\n", " ")
+                broken = f"; {problem}"
     return None, "", problem
 
 
@@ -82,6 +85,50 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def can_attend(q: Tensor, k: Tensor, v: Tensor, removed: int, queries: int, asked: list[bool]) -> bool:
+    """May these go into native code? What does not fit is the twin's."""
+    whole_map = removed > 0 or asked[0] or asked[1]
+    return (
+        q.dtype in DTYPES
+        and q.dtype == k.dtype == v.dtype
+        and (q.is_cpu and k.is_cpu and v.is_cpu)
+        and k.shape == v.shape
+        and 0 < queries <= q.shape[2]
+        and k.shape[2] > 0
+        and (q.shape[2] == k.shape[2] or not whole_map)
+    )
+
+
+def can_reduce(
+    x: Tensor,
+    branch: Tensor,
+    scores: Tensor,
+    position: Tensor,
+    size: Tensor | None,
+    neighbours: Tensor,
+    root: Tensor,
+    removed: int,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+) -> bool:
+    """The same for `reduce`. Grid cells and neighbours must be valid, as those of the twins are: nobody looks."""
+    return (
+        x.dtype in DTYPES
+        and (branch.dtype == x.dtype or (x.dtype == torch.float32 and branch.dtype in DTYPES))
+        and (x.is_cpu and branch.is_cpu and scores.is_cpu and position.is_cpu and neighbours.is_cpu)
+        and x.shape == branch.shape
+        and scores.shape == position.shape
+        and 0 < removed < position.shape[1]
+        and position.dtype == neighbours.dtype == torch.int64
+        and root.dtype == torch.float32
+        and (size is None or size.dtype == torch.float32)
+        and neighbours.shape[:2] == root.shape
+        and neighbours.shape[0] in (1, x.shape[0])
+        and (norm_weight is None) == (norm_bias is None)
+        and (norm_weight is None or norm_weight.dtype == x.dtype)
+    )
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -98,7 +145,7 @@ def attention(
     batch, num_heads, tokens, depth = k.shape
     out = q.new_empty(batch, queries, num_heads * depth)
     shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
-    statistics = torch.empty((sum(asked), *shape), dtype=torch.float32)
+    statistics = q.new_empty((sum(asked), *shape), dtype=torch.float32)
     step, address = math.prod(shape) * 4, statistics.data_ptr()
     addresses = []
     for wanted in asked:
@@ -147,7 +194,7 @@ def reduce(
     size_out = x.new_empty((batch, left) if with_size else (0,), dtype=torch.float32)
     position_out = position.new_empty(batch, count - removed)
     if norm_weight is not None and norm_bias is not None:
-        norm_weight, norm_bias = norm_weight.to(x.dtype).contiguous(), norm_bias.to(x.dtype).contiguous()
+        norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
     failed = _reduce(
         *(batch, tokens, tokens - count, channels, removed, neighbours.shape[1], neighbours.shape[2]),
         *(x.data_ptr(), branch.data_ptr(), scores.data_ptr(), position.data_ptr(), _address(size)),

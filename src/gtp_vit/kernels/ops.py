@@ -1,4 +1,4 @@
-"""The operators as torch sees them: registered once, native on a CPU, the twin everywhere else.
+"""The operators as torch sees them: registered once, native where their tensors fit, the twin everywhere else.
 
 Callers say with `native` which they want, as decided by `kernels.choose`; the twin is called directly, so that
 exported programs contain nothing but torch's own operators.
@@ -28,13 +28,58 @@ _REDUCE = (
 _NEIGHBOURS = "neighbours(Tensor similarity, int rows, int columns, int spatial, int semantic) -> (Tensor, Tensor)"
 
 
-def _register(schema: str, native: Any, twin: Any, fake: Any) -> None:
+def _register(schema: str, kernel: Any, twin: Any, fake: Any) -> None:
     name = schema.split("(", 1)[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, twin, "CompositeExplicitAutograd")
-    if natives.PROBLEM is None:
-        _LIBRARY.impl(name, native, "CPU")
+    _LIBRARY.impl(name, kernel, "CPU")
     torch.library.register_fake(f"gtp_vit::{name}", fake, lib=_LIBRARY)
+
+    def with_gradients(*arguments: Any) -> Any:
+        """Torch's operators differentiate themselves, so the twin runs where a gradient is wanted."""
+        wanted = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+        if wanted:
+            return twin(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.gtp_vit, name).default(*arguments)
+
+    _LIBRARY.impl(name, with_gradients, "Autograd")
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: Any,
+    scale: float,
+    removed: int,
+    queries: int,
+    asked: Any,
+    heads: int,
+    first: int,
+) -> tuple[Tensor, Tensor]:
+    fits = natives.PROBLEM is None and natives.can_attend(q, k, v, removed, queries, asked)
+    kernel = natives.attention if fits else twins.attention
+    return kernel(q, k, v, size, scale, removed, queries, asked, heads, first)
+
+
+def _reduce(
+    x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Any, neighbours: Tensor, root: Tensor,
+    removed: int, alpha: float, with_size: bool, norm_weight: Any, norm_bias: Any, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    fits = natives.PROBLEM is None and natives.can_reduce(
+        x, branch, scores, position, size, neighbours, root, removed, norm_weight, norm_bias
+    )
+    kernel = natives.reduce if fits else twins.reduce
+    rest = (removed, alpha, with_size, norm_weight, norm_bias, epsilon)
+    return kernel(x, branch, scores, position, size, neighbours, root, *rest)
+
+
+def _neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
+    patches = rows * columns
+    fits = similarity.is_cpu and similarity.shape[1:] == (patches, patches) and 0 < semantic < patches
+    kernel = natives.neighbours if natives.PROBLEM is None and fits else twins.neighbours
+    return kernel(similarity, rows, columns, spatial, semantic)
 
 
 def _fake_attention(
@@ -67,9 +112,9 @@ def _fake_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
     )
 
 
-_register(_ATTENTION, natives.attention, twins.attention, _fake_attention)
-_register(_REDUCE, natives.reduce, twins.reduce, _fake_reduce)
-_register(_NEIGHBOURS, natives.neighbours, twins.neighbours, _fake_neighbours)
+_register(_ATTENTION, _attention, twins.attention, _fake_attention)
+_register(_REDUCE, _reduce, twins.reduce, _fake_reduce)
+_register(_NEIGHBOURS, _neighbours, twins.neighbours, _fake_neighbours)
 
 
 @register_flop_formula(torch.ops.gtp_vit.attention)
@@ -78,7 +123,7 @@ def _attention_flops(
 ) -> int:
     batch, heads, tokens, depth = k
     rows = q[2] if removed or asked[0] or asked[1] else queries
-    again = int(asked[2] and rows == queries and not (removed or asked[0] or asked[1]))  # the twin's class row
+    again = int(asked[2] and not (removed or asked[0] or asked[1]))  # the twin computes the class row once more
     return int(2 * batch * heads * depth * tokens * (rows + queries + again))
 
 
@@ -101,18 +146,18 @@ def attention(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """twins.attention, by the native kernel if `native`."""
     if not native:
         return twins.attention(*arguments)
-    return natives.attention(*arguments) if _unobserved() else torch.ops.gtp_vit.attention.default(*arguments)
+    return _attention(*arguments) if _unobserved() else torch.ops.gtp_vit.attention.default(*arguments)
 
 
 def reduce(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """twins.reduce, by the native kernel if `native`."""
     if not native:
         return twins.reduce(*arguments)
-    return natives.reduce(*arguments) if _unobserved() else torch.ops.gtp_vit.reduce.default(*arguments)
+    return _reduce(*arguments) if _unobserved() else torch.ops.gtp_vit.reduce.default(*arguments)
 
 
 def neighbours(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """twins.neighbours, by the native kernel if `native`."""
     if not native:
         return twins.neighbours(*arguments)
-    return natives.neighbours(*arguments) if _unobserved() else torch.ops.gtp_vit.neighbours.default(*arguments)
+    return _neighbours(*arguments) if _unobserved() else torch.ops.gtp_vit.neighbours.default(*arguments)

@@ -124,7 +124,7 @@ def reduce(
     Returns:
         Features, features after the LayerNorm, sizes and grid cells of the tokens that stay; empty if not asked for.
     """
-    x = x + branch
+    x = x + branch.to(x.dtype)
     prefix = x.shape[1] - position.shape[1]
     kept, gone = split(scores, removed)
     kept_cells, gone_cells = position.gather(1, kept), position.gather(1, gone)

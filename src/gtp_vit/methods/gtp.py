@@ -122,6 +122,7 @@ class Carry(NamedTuple):
     """What GTP remembers from layer to layer."""
 
     removals: tuple[int, ...]  # tokens to remove in each layer
+    idle: bool  # none at all: P = 0 is the plain model, whatever theta is
     lists: Lists | None = None  # the graph
     matrix: Tensor | None = None  # or, for options that lists cannot express, [B or 1, M0, M0], receiver as row
 
@@ -159,17 +160,18 @@ class GTPReducer(Reducer):
         return removals(self.method.propagate, self.vit.depth, grid[0] * grid[1])
 
     def start(self, tokens: Tokens) -> Tokens:
-        carry = Carry(self.removals(tokens.grid))
-        if sum(carry.removals) > 0 and self.method.graph != "none":
+        plan = self.removals(tokens.grid)
+        carry = Carry(plan, idle=sum(plan) == 0)
+        if not carry.idle and self.method.graph != "none":
             lists = self._build_graph(tokens)
             carry = carry._replace(matrix=self._matrix(lists)) if self.needs_matrix else carry._replace(lists=lists)
         return tokens.but(carry=carry)
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        plan = tokens.carry.removals
-        if sum(plan) == 0:  # P = 0 is the plain model, whatever theta is
+        carry = tokens.carry
+        if carry.idle:
             return None
-        return self.ask_to_keep_all if plan[layer] == 0 else self.ask_to_reduce
+        return self.ask_to_reduce if carry.removals[layer] else self.ask_to_keep_all
 
     def reduce(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
@@ -182,9 +184,7 @@ class GTPReducer(Reducer):
             return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed), None
         features = tokens.add(branch).image if self.method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
-        norm = (
-            norm if tokens.native else None
-        )  # torch's own norm is as good as the twin's, and a hook on it still fires
+        norm = norm if tokens.native else None  # torch's own norm is as good as the twin's
         x, normed, new_size, position = kernels.reduce(
             tokens.native,
             tokens.x,

@@ -40,11 +40,13 @@ def semantic(similarity: Tensor, neighbours: int) -> Tensor:
     """Eq. (7): the `neighbours` other tokens most similar to a token. [B, M, M] -> [B, M, neighbours].
 
     They are found by topk, linear in the row's length (appendix, "Implementation optimizations"). Of equally similar
-    tokens the first in raster order are taken, so a list never has more than that many.
+    tokens the first in raster order are taken, so a list never has more than that many. NaN is similar to nobody.
     """
     count = similarity.shape[-1]
     itself = torch.eye(count, dtype=torch.bool, device=similarity.device)
-    return topk_by_position(similarity.masked_fill(itself, -torch.inf), neighbours)
+    others = torch.where(itself | similarity.isnan(), -torch.inf, similarity)
+    found = topk_by_position(others, neighbours)
+    return found.masked_fill(others.gather(-1, found) == -torch.inf, count)
 
 
 def mixed(spatial_graph: Tensor, semantic_graph: Tensor) -> Tensor:

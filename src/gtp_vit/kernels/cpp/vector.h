@@ -93,9 +93,9 @@ static inline float max_of(Vector v) {
   return most;
 }
 
-// e^x for x <= 0 to about one unit in the last place; 0 below the smallest normal number; NaN stays NaN.
+// e^x for x <= 0 to about one unit in the last place; 0 where that is hardly a normal number any more; NaN stays NaN.
 static inline Vector exp_of(Vector x) {
-  const Vector lowest = splat(-87.0f);
+  const Vector lowest = splat(-87.3f);
   const Vector clamped = x < lowest ? lowest : x;
   const Vector round = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const Vector shifted = clamped * 1.44269504088896341f + round;

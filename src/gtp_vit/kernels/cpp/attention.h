@@ -191,8 +191,9 @@ static bool attention(const AttentionTask& task, int threads) {
   }
   std::atomic<bool> fine{true};
   parallel_for(task.batch * task.heads, threads, [&](int64_t index) {
-    static thread_local Workspace workspace;  // kept from call to call: fresh pages cost as much as the work
+    static thread_local Workspace workspace;
     if (!attend_head<T>(each, index, workspace)) fine = false;
+    workspace.trim();
   });
   if (task.over_heads) {
     if (task.diagonal) over_heads(each.diagonal, task, task.diagonal);

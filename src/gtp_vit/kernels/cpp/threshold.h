@@ -4,6 +4,8 @@
 
 #include "vector.h"
 
+typedef uint32_t Pattern __attribute__((may_alias));  // the bits of a float
+
 // Non-negative floats are ordered as their bit patterns are, and NaN, as a pattern, is above all of them.
 static inline uint32_t bits_of(float value) {
   uint32_t bits;
@@ -16,7 +18,7 @@ static inline float float_of(uint32_t bits) {
   return value;
 }
 
-// A matrix [rows, columns] with rows ld apart; ld is a multiple of WIDTH and columns past the last are not looked at.
+// A matrix [rows, columns] with rows ld apart; columns past the last are not looked at.
 struct Entries {
   const float* data;
   int rows, columns;
@@ -27,7 +29,7 @@ struct Entries {
 static int64_t collect(const Entries& entries, uint32_t low, uint32_t high, uint32_t* found, int64_t* below) {
   int64_t count = 0, smaller = 0;
   for (int row = 0; row < entries.rows; row++) {
-    const uint32_t* bits = (const uint32_t*)(entries.data + row * entries.ld);
+    const Pattern* bits = (const Pattern*)(entries.data + row * entries.ld);
     int column = 0;
 #if defined(__AVX512F__)
     const __m512i lows = _mm512_set1_epi32((int)low), highs = _mm512_set1_epi32((int)high);
