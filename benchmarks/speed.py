@@ -2,13 +2,16 @@
 
     python benchmarks/speed.py                         # the cases of the README
     python benchmarks/speed.py --cases deit_small_patch16_224:8:8 --thetas 1 0.5 --rounds 40 --json speed.json
+    python benchmarks/speed.py --cases deit_small_patch16_224:8:8 --methods tome:r=8 evit:keep_rate=0.8
 
 A case is MODEL:BATCH:P[:IMAGE_SIZE]. The oracle is the same model, with the same shortened last block, that drops P
-tokens a layer by slicing: what any method with that schedule could reach if its own work cost nothing.
+tokens a layer by slicing: what any method with that schedule could reach if its own work cost nothing. Other methods
+are named with their settings, and each is compared with the oracle of its own schedule.
 """
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import dataclasses
 import json
@@ -24,7 +27,7 @@ import torch
 import torch.nn.functional as F
 import tyro
 
-from gtp_vit import GTP, make_method, patch
+from gtp_vit import GTP, make_method, patch, unpatch
 from gtp_vit.tools.benchmark import against, interleave
 from gtp_vit.tools.environment import environment
 
@@ -52,7 +55,7 @@ class Options:
     kernels: tuple[str, ...] = ("native", "torch")
     """Which kernels of GTP to time."""
     methods: tuple[str, ...] = ()
-    """Other registered methods to time, with their default settings: compare these with the full model only."""
+    """Other registered methods to time, with settings: tome:r=8, evit:keep_rate=0.8:fuse_token=False."""
     rounds: int = 20
     """How often each is timed."""
     threads: int = 2
@@ -79,19 +82,18 @@ class Row:
 
 
 class Oracle(torch.nn.Module):
-    """A timm ViT that slices `number` tokens off in every layer; the last block computes the class token only."""
+    """A timm ViT that keeps the first `left` tokens of each layer; the last block computes the class token only."""
 
-    def __init__(self, model: Any, number: int) -> None:
+    def __init__(self, model: Any, left: tuple[int, ...]) -> None:
         super().__init__()
-        self.model, self.number = model, number
+        self.model, self.left = model, left
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         model = self.model
         x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
         *blocks, last = model.blocks
-        for block in blocks:
+        for block, left in zip(blocks, self.left, strict=False):
             branch = block.drop_path1(block.ls1(block.attn(block.norm1(x))))
-            left = x.shape[1] - self.number
             x = x[:, :left] + branch[:, :left]
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
         x = x[:, :1] + last.ls1(self.class_attention(last.attn, last.norm1(x)))
@@ -112,14 +114,23 @@ class Oracle(torch.nn.Module):
 def candidates(case: str, options: Options) -> tuple[dict[str, torch.nn.Module], torch.Tensor]:
     name, batch, number, *size = case.split(":")
     model = timm.create_model(name, **({"img_size": int(size[0])} if size else {})).eval()
-    found: dict[str, torch.nn.Module] = {"full": model, "oracle": Oracle(model, int(number))}
+    found: dict[str, torch.nn.Module] = {"full": model, "oracle": oracle_of(patch(model, GTP(propagate=int(number))))}
     for theta in options.thetas:
         for kernels in options.kernels:
             method = GTP(propagate=int(number), theta=theta)
             found[f"gtp {kernels} theta={theta:g}"] = patch(model, method, kernels=kernels)  # type: ignore[arg-type]
     for other in options.methods:
-        found[other] = patch(model, make_method(other))
+        name, *settings = other.split(":")
+        pairs = (setting.split("=", 1) for setting in settings)
+        found[other] = patch(model, make_method(name, **{key: ast.literal_eval(value) for key, value in pairs}))
+        found[f"oracle of {other}"] = oracle_of(found[other])
     return found, torch.randn(int(batch), 3, *model.patch_embed.img_size)
+
+
+def oracle_of(model: Any) -> Oracle:
+    """Slicing with the schedule of a patched model."""
+    vit = model.reduction.vit
+    return Oracle(unpatch(model), tuple(vit.prefix + step.after for step in model.reducer.steps(vit.grid)))
 
 
 def measure(case: str, options: Options) -> list[Row]:
@@ -128,7 +139,9 @@ def measure(case: str, options: Options) -> list[Row]:
         calls = {name: (lambda model=model: model(images)) for name, model in models.items()}
         samples = interleave(calls, rounds=options.rounds)
     rows = []
-    for full, oracle in zip(against(samples, "full"), against(samples, "oracle"), strict=True):
+    for full in against(samples, "full"):
+        own = f"oracle of {full.name}" if f"oracle of {full.name}" in samples else "oracle"
+        oracle = next(timing for timing in against(samples, own) if timing.name == full.name)
         low, high = oracle.speedup_quartiles
         ratios = (1 / oracle.speedup, (1 / high, 1 / low), 1 / oracle.best_speedup)
         verdict = {True: "faster", False: "SLOWER", None: "unclear"}[full.faster]

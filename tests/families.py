@@ -42,12 +42,31 @@ def timm_vit(family: str) -> nn.Module:
     return timm.create_model(name, **{**SMALL, **arguments})
 
 
+def lvvit(**sizes: object) -> nn.Module:
+    from gtp_vit.models.lvvit import LVViT
+
+    return LVViT(**{**SMALL, "stem_width": 8, **sizes})
+
+
 # backbone -> family -> a function that makes a small model
-FAMILIES = {"timm_vit": {family: functools.partial(timm_vit, family) for family in TIMM_VIT}}
+FAMILIES = {
+    "timm_vit": {family: functools.partial(timm_vit, family) for family in TIMM_VIT},
+    "lvvit": {"lvvit": lvvit, "lvvit_non_square": functools.partial(lvvit, img_size=(48, 96), skip_lam=3.0)},
+}
 ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family in families]
 NAMES = [family for _, family in ALL]
 # One of each kind of head and prefix, for the tests that take seconds each.
 FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]
+
+
+@functools.cache
+def has_class_token(family: str) -> bool:
+    return bool(make(family).has_class_token)
+
+
+@functools.cache
+def head_reads_image_tokens(family: str) -> bool:
+    return getattr(make(family), "global_pool", "lvvit") != "token"
 
 
 def make(family: str) -> nn.Module:

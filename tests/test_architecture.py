@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "core": {"paper", "kernels"},
     "methods": {"core", "paper", "kernels"},
     "backbones": {"core"},
+    "models": {"core"},
     "patch": {"core", "methods", "backbones", "kernels"},
-    "tools": {"core", "methods", "backbones", "patch", "kernels"},
+    "tools": {"core", "methods", "backbones", "models", "patch", "kernels"},
     "cli": {"core", "methods", "patch", "tools"},
 }
 
@@ -65,11 +66,12 @@ def test_importing_the_package_imports_torch_only():
 def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
-        "GTP GTPError Identity METHODS Method UnsupportedBackbone "
-        "is_patched macs make_method method_from_dict patch trace unpatch"
+        "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError Identity METHODS Method PPT ToMe TriLevel "
+        "UnsupportedBackbone create_model is_patched macs make_method method_from_dict patch trace unpatch"
     )
 
 
 def test_every_public_name_is_documented():
-    for name in ("patch", "unpatch", "macs", "trace", "GTP", "Identity", "make_method", "method_from_dict"):
-        assert getattr(gtp_vit, name).__doc__, name
+    for name, value in vars(gtp_vit).items():
+        if not name.startswith("_") and not ismodule(value) and name != "METHODS":
+            assert value.__doc__, name

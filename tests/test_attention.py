@@ -8,7 +8,7 @@ import torch
 
 import families
 from gtp_vit import Method, patch
-from gtp_vit.core.attention import STATISTICS, Ask, attend
+from gtp_vit.core.attention import STATISTICS, Ask, Projections, attend
 from gtp_vit.core.reducer import Reducer
 from gtp_vit.paper.sparsity import Sparsify
 
@@ -32,7 +32,7 @@ def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
     q, k, v = tensors()
     size = torch.rand(2, 7) if with_sizes else None
     probs, out = by_hand(q, k, v, 0.3, size)
-    found, stats = attend(q, k, v, scale=0.3, ask=Ask(frozenset(asked)), size=size)
+    found, stats = attend(Projections(q, k, v, 0.3), ask=Ask(frozenset(asked)), size=size)
     expected = {
         "diagonal": torch.stack([probs[..., i, i] for i in range(7)], -1),
         "column_sums": probs.sum(2),
@@ -53,8 +53,8 @@ def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
 @pytest.mark.parametrize("edit", [None, Sparsify(0.5)])
 def test_first_queries_only(edit):
     q, k, v = tensors()
-    whole, _ = attend(q, k, v, scale=0.3, ask=Ask(edit=edit))
-    first, _ = attend(q, k, v, scale=0.3, ask=Ask(edit=edit), queries=2)
+    whole, _ = attend(Projections(q, k, v, 0.3), ask=Ask(edit=edit))
+    first, _ = attend(Projections(q, k, v, 0.3), ask=Ask(edit=edit), queries=2)
     torch.testing.assert_close(first, whole[:, :2])
 
 
@@ -62,8 +62,8 @@ def test_statistics_before_or_after_the_edit():
     q, k, v = tensors()
     probs, _ = by_hand(q, k, v, 0.3)
     ask = {"statistics": frozenset({"column_sums"}), "edit": Sparsify(0.3)}
-    _, edited = attend(q, k, v, scale=0.3, ask=Ask(**ask))
-    _, dense = attend(q, k, v, scale=0.3, ask=Ask(**ask, before_edit=True))
+    _, edited = attend(Projections(q, k, v, 0.3), ask=Ask(**ask))
+    _, dense = attend(Projections(q, k, v, 0.3), ask=Ask(**ask, before_edit=True))
     torch.testing.assert_close(dense.column_sums, probs.sum(2))
     torch.testing.assert_close(edited.column_sums, Sparsify(0.3)(probs).sum(2))
 

@@ -69,6 +69,17 @@ def test_macs_with_other_methods_and_schedules(capsys):
     assert total("--method=identity", "--no-lossless")["identity"] == identity["unreduced"]
     assert total("--convention", "torchprofile")["gtp"] > total()["gtp"]
     assert "total" in run(capsys, "macs", "test_vit")[1]
+    assert total("--method", "tome", "--r", "4")["tome"] > total("--method", "tome", "--r", "8")["tome"]
+    assert "total" in run(capsys, "macs", "lvvit_s", "--method", "evit", "--keep-rate", "0.5")[1]
+
+
+def test_benchmark_of_a_method_whose_token_count_depends_on_the_image(capsys):
+    code, out, _ = run(
+        capsys, "benchmark", "test_vit", "--method", "ats", "--rounds", "3", "--batch-size", "2", "--json"
+    )
+    assert code == Exit.OK
+    assert json.loads(out)["macs"]["ats"] > 0
+    assert "layer 5" in run(capsys, "benchmark", "test_vit", "--method", "ats", "--rounds", "3")[1]
 
 
 def test_check_says_whether_bf16_works(capsys):
@@ -86,7 +97,10 @@ def test_check_says_whether_bf16_works(capsys):
     [
         (["bench"], "unknown command 'bench'; did you mean 'benchmark'"),
         (["macs", "deit_smal_patch16_224"], "did you mean 'deit_small_patch16_224'"),
-        (["macs", "test_vit", "--method", "gpt"], "unknown method 'gpt'; did you mean 'gtp'"),
+        (["macs", "test_vit", "--method", "gpt"], "unknown method 'gpt'; did you mean 'ppt' or 'gtp'"),
+        (["macs", "test_vit", "--method", "ats"], "ATS keeps another number of tokens in each image"),
+        (["macs", "lvvit_x"], "did you mean 'lvvit_t'"),
+        (["macs", "test_vit", "--method", "evit", "--keep-rate", "1.5"], "keep_rate is 1.5"),
         (["macs", "test_vit", "--propagate", "40"], "largest constant number for this model is"),
         (["macs", "test_vit", "--select", "mixd"], "did you mean 'mixed'"),
         (["macs", "test_resnet"], "ResNet is not a supported ViT"),

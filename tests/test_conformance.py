@@ -12,7 +12,22 @@ import torch
 from torch import nn
 
 import families
-from gtp_vit import GTP, METHODS, Identity, Method, patch, trace, unpatch
+from gtp_vit import (
+    ATS,
+    GTP,
+    METHODS,
+    PPT,
+    DiffRate,
+    EViT,
+    EvoViT,
+    GTPError,
+    Method,
+    ToMe,
+    TriLevel,
+    patch,
+    trace,
+    unpatch,
+)
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
@@ -27,11 +42,48 @@ EXTRA = [
     GTP(propagate=5, select="sum", conserve_sizes=True, edges="either", exclude_self=True),
     GTP(propagate=5, select="diagonal", theta=0.5, score_from="dense", sparsify_rows=True, renormalise_rows=True),
 ]
-EVERY = [method() for method in METHODS.values()] + EXTRA
+RIVALS_EXTRA = [
+    ToMe(r="inflection:8:-1", prop_attn=False),
+    EViT(keep_rate=0.5, fuse_token=False, drop_loc=(0, 3)),
+    EvoViT(keep_ratio=0.4, representative_token=True, layer_wise=True),
+    ATS(budget="keep:0.6:1:2"),
+    TriLevel(keep_ratio=0.6, attn_ratio=0.3),
+    PPT(r=9, threshold=0.0, pp_loc_list=(0, 2)),
+    DiffRate(prune=(0, 5, 0, 7), merge=(3, 0, 6, 0)),
+]
+DEFAULTS = [method() for method in METHODS.values()]
+EVERY = [*DEFAULTS, *EXTRA, *RIVALS_EXTRA]
+
+
+def fits(method: Method, family: str) -> bool:
+    """Is the method meant for such a model? What happens otherwise is in `test_models_a_method_is_not_meant_for`."""
+    if method.needs_class_token and not families.has_class_token(family):
+        return False
+    return not (is_adaptive(method) and families.head_reads_image_tokens(family))
+
+
+def is_adaptive(method: Method) -> bool:
+    return isinstance(method, ATS) and method.budget is None
+
+
+def pairs(methods: list[Method], names: list[str]) -> pytest.MarkDecorator:
+    cases = [(family, method) for method in methods for family in names if fits(method, family)]
+    return pytest.mark.parametrize(("family", "method"), cases, ids=[f"{family}-{method}" for family, method in cases])
+
+
+# All defaults and GTP's options on every family; options of the rivals on a few.
+everywhere = pairs([*DEFAULTS, *EXTRA], families.NAMES)
+options_of_rivals = [(f, m) for m in RIVALS_EXTRA for f in [*families.FEW, "lvvit", "eva_l"] if fits(m, f)]
+every_pair = pytest.mark.parametrize(
+    ("family", "method"),
+    [*everywhere.args[1], *options_of_rivals],
+    ids=lambda value: str(value),
+)
+few_pairs = pairs(EVERY, families.FEW)
 every_method = pytest.mark.parametrize("method", EVERY, ids=str)
-some_methods = pytest.mark.parametrize("method", EVERY[: len(METHODS)] + EXTRA[:1], ids=str)
-every_family = pytest.mark.parametrize("family", families.NAMES)
-few_families = pytest.mark.parametrize("family", families.FEW)
+STATIC_DEFAULTS = [method for method in DEFAULTS if not is_adaptive(method)]
+# Untrained predictors are all that DynamicViT has here.
+pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 
 
 def logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -47,8 +99,21 @@ def test_every_registered_backbone_has_families_here():
     assert set(families.FAMILIES) == set(BACKBONES)
 
 
-@every_family
-@every_method
+def test_models_a_method_is_not_meant_for_are_refused():
+    refused = [(family, method) for method in EVERY for family in families.NAMES if not fits(method, family)]
+    assert len(refused) > 10
+    for family, method in refused:
+        with pytest.raises(GTPError, match=r"use (GTP or ToMe|ATS\(budget=\.\.\.\))"):
+            patch(families.make(family), method)
+
+
+def test_batches_of_adaptive_methods_are_traced_one_by_one():
+    fast = patch(families.make("vit"), ATS())
+    with pytest.raises(GTPError, match="one by one"):
+        trace(fast, families.images("vit"))
+
+
+@every_pair
 def test_nothing_removed_equals_the_untouched_model(family, method):
     model, images = families.make(family), families.images(family)
     fast = patch(model, method.off())
@@ -57,71 +122,76 @@ def test_nothing_removed_equals_the_untouched_model(family, method):
         close(fast.forward_features(images), model.forward_features(images), 1e-6)
 
 
-@every_family
-@every_method
+@every_pair
 def test_token_counts_follow_the_schedule(family, method):
     model, images = families.make(family), families.images(family)
     fast = patch(model, method)
-    counts = fast.reduction.vit.image_tokens
+    if is_adaptive(method):
+        with pytest.raises(GTPError, match="another number of tokens in each image"):
+            fast.reducer.steps(fast.reduction.vit.grid)
+        return
     seen = trace(fast, images)
-    for layer, removed in zip(seen.layers, fast.reducer.removals(fast.reduction.vit.grid), strict=True):
-        counts -= removed
-        assert layer.kept.shape == (len(images), counts)
-        assert layer.removed.shape == (len(images), removed)
+    for layer, step in zip(seen.layers, fast.reducer.steps(fast.reduction.vit.grid), strict=True):
+        assert layer.kept.shape == (len(images), step.after)
+        for image in layer.kept:
+            assert len(set(image.tolist())) == step.after  # no patch twice
     with torch.no_grad():
-        assert fast.forward_features(images).shape[1] == model.num_prefix_tokens + counts
+        assert fast.forward_features(images).shape[1] == model.num_prefix_tokens + step.after
 
 
-@every_family
-@every_method
+@every_pair
 def test_shortened_last_block_changes_nothing(family, method):
     model, images = families.make(family), families.images(family)
     close(logits(patch(model, method), images), logits(patch(model, method, lossless=False), images), 1e-6)
 
 
-@every_family
-@every_method
+@every_pair
 def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
-    reduce, steps = fast.reducer.reduce, []
+    reduce, before, after, steps = fast.reducer.reduce, fast.reducer.before, fast.reducer.after, []
 
     def spy(layer: int, tokens: Tokens, branch: torch.Tensor, stats, norm):
-        after, normed = reduce(layer, tokens, branch, stats, norm)
-        steps.append((tokens.add(branch), after))
-        return after, normed
+        left, normed = reduce(layer, tokens, branch, stats, norm)
+        steps.append((tokens.add(branch), left))
+        return left, normed
 
-    fast.reducer.reduce = spy
+    def spy_on(step):
+        def watched(layer: int, tokens: Tokens) -> Tokens:
+            left = step(layer, tokens)
+            steps.append((tokens, left))
+            return left
+
+        return watched
+
+    fast.reducer.reduce, fast.reducer.before, fast.reducer.after = spy, spy_on(before), spy_on(after)
     with torch.no_grad():
         run(fast, images)
-    assert steps or method == Identity()
-    for before, after in steps:
-        assert torch.equal(before.x[:, : before.prefix], after.x[:, : after.prefix])
-        if after.size is not None:
-            assert torch.equal(after.size[:, : after.prefix], torch.ones(len(images), after.prefix))
+    for one, other in steps:
+        assert torch.equal(one.x[:, : one.prefix], other.x[:, : other.prefix])
+        if other.size is not None:
+            assert torch.equal(other.size[:, : other.prefix], torch.ones(len(images), other.prefix))
 
 
-@every_family
-@every_method
+@every_pair
 def test_an_image_alone_equals_the_same_image_in_a_batch(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
-    together = trace(fast, images)
+    together = None if is_adaptive(method) else trace(fast, images)
     for index in range(len(images)):
         alone = trace(fast, images[index : index + 1])
-        for one, many in zip(alone.layers, together.layers, strict=True):
-            assert torch.equal(one.kept[0], many.kept[index])
+        if together is not None:
+            for one, many in zip(alone.layers, together.layers, strict=True):
+                assert torch.equal(one.kept[0], many.kept[index])
         close(logits(fast, images[index : index + 1])[0], logits(fast, images)[index], 1e-5)
 
 
-@every_family
-@every_method
+@every_pair
 def test_two_runs_are_equal(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
     assert torch.equal(logits(fast, images), logits(fast, images))
     assert torch.equal(logits(patch(families.make(family), method), images), logits(fast, images))
 
 
-@every_family
-@every_method
+@every_pair
 def test_the_original_is_untouched_and_the_weights_are_shared(family, method):
     model, images = families.make(family), families.images(family)
     before, attributes, kind = logits(model, images), copy.copy(vars(model)), type(model)
@@ -132,23 +202,25 @@ def test_the_original_is_untouched_and_the_weights_are_shared(family, method):
     assert vars(model) == attributes
     assert {name: dict(vars(model)[name]) for name in tables} == tables
     assert torch.equal(logits(model, images), before)
-    assert [id(p) for p in fast.parameters()] == [id(p) for p in model.parameters()]
+    own = list(fast.reducer.parameters())
+    assert bool(own) == (method.learned != "none")
+    assert [id(p) for p in fast.parameters()] == [id(p) for p in [*model.parameters(), *own]]
     assert isinstance(fast, kind)
 
 
-@every_family
-@every_method
+@every_pair
 def test_state_dicts_load_both_ways(family, method):
     model = families.make(family)
     fast = patch(model, method)
-    assert list(fast.state_dict()) == list(model.state_dict())
+    own = [f"reducer.{key}" for key in fast.reducer.state_dict()]  # only of methods with learned parts
+    assert bool(own) == (method.learned != "none")
+    assert list(fast.state_dict()) == [*model.state_dict(), *own]
     other = patch(copy.deepcopy(model), method)
-    other.load_state_dict(model.state_dict())
-    families.make(family).load_state_dict(fast.state_dict())
+    assert other.load_state_dict(model.state_dict(), strict=False).missing_keys == own
+    assert families.make(family).load_state_dict(fast.state_dict(), strict=False).unexpected_keys == own
 
 
-@every_family
-@every_method
+@every_pair
 def test_pickle_and_deepcopy_give_the_same_model(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
     for again in (pickle.loads(pickle.dumps(fast)), copy.deepcopy(fast), copy.copy(fast)):
@@ -156,8 +228,7 @@ def test_pickle_and_deepcopy_give_the_same_model(family, method):
         assert torch.equal(logits(again, images), logits(fast, images))
 
 
-@every_family
-@every_method
+@every_pair
 def test_patching_again_starts_from_the_original(family, method):
     model, images = families.make(family), families.images(family)
     again = patch(patch(model, GTP(propagate=3, alpha=0.7)), method)
@@ -167,8 +238,7 @@ def test_patching_again_starts_from_the_original(family, method):
     assert torch.equal(logits(plain, images), logits(model, images))
 
 
-@every_family
-@some_methods
+@pairs([*DEFAULTS, EXTRA[0]], families.NAMES)
 def test_nan_images_give_nan_and_do_not_crash(family, method):
     model, images = families.make(family), families.images(family).clone()
     images[0, 0, 0, 0] = torch.nan
@@ -177,8 +247,7 @@ def test_nan_images_give_nan_and_do_not_crash(family, method):
     close(logits(fast, images)[1:], logits(fast, images[1:]), 1e-5)
 
 
-@few_families
-@every_method
+@few_pairs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_finite(family, method, dtype):
     fast = patch(families.make(family).to(dtype), method)
@@ -187,8 +256,7 @@ def test_half_precision_is_finite(family, method, dtype):
     assert logits(moved, families.images(family).to(dtype)).isfinite().all()
 
 
-@every_method
-@pytest.mark.parametrize("family", ["vit", "gap"])
+@pairs([method for method in EVERY if not is_adaptive(method)], ["vit", "gap", "lvvit"])
 def test_compiles_as_one_graph(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
     torch.compiler.reset()
@@ -205,19 +273,17 @@ def exports_with_a_dynamic_batch(family: str, method: Method, strict: bool) -> N
         close(logits(program.module(), others), logits(fast, others), 1e-6)
 
 
-@every_method
+@pytest.mark.parametrize("method", [method for method in EVERY if not is_adaptive(method)], ids=str)
 def test_every_method_exports_with_a_dynamic_batch(method):
     exports_with_a_dynamic_batch("vit", method, strict=False)
 
 
-@few_families
-@some_methods
+@pairs([*STATIC_DEFAULTS, EXTRA[0]], families.FEW)
 def test_exports_strictly_with_a_dynamic_batch(family, method):
     exports_with_a_dynamic_batch(family, method, strict=True)
 
 
-@few_families
-@every_method
+@few_pairs
 def test_checkpointed_gradients_are_equal(family, method):
     images = families.images(family)
 
@@ -234,8 +300,7 @@ def test_checkpointed_gradients_are_equal(family, method):
         close(other, one, 1e-6)
 
 
-@few_families
-@every_method
+@few_pairs
 def test_two_threads_share_one_model(family, method):
     fast = patch(families.make(family), method)
     inputs = [torch.randn_like(families.images(family)) for _ in range(12)]

@@ -1,6 +1,6 @@
 """The documentation is true: the map of the paper, and every command and line of code of the README."""
 
-import importlib
+import importlib.util
 import inspect
 import re
 import shlex
@@ -87,3 +87,15 @@ def test_links_of_the_documentation_lead_somewhere():
 def test_every_command_is_in_the_readme():
     for command in COMMANDS:
         assert f"gtp-vit {command}" in README
+
+
+def test_the_page_of_methods_is_what_the_registries_say():
+    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs/make_methods.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs/methods.md").read_text() == module.page(), "run python docs/make_methods.py"
+
+
+@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)
+def test_no_page_has_a_placeholder(page):
+    assert not re.search(r"\b(TODO|TBD|FIXME|[A-Z]+_TABLE)\b|\?\?", page.read_text())

@@ -21,6 +21,7 @@ SELECTIONS = {
     "CosSim": "cosine_attention",
 }
 ENTRIES = [f"gtp_{number:02d}" for number in range(22)]
+LVVIT = ["gtp_lvvit_0", "gtp_lvvit_1", "gtp_lvvit_2"]
 OWN_MODELS = ["gtp_nocls_0", "gtp_nocls_1", "gtp_nocls_layerscale_0", "gtp_clsavg_0"]
 
 
@@ -145,6 +146,22 @@ def test_gtp_on_models_without_class_token_or_with_layerscale_equals_the_golden(
     compare(entry, model, inputs, kernels)
 
 
-def test_every_golden_of_gtp_is_compared_or_belongs_to_lvvit(golden):
-    rest = set(golden) - set(ENTRIES) - set(OWN_MODELS) - {"base_00"}
-    assert all("lvvit" in name for name in rest)
+@pytest.mark.parametrize("name", LVVIT)
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_gtp_on_lvvit_equals_the_golden(golden, name, kernels):
+    from gtp_vit.models.lvvit import LVViT
+
+    entry = golden[name]
+    own = entry["own_model"]
+    sizes = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "skip_lam", "num_classes")
+    model = LVViT(**{key: own[key] for key in sizes}).eval()
+    source = golden["gtp_lvvit_0"]["data"]
+    model.load_state_dict({key[2:]: value for key, value in source.items() if key.startswith("w.")}, strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(model(source["inputs"]), entry["data"]["logits_unreduced"], rtol=0, atol=2e-5)
+    entry["settings"] = {**entry["settings"], "sparsity": 1}  # the official LV-ViT ignores it
+    compare(entry, model, source["inputs"], kernels)
+
+
+def test_every_golden_of_gtp_is_compared(golden):
+    assert set(golden) == {*ENTRIES, *OWN_MODELS, *LVVIT, "base_00"}

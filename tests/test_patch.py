@@ -24,7 +24,7 @@ def fast(family=VIT, **settings):
 # ---------------------------------------------------------------- timm's interface
 
 
-@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.parametrize("family", families.FAMILIES["timm_vit"])
 @pytest.mark.parametrize("arguments", [{}, {"norm": True}, {"indices": 2}, {"indices": [0, 2], "stop_early": True}])
 def test_forward_intermediates_of_an_unreduced_model_is_timms(family, arguments):
     model, images = families.make(family), families.images(family)
@@ -469,7 +469,7 @@ def test_methods_by_name_and_from_stored_settings():
     assert hash(listed) == hash(GTP(propagate=[1, 2, 3, 4], alpha=0.7))
     assert GTP(select="IMGAttn") == GTP(select="BroadAttn") == GTP(select="broad")
     assert repr(listed) == "GTP(propagate=(1, 2, 3, 4), alpha=0.7)"
-    with pytest.raises(UnknownName, match="did you mean 'gtp'"):
+    with pytest.raises(UnknownName, match="did you mean 'ppt' or 'gtp'"):
         make_method("gpt")
     with pytest.raises(UnknownName, match="did you mean 'alpha'"):
         make_method("gtp", alfa=1)

@@ -6,12 +6,21 @@ from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
 from gtp_vit.methods import METHODS as METHODS
 from gtp_vit.methods import make_method as make_method
 from gtp_vit.methods import method_from_dict as method_from_dict
+from gtp_vit.methods.ats import ATS as ATS
+from gtp_vit.methods.diffrate import DiffRate as DiffRate
+from gtp_vit.methods.dynamicvit import DynamicViT as DynamicViT
+from gtp_vit.methods.evit import EViT as EViT
+from gtp_vit.methods.evovit import EvoViT as EvoViT
 from gtp_vit.methods.gtp import GTP as GTP
 from gtp_vit.methods.identity import Identity as Identity
+from gtp_vit.methods.ppt import PPT as PPT
+from gtp_vit.methods.tome import ToMe as ToMe
+from gtp_vit.methods.trilevel import TriLevel as TriLevel
 from gtp_vit.patch import is_patched as is_patched
 from gtp_vit.patch import patch as patch
 from gtp_vit.patch import unpatch as unpatch
 from gtp_vit.tools.macs import macs as macs
+from gtp_vit.tools.models import create_model as create_model
 from gtp_vit.tools.trace import trace as trace
 
 __version__ = "0.1.0"

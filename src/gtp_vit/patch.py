@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +29,11 @@ class Reduction:
     vit: VitInfo
     lossless: bool
     kernels: Kernels  # as asked for; the model's attribute `kernels` says what that means now
+
+    def may_skip_image_tokens(self, model: Any) -> bool:
+        """Does nobody read image tokens behind the last block, as `model` is now?"""
+        reads = self.backbone.head_reads_image_tokens(model) or model.reducer.reads_image_tokens
+        return self.lossless and not reads
 
 
 def patch(model: Model, method: Method, *, lossless: bool = True, kernels: Kernels = "auto") -> Model:
@@ -63,11 +69,14 @@ def patch(model: Model, method: Method, *, lossless: bool = True, kernels: Kerne
     backbone = backbones.find(shell)
     vit = backbone.describe(shell)
     reducer = method.build(vit).train(shell.training)
+    caution = method.caution()
+    if caution is not None:
+        warnings.warn(caution, stacklevel=2)
     weight = next(shell.parameters())
     original: Any = type(shell)
     shell.__class__ = _patched_class(original, backbone.forwards)
     shell.reduction = Reduction(backbone, method, vit, lossless, kernels)
-    shell.reducer = reducer.to(weight.device)
+    shell.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     return shell
 
 
@@ -82,6 +91,7 @@ def unpatch(model: Model) -> Model:
 
 
 def is_patched(model: nn.Module) -> bool:
+    """Was this model made by `patch`?"""
     return isinstance(model, Patched)
 
 

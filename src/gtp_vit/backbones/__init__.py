@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
+from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.loop import Backbone
 from gtp_vit.errors import UnsupportedBackbone
 
 BACKBONES: dict[str, Backbone] = {
     "timm_vit": TimmViT(),
+    "lvvit": LVViTBackbone(),
 }
 
 
@@ -23,5 +25,5 @@ def find(model: nn.Module) -> Backbone:
             return backbone
     raise UnsupportedBackbone(
         f"{type(model).__module__}.{type(model).__qualname__} is not a supported ViT; supported are timm's "
-        "VisionTransformer and VisionTransformerDistilled. The model was left as it is"
+        "VisionTransformer and VisionTransformerDistilled, and gtp_vit's LVViT. The model was left as it is"
     )

@@ -16,6 +16,7 @@ class TimmForwards:
     """Mixed into the class of a patched model, in front of timm's. Holds no state."""
 
     reduction: Any
+    reducer: Any
     blocks: Any
     norm: Any
     forward_head: Any
@@ -23,10 +24,8 @@ class TimmForwards:
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
         """Logits; the last block computes only the tokens that the head reads."""
         _refuse_masks(attn_mask, is_causal)
-        reduction = self.reduction
-        prefix_only = reduction.lossless and not reduction.backbone.head_reads_image_tokens(self)
-        tokens = run(self, x, prefix_only=prefix_only)
-        return self.forward_head(self.norm(tokens.x))
+        tokens = run(self, x, prefix_only=self.reduction.may_skip_image_tokens(self))
+        return self.forward_head(self.reducer.finish(tokens, self.norm))
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """The normed features of all tokens that remain, [B, prefix + remaining, C]."""

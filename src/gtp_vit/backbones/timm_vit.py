@@ -14,14 +14,14 @@ import sys
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gtp_vit.backbones.images import check_images
+from gtp_vit.backbones.parts import elementwise_macs, is_overridden, linear_macs, project, through
 from gtp_vit.backbones.timm_forwards import TimmForwards
-from gtp_vit.core.attention import Ask, Stats, attend
+from gtp_vit.core.attention import Projections
 from gtp_vit.core.reducer import Elementwise, VitInfo
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadInput
 
 # Children that the copied forward calls. `norm` of attention appeared during timm 1.0.
 BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
@@ -52,7 +52,7 @@ class TimmViT:
         for name, child in model.named_children():
             if name not in MODEL:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"
-        if _is_overridden(model, hooks=False):
+        if is_overridden(model, hooks=False):
             return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
         if not _is_timm_layer(model.patch_embed, "PatchEmbed"):
             return f"patch_embed is {type(model.patch_embed).__name__}; supported: PatchEmbed"
@@ -81,7 +81,7 @@ class TimmViT:
                     return f"{path}.{name} ({type(child).__name__}) is not known"
             for name in [*owner._parameters, *owner._buffers]:
                 return f"{path}.{name} (a tensor) is not known"
-            if _is_overridden(owner, hooks=True):
+            if is_overridden(owner, hooks=True):
                 return f"{path} has hooks or a forward of its own, which a reduced layer would not call; remove them"
         for name in ("qkv", "proj"):
             layer = getattr(block.attn, name)
@@ -103,13 +103,15 @@ class TimmViT:
             class_token=model.has_class_token,
             head_reads_image_tokens=self.head_reads_image_tokens(model),
             embed_macs_per_patch=model.patch_embed.proj.weight.numel(),
-            linear_macs=(_linear(attn), _linear(block.mlp)),
+            embed_elementwise_macs_per_patch=0,
+            linear_macs=(linear_macs(attn), linear_macs(block.mlp)),
             elementwise_macs=_block_elementwise(block),
-            final_elementwise_macs=_elementwise(model.norm_pre, model.norm),
+            final_elementwise_macs=elementwise_macs(model.norm_pre, model.norm),
             head_macs=head,
             head_macs_per_token=per_token,
             head_reads_prefix_too=not model.global_pool or getattr(model, "pool_include_prefix", False),
-            pooled_elementwise_macs=_elementwise(model.fc_norm),
+            head_averages_image_tokens=model.global_pool == "avg" and not getattr(model, "pool_include_prefix", False),
+            pooled_elementwise_macs=elementwise_macs(model.fc_norm),
         )
 
     def head_reads_image_tokens(self, model: Any) -> bool:
@@ -117,146 +119,60 @@ class TimmViT:
 
     def embed(self, model: Any, images: Tensor) -> Tokens:
         """Patches, position embedding and prefix tokens, by the model's own modules."""
-        check_images(model, images)
+        check_images(model, model.patch_embed.proj, images)
         x = model.patch_embed(images)
         grid = (x.shape[1], x.shape[2]) if model.dynamic_img_size else tuple(model.patch_embed.grid_size)
         x = model.norm_pre(model.patch_drop(model._pos_embed(x)))
         position = torch.arange(grid[0] * grid[1], device=x.device)
         return Tokens(x, position.expand(x.shape[0], -1), model.num_prefix_tokens, grid)
 
-    def attention(self, block: Any, tokens: Tokens, ask: Ask, queries: int | None) -> tuple[Tensor, Stats]:
-        attn, y = block.attn, block.norm1(tokens.x)
-        if queries is None or ask.edit is not None or not _is_plain_linear(attn.qkv):
-            q, k, v = _heads(attn.qkv(y), 3, attn.num_heads)
-        else:
-            # Queries of the prefix tokens only: the fused qkv layer is cut into its query rows and the rest.
-            width = attn.num_heads * attn.head_dim
-            weight, qkv_bias = attn.qkv.weight, attn.qkv.bias
-            first, rest = (None, None) if qkv_bias is None else (qkv_bias[:width], qkv_bias[width:])
-            (q,) = _heads(F.linear(y[:, :queries], weight[:width], first), 1, attn.num_heads)
-            k, v = _heads(F.linear(y, weight[width:], rest), 2, attn.num_heads)
-        out, stats = attend(
-            _through(attn.q_norm, q),
-            _through(attn.k_norm, k),
-            v,
-            scale=attn.scale,
-            ask=ask,
-            size=tokens.size,
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-            queries=queries,
-            first=tokens.prefix,
-            native=tokens.native,
-        )
+    def project(self, block: Any, x: Tensor, queries: int | None) -> Projections:
+        attn = block.attn
+        q, k, v = project(attn, block.norm1(x), queries)
+        dropout = attn.attn_drop.p if attn.training else 0.0
+        return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, dropout)
+
+    def output(self, block: Any, out: Tensor) -> Tensor:
+        attn = block.attn
         if hasattr(attn, "norm"):
-            out = _through(attn.norm, out)
-        return _through(block.drop_path1, _through(block.ls1, _through(attn.proj_drop, attn.proj(out)))), stats
+            out = through(attn.norm, out)
+        return through(block.drop_path1, through(block.ls1, through(attn.proj_drop, attn.proj(out))))
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
         norm = block.norm2
         known = type(norm) is nn.LayerNorm or _is_timm_layer(norm, "LayerNorm")
-        if not known or norm.weight is None or norm.bias is None or _is_overridden(norm, hooks=True):
+        if not known or norm.weight is None or norm.bias is None or is_overridden(norm, hooks=True):
             return None
         return norm
 
     def mlp(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
-        return _through(block.drop_path2, _through(block.ls2, block.mlp(block.norm2(x) if normed is None else normed)))
-
-
-def _through(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x), without the call where the module does nothing: at batch 1 such calls are a percent of the time."""
-    idle = type(module) is nn.Identity or (type(module) is nn.Dropout and not module.training)
-    return x if idle and not module._forward_hooks and not module._forward_pre_hooks else module(x)
+        return through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(x) if normed is None else normed)))
 
 
 def _is_timm_layer(module: nn.Module, name: str) -> bool:
     return type(module) is getattr(sys.modules["timm.layers"], name, None)
 
 
-def _is_overridden(module: nn.Module, *, hooks: bool) -> bool:
-    """Does calling this module do something else than its class's forward? `hooks`: do hooks count?"""
-    own = any(name in vars(module) for name in ("forward", "forward_features", "forward_head", "forward_intermediates"))
-    return own or (hooks and bool(module._forward_hooks or module._forward_pre_hooks))
-
-
-def _is_plain_linear(layer: nn.Module) -> bool:
-    """May its weight be used directly? Adapters, quantised and parametrised layers must be called."""
-    return type(layer) is nn.Linear and not _is_overridden(layer, hooks=True)
-
-
-def check_images(model: Any, images: Any) -> None:
-    """One clear error instead of one from deep inside the model."""
-    if not isinstance(images, Tensor):
-        raise BadInput(f"images are a {type(images).__name__}; give a float tensor [batch, channels, height, width]")
-    shape, channels = tuple(images.shape), model.patch_embed.proj.in_channels
-    if images.ndim != 4:
-        raise BadInput(f"images have shape {shape}; give [batch, channels, height, width], for one image x[None]")
-    if not images.is_floating_point():
-        raise BadInput(f"images are {images.dtype}; convert them to float and normalise them as the model expects")
-    if shape[1] != channels:
-        raise BadInput(f"images have {shape[1]} channels, but the model takes {channels}")
-    weight = model.patch_embed.proj.weight
-    if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
-        raise BadInput(
-            f"images are {images.dtype}, but the model is {weight.dtype}; convert one of them, or use autocast"
-        )
-    if images.device != weight.device:
-        raise BadInput(f"images are on {images.device}, but the model is on {weight.device}; move one of them")
-    size = tuple(model.patch_embed.img_size)
-    if min(shape[2:]) == 0:
-        raise BadInput(f"images are {shape[2]} x {shape[3]}; they have no pixels")
-    if not model.dynamic_img_size and shape[2:] != size:
-        raise BadInput(
-            f"images are {shape[2]} x {shape[3]}, but the model takes {size[0]} x {size[1]}; resize them, or create "
-            f"the model with img_size={shape[2:]} or dynamic_img_size=True"
-        )
-    patch = model.patch_embed.patch_size
-    if (
-        model.dynamic_img_size
-        and not model.patch_embed.dynamic_img_pad
-        and (shape[2] % patch[0] or shape[3] % patch[1])
-    ):
-        raise BadInput(f"images are {shape[2]} x {shape[3]}; both must be multiples of the patch size {patch}")
-    if tuple(model.patch_embed.grid_size) != model.reduction.vit.grid:
-        raise BadInput("the original model's input size was changed after patching; patch it again")
-
-
-def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """[B, N, parts H D] -> parts x [B, H, N, D]."""
-    batch, tokens, width = x.shape
-    return x.reshape(batch, tokens, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def _linear(module: nn.Module) -> int:
-    """MACs of one token in all linear layers of a module."""
-    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
-
-
-def _elementwise(*modules: nn.Module | None) -> int:
-    """MACs of one token in norms or LayerScales, counted as torchprofile does: one an element if it has weights."""
-    weights = [p for m in modules if m is not None for n, p in m.named_parameters() if n in ("weight", "gamma")]
-    return sum(weight.numel() for weight in weights)
-
-
 def _block_elementwise(block: Any) -> Elementwise:
     attn = block.attn
     return Elementwise(
-        keys=_elementwise(block.norm1) + attn.num_heads * _elementwise(attn.k_norm),
+        keys=elementwise_macs(block.norm1) + attn.num_heads * elementwise_macs(attn.k_norm),
         # q is scaled before the product with k
-        queries=attn.num_heads * (attn.head_dim + _elementwise(attn.q_norm)),
-        output=_elementwise(getattr(attn, "norm", None), block.ls1),
-        mlp=_elementwise(block.norm2, getattr(block.mlp, "norm", None), block.ls2),
+        queries=attn.num_heads * (attn.head_dim + elementwise_macs(attn.q_norm)),
+        output=elementwise_macs(getattr(attn, "norm", None), block.ls1),
+        mlp=elementwise_macs(block.norm2, getattr(block.mlp, "norm", None), block.ls2),
     )
 
 
 def _head_macs(model: Any) -> tuple[int, int]:
     """MACs of pooling and classifier: once, and for each token that pooling reads."""
-    head = _linear(model.head) + (_linear(model.head_dist) if hasattr(model, "head_dist") else 0)
+    head = linear_macs(model.head) + (linear_macs(model.head_dist) if hasattr(model, "head_dist") else 0)
     pool = model.attn_pool
     if not model.global_pool:  # no pooling: the classifier reads every token
         return 0, head
     if pool is None:
         return head, 0
     latents = pool.latent_len
-    once = latents * (_linear(pool.q) + _linear(pool.proj) + _linear(pool.mlp))
+    once = latents * (linear_macs(pool.q) + linear_macs(pool.proj) + linear_macs(pool.mlp))
     width = pool.kv.out_features // 2
-    return head + once, _linear(pool.kv) + 2 * latents * width
+    return head + once, linear_macs(pool.kv) + 2 * latents * width

@@ -50,7 +50,16 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()  # here, where a closed pipe can still be caught
+    except BrokenPipeError:  # somebody read enough, e.g. head
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
+        return Exit.FAILED
+    return code
+
+
+def _run(words: list[str]) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help"):
@@ -69,9 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"gtp-vit: {error}", file=sys.stderr)
         return Exit.USAGE
-    except BrokenPipeError:  # somebody read enough, e.g. head
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
-        return Exit.FAILED
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
         print("gtp-vit: interrupted", file=sys.stderr)
         return Exit.INTERRUPTED

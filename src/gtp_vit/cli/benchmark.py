@@ -59,9 +59,9 @@ def main(words: Sequence[str]) -> None:
             {"unreduced": model, method.name: fast}, images, rounds=flags.rounds, progress=progress
         )
     if flags.json:
-        render.as_json(_result(flags, method, model, fast, timings))
+        render.as_json(_result(flags, method, model, fast, images, timings))
         return
-    render.table(f"{flags.model}, {method.name}: cost of each layer", *layer_rows(model, fast))
+    render.table(f"{flags.model}, {method.name}: cost of each layer", *layer_rows(model, fast, images=images))
     rows = [
         [
             timing.name,
@@ -86,12 +86,14 @@ def verdict(timing: Timing) -> str:
     return f"No gain here: {timing.name} is slower than the unreduced model ({timing.speedup:.2f})."
 
 
-def _result(flags: Benchmark, method: Method, model: Any, fast: Any, timings: list[Timing]) -> dict[str, Any]:
+def _result(
+    flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor, timings: list[Timing]
+) -> dict[str, Any]:
     return {
         "flags": flags,
         "settings": method.to_dict(),
         "threads": torch.get_num_threads(),
-        "macs": {"unreduced": int(macs(model)), method.name: int(macs(fast))},
+        "macs": {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images))},
         "timings": timings,
         "faster": timings[1].faster,
     }

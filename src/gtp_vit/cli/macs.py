@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tyro
+from torch import Tensor
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.core.reducer import Convention
 from gtp_vit.patch import patch
-from gtp_vit.tools.macs import macs
+from gtp_vit.tools.macs import macs, steps_on
 from gtp_vit.tools.models import create_model
 
 
@@ -44,20 +45,23 @@ def main(words: Sequence[str]) -> None:
     render.table(f"{flags.model}, {method.name}", *layer_rows(model, fast, flags.convention))
 
 
-def layer_rows(model: Any, fast: Any, convention: Any = "model") -> tuple[list[str], list[list[str]]]:
+def layer_rows(
+    model: Any, fast: Any, convention: Any = "model", images: Tensor | None = None
+) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: the tokens that go into each layer, and what it costs before and after."""
-    before, after = macs(model, convention=convention), macs(fast, convention=convention)
+    before, after = macs(model, convention=convention), macs(fast, convention=convention, images=images)
     vit = fast.reduction.vit
-    tokens = vit.image_tokens + vit.prefix
+    by_image = images is not None and fast.reducer.adaptive
+    every = steps_on(fast, images) if by_image else [fast.reducer.steps(vit.grid)]
+    keys = [sum(step.keys for step in layer) / len(every) for layer in zip(*every, strict=True)]
 
     def row(name: str, count: str, old: int, new: int) -> list[str]:
         share = f"{new / old:.0%}" if old else "-"
         return [name, count, f"{old / 1e6:.1f}", f"{new / 1e6:.1f}", share]
 
-    rows = [row("embedding", str(tokens), before.embed, after.embed)]
-    for layer, removed in enumerate(fast.reducer.removals(vit.grid)):
-        rows.append(row(f"layer {layer}", str(tokens), before.layers[layer], after.layers[layer]))
-        tokens -= removed
+    rows = [row("embedding", str(vit.image_tokens + vit.prefix), before.embed, after.embed)]
+    for layer, count in enumerate(keys):
+        rows.append(row(f"layer {layer}", f"{count + vit.prefix:g}", before.layers[layer], after.layers[layer]))
     rows.append(row("head", "", before.head, after.head))
     rows.append(row("method", "", before.method, after.method))
     rows.append(row("total", "", before.total, after.total))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -37,6 +38,18 @@ class Ask:
     edit: Edit | None = None
     before_edit: bool = False  # take the statistics from the map as it was before `edit`
     heads: Literal["each", "max", "mean"] = "each"  # statistics of each head, or put together over the heads
+    mask: Tensor | None = None  # [B, 1 or N, N]: 1 = the row's token may attend to the column's, 0 = hardly
+    choose: bool = False  # ask `Reducer.choose` which tokens stay before attention computes their output
+
+
+class Projections(NamedTuple):
+    """What a block's tokens bring into attention. B batch, H heads, Q queries, N tokens, D head dimension."""
+
+    q: Tensor  # [B, H, Q, D]; all N queries wherever the map is edited or its statistics are asked for
+    k: Tensor  # [B, H, N, D]
+    v: Tensor  # [B, H, N, D]
+    scale: float  # factor of the logits
+    dropout: float = 0.0  # probability of dropping an entry of the map (training)
 
 
 class Stats(NamedTuple):
@@ -48,20 +61,16 @@ class Stats(NamedTuple):
     diagonal: Tensor | None = None  # how much each token attends to itself
     column_sums: Tensor | None = None  # how much all tokens together attend to each token
     class_row: Tensor | None = None  # how much the first token attends to each token
-    map: Tensor | None = None  # [B, H, N, N]
+    map: Tensor | None = None  # [B, H, N, N], prefix tokens included
     keys: Tensor | None = None  # [B, H, N, D]
     values: Tensor | None = None  # [B, H, N, D]
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    projections: Projections,
     *,
-    scale: float,
     ask: Ask,
     size: Tensor | None = None,
-    dropout: float = 0.0,
     queries: int | None = None,
     first: int = 0,
     native: bool = False,
@@ -69,13 +78,9 @@ def attend(
     """Eq. (1), and Eq. (11) with sizes: softmax(q k^T * scale + log s) v, and the statistics of that map.
 
     Args:
-        q: queries [B, H, Q, D]; all N of them wherever the map is edited or its statistics are asked for.
-        k: keys [B, H, N, D].
-        v: values [B, H, N, D].
-        scale: factor of the logits.
-        ask: which statistics to return and how to edit the map.
-        size: how many patches each key stands for, [B, N]; None = one each.
-        dropout: probability of dropping an entry of the map (training).
+        projections: queries, keys and values.
+        ask: which statistics to return and how to change the map.
+        size: how many patches each key stands for, [B, N]; None = one each. Nobody attends to a key of size 0.
         queries: return the output of the first `queries` tokens only.
         first: statistics leave out the tokens before this one.
         native: by the native kernel where it can do what is asked.
@@ -83,14 +88,20 @@ def attend(
     Returns:
         The output [B, Q, H D] and the statistics.
     """
+    q, k, v, scale, dropout = projections
     wanted = ask.statistics
     asked = ["diagonal" in wanted, "column_sums" in wanted, "class_row" in wanted]
     heads = HEADS.index(ask.heads)
     queries = q.shape[2] if queries is None else queries
     rank = 0 if ask.edit is None else ask.edit.threshold_rank(q.shape[2] * k.shape[2])
     probs = None
-    if rank is None or "map" in wanted or dropout > 0 or (ask.before_edit and rank != 0):
-        probs = F.dropout(twins.softmax(q, k, scale, twins.bias_of(size, q.dtype)), dropout, training=dropout > 0)
+    if rank is None or ask.mask is not None or "map" in wanted or dropout > 0 or (ask.before_edit and rank != 0):
+        key_bias = twins.bias_of(size, q.dtype)
+        if ask.mask is None:
+            probs = twins.softmax(q, k, scale, key_bias)
+        else:
+            probs = masked_softmax(twins.logits(q, k, scale, key_bias), ask.mask.unsqueeze(1))
+        probs = F.dropout(probs, dropout, training=dropout > 0)
         edited = probs if ask.edit is None else ask.edit(probs)
         out = (edited[:, :, :queries] @ v).transpose(1, 2).flatten(2)
         probs = probs if ask.before_edit else edited
@@ -103,6 +114,25 @@ def attend(
         column_sums=next(statistics) if asked[1] else None,
         class_row=next(statistics) if asked[2] else None,
         map=probs if "map" in wanted else None,
-        keys=k if "keys" in wanted else None,
-        values=v if "values" in wanted else None,
+        keys=k[:, :, first:] if "keys" in wanted else None,
+        values=v[:, :, first:] if "values" in wanted else None,
     )
+
+
+def masked_softmax(logits: Tensor, mask: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """(e m + eps / N) / (sum e m + eps) with e = exp(logit - row maximum): the softmax of DynamicViT and Tri-Level.
+
+    The small terms let a row without any allowed entry be a mean over all, not a division by zero.
+    """
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).to(torch.float32).exp() * mask
+    total = weights.sum(dim=-1, keepdim=True)
+    return ((weights + epsilon / weights.shape[-1]) / (total + epsilon)).to(logits.dtype)
+
+
+def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: int) -> Stats:
+    """What a method that chooses tokens before the output can see: the class token's row, and keys and values."""
+    q, k, v, scale, _ = projections
+    heads = HEADS.index(ask.heads)
+    row = twins.softmax(q[:, :, :1], k, scale, twins.bias_of(size, q.dtype))
+    (class_row,) = twins.statistics(row, [False, False, True], heads, first).unbind(0)
+    return Stats(class_row=class_row, keys=k[:, :, first:], values=v[:, :, first:])

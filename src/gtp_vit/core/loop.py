@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gtp_vit import kernels
-from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.attention import Ask, Projections, attend, first_look
 from gtp_vit.core.reducer import Reducer, VitInfo
 from gtp_vit.core.tokens import Tokens
 
@@ -38,8 +38,11 @@ class Backbone(Protocol):
 
     def embed(self, model: nn.Module, images: Tensor) -> Tokens: ...
 
-    def attention(self, block: nn.Module, tokens: Tokens, ask: Ask, queries: int | None) -> tuple[Tensor, Stats]:
-        """The attention branch, scaled, ready to be added; of the first `queries` tokens if given."""
+    def project(self, block: nn.Module, x: Tensor, queries: int | None) -> Projections:
+        """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given."""
+
+    def output(self, block: nn.Module, out: Tensor) -> Tensor:
+        """The attention branch, scaled, ready to be added, from what attention put out."""
 
     def mlp_norm(self, block: nn.Module) -> nn.LayerNorm | None:
         """The norm in front of the MLP, if it is a plain LayerNorm that a kernel may compute."""
@@ -82,12 +85,15 @@ def run(
         last = prefix_only and layer == len(blocks) - 1
         if model.grad_checkpointing and torch.is_grad_enabled():
             tokens = checkpoint(run_layer, backbone, reducer, block, layer, tokens, last, use_reentrant=False)
-        elif is_left_alone(reducer, layer, tokens, last):
-            tokens = tokens.but(x=block(tokens.x))
         else:
-            # Two calls, so that what the layer began with is free while the MLP, the largest part, is computed.
-            tokens, normed = run_attention(backbone, reducer, block, layer, tokens, last)
-            tokens = tokens.add(backbone.mlp(block, tokens.x, normed))
+            # In pieces, so that what the layer began with is free while the MLP, the largest part, is computed.
+            tokens = reducer.before(layer, tokens)
+            if is_left_alone(reducer, layer, tokens, last):
+                tokens = tokens.but(x=block(tokens.x))
+            else:
+                tokens, normed = run_attention(backbone, reducer, block, layer, tokens, last)
+                tokens = tokens.add(backbone.mlp(block, tokens.x, normed))
+            tokens = tokens if last else reducer.after(layer, tokens)
         if observe is not None:
             observe(tokens)
     return tokens
@@ -97,10 +103,13 @@ def run_layer(
     backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
 ) -> Tokens:
     """One layer as a function of the tokens alone, for gradient checkpointing."""
+    tokens = reducer.before(layer, tokens)
     if is_left_alone(reducer, layer, tokens, prefix_only):
-        return tokens.but(x=block(tokens.x))
-    tokens, normed = run_attention(backbone, reducer, block, layer, tokens, prefix_only)
-    return tokens.add(backbone.mlp(block, tokens.x, normed))
+        tokens = tokens.but(x=block(tokens.x))
+    else:
+        tokens, normed = run_attention(backbone, reducer, block, layer, tokens, prefix_only)
+        tokens = tokens.add(backbone.mlp(block, tokens.x, normed))
+    return tokens if prefix_only else reducer.after(layer, tokens)
 
 
 def is_left_alone(reducer: Reducer, layer: int, tokens: Tokens, prefix_only: bool) -> bool:
@@ -113,13 +122,28 @@ def run_attention(
 ) -> tuple[Tokens, Tensor | None]:
     """Attention and reduction, which sits between the two branches of a block; the tokens, and maybe their norm."""
     ask = reducer.ask(layer, tokens) or Ask()
+    prefix, size, native = tokens.prefix, tokens.size, tokens.native
     if prefix_only:
         # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
         # are not needed then; an edit still is, for it changes what the prefix tokens see.
-        branch, _ = backbone.attention(block, tokens, Ask(edit=ask.edit), queries=tokens.prefix)
-        return tokens.prefix_only().add(branch), None
-    branch, stats = backbone.attention(block, tokens, ask, queries=None)
-    return reducer.reduce(layer, tokens, branch, stats, backbone.mlp_norm(block))
+        projections = backbone.project(block, tokens.x, prefix if ask.edit is None else None)
+        mask = None if ask.mask is None else ask.mask[:, :prefix]
+        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=size, queries=prefix, native=native)
+        return tokens.prefix_only().add(backbone.output(block, out)), None
+    projections = backbone.project(block, tokens.x, None)
+    if ask.choose:
+        kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, size, prefix))
+        projections = Projections(_rows_of(projections.q, kept, prefix), *projections[1:])
+        out, _ = attend(projections, ask=Ask(), size=size, native=native)
+        return tokens.add(backbone.output(block, out)), None
+    out, stats = attend(projections, ask=ask, size=size, first=prefix, native=native)
+    return reducer.reduce(layer, tokens, backbone.output(block, out), stats, backbone.mlp_norm(block))
+
+
+def _rows_of(q: Tensor, kept: Tensor, prefix: int) -> Tensor:
+    """Queries [B, H, N, D] of the prefix tokens and of the image tokens `kept` [B, K]."""
+    rows = torch.cat([torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1)
+    return q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
 
 
 def _with_identity_source(tokens: Tokens) -> Tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting
 
 Convention = Literal["model", "torchprofile"]
 CONVENTIONS = get_args(Convention)
@@ -37,12 +39,14 @@ class VitInfo:
     class_token: bool  # is the first prefix token a class token?
     head_reads_image_tokens: bool  # False: pooling and head read prefix tokens only
     embed_macs_per_patch: int
+    embed_elementwise_macs_per_patch: int  # of norms in the embedding
     linear_macs: tuple[int, int]  # of one token in a block's attention (qkv and projection) and MLP
     elementwise_macs: Elementwise
     final_elementwise_macs: int  # one token's, of norms before the first and after the last block
     head_macs: int  # pooling and classifier, apart from what follows
     head_macs_per_token: int  # what pooling or classifier spends on each token it reads
     head_reads_prefix_too: bool  # where it reads image tokens: does it read the prefix tokens as well?
+    head_averages_image_tokens: bool  # is the pooled feature their plain mean?
     pooled_elementwise_macs: int  # norms of the pooled feature
 
     @property
@@ -50,26 +54,57 @@ class VitInfo:
         return self.grid[0] * self.grid[1]
 
 
+class Step(NamedTuple):
+    """How many image tokens take part in what of one layer."""
+
+    keys: int  # have keys and values
+    rows: int  # get an output of attention
+    mlp: int  # go through the MLP
+    after: int  # are there when the layer is done
+
+
 class Reducer(nn.Module):
-    """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model."""
+    """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model.
+
+    In each layer: `before`, then attention as `ask` says (with `choose` in the middle of it if it says so), `reduce`,
+    the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
+    """
 
     edits_map = False  # does `ask` ever edit the attention map?
+    adaptive = False  # does the number of tokens depend on the image?
+    reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
 
     def __init__(self, vit: VitInfo) -> None:
         super().__init__()
         self.vit = vit
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        """How many image tokens each layer removes on such a grid."""
+        """How many image tokens each layer removes on such a grid, between attention and MLP."""
         return (0,) * self.vit.depth
+
+    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+        """The tokens of each layer on such a grid; all that the MAC counter knows of a method's schedule."""
+        left, found = grid[0] * grid[1], []
+        for removed in self.removals(grid):
+            found.append(Step(left, left, left - removed, left - removed))
+            left -= removed
+        return tuple(found)
 
     def start(self, tokens: Tokens) -> Tokens:
         """Called once, with the embedded tokens."""
         return tokens
 
+    def before(self, layer: int, tokens: Tokens) -> Tokens:
+        """Called in front of every layer; a method that prunes there does it here."""
+        return tokens
+
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         """What `layer` needs from attention; None = the layer is left alone and runs the model's own block."""
         return None
+
+    def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
+        """Where `ask` wants it: indices [B, K] of the image tokens that stay, and the tokens that do."""
+        raise NotImplementedError
 
     def reduce(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
@@ -80,9 +115,29 @@ class Reducer(nn.Module):
         """
         return tokens.add(branch), None
 
-    def own_macs(self, grid: tuple[int, int], layers: int, convention: Convention) -> int:
-        """MACs of the method itself in the first `layers` layers."""
+    def after(self, layer: int, tokens: Tokens) -> Tokens:
+        """Called behind every layer, except one that was shortened to the prefix tokens."""
+        return tokens
+
+    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """The features that pooling and classifier get, after the model's last norm."""
+        return norm(tokens.x)
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        """MACs of the method itself, whose layers have these `steps`; reductions only in the first `layers` layers."""
         return 0
+
+    def class_row_macs(self, image_tokens: int) -> int:
+        """Fused attention does not show its map: the class token's row is computed once more."""
+        return (image_tokens + self.vit.prefix) * self.vit.heads * self.vit.head_dim
+
+
+class Source(NamedTuple):
+    """Where a method comes from."""
+
+    paper: str
+    code: str
+    licence: str  # of that code; ours is Apache-2.0 and none of theirs is in it
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -90,6 +145,12 @@ class Method:
     """Settings of a method: frozen, comparable, hashable, and the only place where a default is written."""
 
     name: ClassVar[str]
+    source: ClassVar[Source]
+    needs_class_token: ClassVar[bool] = False
+    fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
+    learned: ClassVar[str] = "none"  # parts that need training
+    asks: ClassVar[str] = "nothing"  # what it needs from attention
+    dial: ClassVar[str] = ""  # the setting that says how much is removed
 
     def build(self, vit: VitInfo) -> Reducer:
         """Check the settings against this ViT and make the reducer; raises GTPError."""
@@ -104,6 +165,18 @@ class Method:
     def off(self) -> Method:
         """The same settings, removing nothing: must then equal the untouched model."""
         raise NotImplementedError
+
+    def caution(self) -> str | None:
+        """What a user must know before trusting results of these settings; `patch` warns with it."""
+        return None
+
+    def check_class_token(self, vit: VitInfo) -> None:
+        """For methods that cannot do without."""
+        if not vit.class_token:
+            raise BadSetting(
+                f"{type(self).__name__} ranks tokens by the class token's attention, and this model has none; "
+                "use GTP or ToMe, which need none"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON, with the method's name; `gtp_vit.method_from_dict` reads it back."""

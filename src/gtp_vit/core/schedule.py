@@ -8,6 +8,8 @@ A schedule is an int (the same in every layer), a sequence with one int a layer,
     "early:8"              8 a layer on average, 16 in the first layer, falling to 0
     "late:8"               8 a layer on average, rising from 0 to 16
     "keep:0.7:3:6:9"       layers 3, 6 and 9 (counted from 0) keep 70 % of the image tokens they have
+    "middle:8"             8 a layer on average, none in the first layer, most a third of the way through
+    "inflection:8:-1"      ToMe's (r, inflection): 8 a layer on average, here falling from 16 to 0
 """
 
 from __future__ import annotations
@@ -43,6 +45,24 @@ def late(depth: int, tokens: int, average: float) -> list[int]:
     return linear(depth, tokens, 0, 2 * average)
 
 
+def middle(depth: int, tokens: int, average: float) -> list[int]:
+    """None at first, most a third of the way through, half the average at the end: the shape that searches find."""
+    peak = max(depth // 3, 1)
+    slope = [layer / peak if layer <= peak else 1 - 0.75 * (layer - peak) / (depth - peak) for layer in range(depth)]
+    total, scale = round(average * depth), average * depth / sum(slope)
+    # Rounding the running sum keeps the total.
+    sums = [round(scale * sum(slope[: layer + 1])) for layer in range(depth)]
+    sums[-1] = total
+    return [now - before for now, before in zip(sums, [0, *sums], strict=False)]
+
+
+def inflection(depth: int, tokens: int, average: float, bend: float) -> list[int]:
+    """ToMe's schedule: from average (1 - bend) to average (1 + bend) in equal steps, rounded down."""
+    first = int(average * (1 - bend))
+    step = (2 * average - 2 * first) / max(depth - 1, 1)
+    return [int(first + step * layer) for layer in range(depth)]
+
+
 def keep(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
     """Keep a share of the image tokens, in the given layers only."""
     if not 0 < rate <= 1:
@@ -64,12 +84,19 @@ SCHEDULES: dict[str, Callable[..., list[int]]] = {
     "linear": linear,
     "early": early,
     "late": late,
+    "middle": middle,
+    "inflection": inflection,
     "keep": keep,
 }
 
 
-def removals(schedule: Schedule, depth: int, tokens: int) -> tuple[int, ...]:
+def removals(
+    schedule: Schedule, depth: int, tokens: int, at_most: Callable[[int], int] | None = None
+) -> tuple[int, ...]:
     """How many image tokens each of `depth` layers removes, checked against the `tokens` there are.
+
+    A method that can remove only a part of its tokens gives `at_most`: of so many tokens, how many may go? Layers that
+    ask for more then get that, as they do in ToMe; a schedule shorter than the model is filled up with zeros.
 
     >>> removals(8, depth=3, tokens=196)
     (8, 8, 8)
@@ -85,17 +112,37 @@ def removals(schedule: Schedule, depth: int, tokens: int) -> tuple[int, ...]:
         plan = list(schedule)
     else:
         raise BadSchedule(f"schedule is {schedule!r}; give a number, one number a layer, or a name like 'linear:2:14'")
+    if at_most is not None:
+        plan += [0] * (depth - len(plan))
     if len(plan) != depth:
         raise BadSchedule(f"schedule has {len(plan)} entries, but the model has {depth} layers; give one for each")
     for layer, number in enumerate(plan):
         if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
             raise BadSchedule(f"schedule removes {number!r} tokens in layer {layer}; it must be a whole number >= 0")
+    if at_most is not None:
+        for layer in range(depth):
+            plan[layer] = min(plan[layer], at_most(tokens - sum(plan[:layer])))
     if sum(plan) >= tokens:
         raise BadSchedule(
             f"schedule removes {sum(plan)} tokens, but there are only {tokens} image tokens and one must stay; "
             f"the largest constant number for this model is {(tokens - 1) // depth}"
         )
     return tuple(int(number) for number in plan)
+
+
+def quarters(depth: int) -> tuple[int, ...]:
+    """Layers at one, two and three quarters: 3, 6, 9 of DeiT's 12; 4, 8, 12 of LV-ViT-S's 16."""
+    return tuple(depth * part // 4 for part in (1, 2, 3))
+
+
+def check_layers(name: str, layers: tuple[int, ...], depth: int, first: int = 0) -> tuple[int, ...]:
+    """Layer numbers that exist, in ascending order."""
+    wrong = [layer for layer in layers if not isinstance(layer, Integral) or not first <= layer < depth]
+    if wrong or list(layers) != sorted(set(layers)):
+        raise BadSchedule(
+            f"{name} is {tuple(layers)!r}; give different layers from {first} to {depth - 1} in ascending order"
+        )
+    return tuple(int(layer) for layer in layers)
 
 
 def _named(schedule: str, depth: int, tokens: int) -> list[int]:
@@ -110,5 +157,6 @@ def _named(schedule: str, depth: int, tokens: int) -> list[int]:
     try:
         return function(depth, tokens, *numbers)
     except TypeError:
-        example = {"constant": "constant:8", "linear": "linear:2:14", "keep": "keep:0.7:3:6:9"}.get(name, f"{name}:8")
+        examples = {"linear": "linear:2:14", "keep": "keep:0.7:3:6:9", "inflection": "inflection:8:-1"}
+        example = examples.get(name, f"{name}:8")
         raise BadSchedule(f"schedule {schedule!r} has {len(numbers)} numbers; write it like {example!r}") from None

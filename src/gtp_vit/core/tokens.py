@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtp_vit.paper.propagation import select_rows
+from gtp_vit.paper.propagation import select_rows, summarise
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,22 @@ class Tokens:
             position=self.position.gather(1, index),
             size=None if self.size is None else self.size.gather(1, rows),
             source=None if self.source is None else select_rows(self.source, index),
+        )
+
+    def merge(self, kept: Tensor, gone: Tensor, weights: Tensor, retain: Tensor | None = None) -> Tokens:
+        """Each kept token becomes retain * itself + weights @ the tokens that go; sizes are left to the method.
+
+        Args:
+            kept: image tokens that stay, [B, K], in the order in which they are wanted.
+            gone: image tokens that go, [B, P].
+            weights: what each kept token takes of each of them, [B, K, P].
+            retain: what it keeps of itself, [B, K]; None = all.
+        """
+        x, source = self.x, self.source
+        return self.but(
+            x=summarise(x, self.prefix, kept, gone, weights, 1.0, retain),
+            position=self.position.gather(1, kept),
+            source=None if source is None else summarise(source, 0, kept, gone, weights, 1.0, retain),
         )
 
     def prefix_only(self) -> Tokens:

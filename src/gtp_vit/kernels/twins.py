@@ -82,11 +82,14 @@ def bias_of(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def softmax(q: Tensor, k: Tensor, scale: float, key_bias: Tensor | None) -> Tensor:
-    """The attention map. Scaling q first keeps the logits in range in half precision, as the host models do."""
-    logits = (q * scale) @ k.transpose(-2, -1)
-    if key_bias is not None:
-        logits = logits + key_bias
-    return logits.softmax(dim=-1)
+    """The attention map."""
+    return logits(q, k, scale, key_bias).softmax(dim=-1)
+
+
+def logits(q: Tensor, k: Tensor, scale: float, key_bias: Tensor | None) -> Tensor:
+    """What softmax makes the map of. Scaling q first keeps it in range in half precision, as the host models do."""
+    found = (q * scale) @ k.transpose(-2, -1)
+    return found if key_bias is None else found + key_bias
 
 
 def reduce(

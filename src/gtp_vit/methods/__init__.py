@@ -7,11 +7,27 @@ from typing import Any
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_name
+from gtp_vit.methods.ats import ATS
+from gtp_vit.methods.diffrate import DiffRate
+from gtp_vit.methods.dynamicvit import DynamicViT
+from gtp_vit.methods.evit import EViT
+from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
+from gtp_vit.methods.ppt import PPT
+from gtp_vit.methods.tome import ToMe
+from gtp_vit.methods.trilevel import TriLevel
 
 METHODS: dict[str, type[Method]] = {
     GTP.name: GTP,
+    ToMe.name: ToMe,
+    EViT.name: EViT,
+    DynamicViT.name: DynamicViT,
+    EvoViT.name: EvoViT,
+    ATS.name: ATS,
+    TriLevel.name: TriLevel,
+    PPT.name: PPT,
+    DiffRate.name: DiffRate,
     Identity.name: Identity,
 }
 

@@ -7,6 +7,7 @@ come, and an option has the other one. Where the released code is broken, ours i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Convention, Method, Reducer, VitInfo
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
@@ -35,6 +36,9 @@ class GTP(Method):
     """Remove the least important image tokens of each layer and propagate them to their neighbours in a graph."""
 
     name: ClassVar[str] = "gtp"
+    source: ClassVar[Source] = Source("arXiv 2311.03035 (WACV 2024)", "Ackesnal/GTP-ViT", "Apache-2.0")
+    asks: ClassVar[str] = "diagonal and column sums; the map where theta < 1"
+    dial: ClassVar[str] = "propagate"
 
     propagate: Schedule = 8
     """Tokens removed and propagated in each layer (the paper's P): a number, one a layer, or a named schedule."""
@@ -161,11 +165,13 @@ class GTPReducer(Reducer):
 
     def start(self, tokens: Tokens) -> Tokens:
         plan = self.removals(tokens.grid)
-        carry = Carry(plan, idle=sum(plan) == 0)
-        if not carry.idle and self.method.graph != "none":
-            lists = self._build_graph(tokens)
-            carry = carry._replace(matrix=self._matrix(lists)) if self.needs_matrix else carry._replace(lists=lists)
-        return tokens.but(carry=carry)
+        idle = sum(plan) == 0
+        if idle or self.method.graph == "none":
+            return tokens.but(carry=Carry(plan, idle))
+        lists = self._build_graph(tokens)
+        if self.needs_matrix:
+            return tokens.but(carry=Carry(plan, idle, matrix=self._matrix(lists)))
+        return tokens.but(carry=Carry(plan, idle, lists))
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         carry = tokens.carry
@@ -274,7 +280,7 @@ class GTPReducer(Reducer):
             return _submatrix(graphs.normalise_matrix(present), kept, gone)
         return _submatrix(matrix, kept_cells, gone_cells)
 
-    def own_macs(self, grid: tuple[int, int], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         return own_macs(self.method, self.vit, grid, self.removals(grid), layers, convention)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gtp_vit.core.reducer import Method, Reducer, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -13,6 +13,7 @@ class Identity(Method):
     """Keep all tokens."""
 
     name: ClassVar[str] = "identity"
+    source: ClassVar[Source] = Source("none", "none", "none")
 
     def build(self, vit: VitInfo) -> Reducer:
         return Reducer(vit)

@@ -18,7 +18,15 @@ def propagate(kept: Tensor, weights: Tensor, propagated: Tensor, alpha: float) -
         return torch.baddbmm(kept, weights.to(kept.dtype), propagated.to(kept.dtype), alpha=alpha)
 
 
-def summarise(values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: Tensor, alpha: float) -> Tensor:
+def summarise(
+    values: Tensor,
+    prefix: int,
+    kept: Tensor,
+    gone: Tensor,
+    weights: Tensor,
+    alpha: float,
+    retain: Tensor | None = None,
+) -> Tensor:
     """Section 3.2.3: Eq. (10) or (12) for a whole sequence, whose prefix tokens stay as they are.
 
     Args:
@@ -28,11 +36,15 @@ def summarise(values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: 
         gone: image tokens that are propagated, [B, P].
         weights: what each kept token takes from each propagated one, [B, K, P].
         alpha: how strongly.
+        retain: what each kept token keeps of itself, [B, K], for methods that average; None = all, as in GTP.
     """
     stay = torch.cat([torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1)
     # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
     weights = F.pad(weights, (0, 0, prefix, 0))
-    return propagate(select_rows(values, stay), weights, select_rows(values, gone + prefix), alpha)
+    own = select_rows(values, stay)
+    if retain is not None:
+        own = own * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(-1).to(own.dtype)
+    return propagate(own, weights, select_rows(values, gone + prefix), alpha)
 
 
 def share_out(weights: Tensor) -> Tensor:

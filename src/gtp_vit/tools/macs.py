@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gtp_vit import backbones
-from gtp_vit.core.reducer import CONVENTIONS, Convention, Elementwise, Method, Reducer, VitInfo
+from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import CONVENTIONS, Convention, Elementwise, Method, Reducer, Step, VitInfo
+from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import is_patched, unpatch
+from gtp_vit.patch import is_patched, patch, unpatch
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ def macs(
     include_method: bool = True,
     lossless: bool | None = None,
     grid: tuple[int, int] | None = None,
+    images: Tensor | None = None,
 ) -> Macs:
     """Count the MACs of a forward pass that returns logits, for one image.
 
@@ -54,6 +60,7 @@ def macs(
         include_method: count the method's own work too.
         lossless: does the last block compute prefix tokens only? None = as the model is patched; for a plain model no.
         grid: rows and columns of the patch grid; None = the model's own.
+        images: for methods that keep another number of tokens in each image: the mean over these, each by itself.
 
     >>> import timm
     >>> print(macs(timm.create_model("deit_small_patch16_224")))
@@ -71,47 +78,74 @@ def macs(
     plain = unpatch(model)
     vit = backbones.find(plain).describe(plain)
     reducer = (method or Identity()).build(vit)
-    return count_macs(
-        vit,
-        reducer,
-        grid=grid or vit.grid,
-        convention=convention,
-        include_method=include_method,
-        lossless=bool(lossless) and not vit.head_reads_image_tokens,
+    lossless = bool(lossless) and not (vit.head_reads_image_tokens or reducer.reads_image_tokens)
+    grid = grid or vit.grid
+    if images is not None and reducer.adaptive:
+        assert method is not None
+        every = steps_on(patch(plain, method), images)
+    else:
+        every = [reducer.steps(grid)]
+    counts = [count_macs(vit, reducer, steps, grid, convention, include_method, lossless) for steps in every]
+    return _mean(counts)
+
+
+def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
+    """For each image, how many tokens were in each layer of a model that keeps as many as the image asks for."""
+    seen: list[Tokens] = []
+    with torch.no_grad():
+        run(model, images, observe=seen.append)
+    counts = []
+    for tokens in seen:
+        real = torch.ones_like(tokens.position) if tokens.size is None else tokens.size[:, tokens.prefix :] > 0
+        counts.append(real.sum(dim=1).tolist())
+    layers = [
+        [Step(b, a, a, a) for b, a in zip(before, after, strict=True)] for before, after in itertools.pairwise(counts)
+    ]
+    return list(zip(*layers, strict=True))
+
+
+def _mean(counts: list[Macs]) -> Macs:
+    def mean(values: Iterable[int]) -> int:
+        return round(sum(values) / len(counts))
+
+    layers = zip(*(count.layers for count in counts), strict=True)
+    return Macs(
+        embed=mean(count.embed for count in counts),
+        layers=tuple(mean(layer) for layer in layers),
+        head=mean(count.head for count in counts),
+        method=mean(count.method for count in counts),
     )
 
 
 def count_macs(
     vit: VitInfo,
     reducer: Reducer,
-    *,
+    steps: Sequence[Step],
     grid: tuple[int, int],
     convention: Convention,
     include_method: bool,
     lossless: bool,
 ) -> Macs:
-    """The same from a description of the model, which need not exist."""
+    """The same from a description of the model, which need not exist, and the tokens of its layers."""
     official = convention == "torchprofile"
     extra = vit.elementwise_macs if official else Elementwise(0, 0, 0, 0)
     width = vit.heads * vit.head_dim
-    attention = vit.linear_macs[0] + extra.keys + extra.queries + extra.output
+    qkv = 3 * vit.dim * width + extra.keys + extra.queries
+    output = vit.linear_macs[0] - 3 * vit.dim * width + extra.output
     mlp = vit.linear_macs[1] + extra.mlp
-    patches = grid[0] * grid[1]
-    tokens = vit.prefix + patches
-    embed = patches * vit.embed_macs_per_patch
+    embed = grid[0] * grid[1] * (vit.embed_macs_per_patch + official * vit.embed_elementwise_macs_per_patch)
     layers = []
-    plan = reducer.removals(grid)
-    for layer, removed in enumerate(plan):
+    tokens = vit.prefix if lossless else vit.prefix + steps[-1].after
+    for layer, step in enumerate(steps):
+        keys, rows = vit.prefix + step.keys, vit.prefix + step.rows
         if lossless and layer == vit.depth - 1:
-            layers.append(_prefix_only_layer(vit, reducer, tokens, extra))
-            tokens = vit.prefix
+            layers.append(_prefix_only_layer(vit, reducer, keys, extra))
         else:
-            layers.append(tokens * attention + 2 * tokens**2 * width + (tokens - removed) * mlp)
-            tokens -= removed
+            layers.append(keys * qkv + 2 * rows * keys * width + rows * output + (vit.prefix + step.mlp) * mlp)
     head = vit.head_macs + vit.head_macs_per_token * (tokens if vit.head_reads_prefix_too else tokens - vit.prefix)
     if official:
         head += tokens * vit.final_elementwise_macs + vit.pooled_elementwise_macs
-    own = reducer.own_macs(grid, vit.depth - lossless, convention) if include_method else 0
+    own = reducer.own_macs(grid, steps, vit.depth - lossless, convention) if include_method else 0
     return Macs(embed, tuple(layers), head, own)
 
 

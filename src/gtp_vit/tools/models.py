@@ -1,18 +1,39 @@
-"""Models by name, from timm."""
+"""Models by name: timm's, and the networks of our own that timm does not have."""
 
 from __future__ import annotations
 
 import difflib
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from gtp_vit.core.weights import load_weights
 from gtp_vit.errors import GTPError, check_name
 
 
-def create_model(name: str, *, pretrained: bool = False, meta: bool = False) -> nn.Module:
-    """A timm model in eval mode; `meta` makes one without weights, for counting."""
+def create_model(
+    name: str, *, pretrained: bool = False, checkpoint: str | Path | None = None, meta: bool = False
+) -> nn.Module:
+    """A model in eval mode, by name.
+
+    Args:
+        name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l.
+        pretrained: load timm's pre-trained weights.
+        checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
+        meta: without weights, for counting.
+
+    >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
+    26151824
+    """
+    if name.startswith("lvvit"):
+        from gtp_vit.models import lvvit
+
+        if pretrained:
+            raise GTPError(f"pre-trained weights of {name} are not in timm; download them and give their file")
+        with torch.device("meta") if meta else nullcontext():
+            return lvvit.create(name, checkpoint_path=checkpoint)
     import timm
 
     base = name.split(".", 1)[0]
@@ -22,7 +43,10 @@ def create_model(name: str, *, pretrained: bool = False, meta: bool = False) -> 
         check_name("model", base, difflib.get_close_matches(base, known, n=5, cutoff=0.0) or known[:5])
     try:
         with torch.device("meta") if meta else nullcontext():
-            return timm.create_model(name, pretrained=pretrained).eval()
+            model = timm.create_model(name, pretrained=pretrained and checkpoint is None).eval()
     except Exception as error:  # timm, the hub and the network raise what they like
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise GTPError(f"timm cannot create {name!r}: {reason[0]}") from error
+    if checkpoint is not None:
+        load_weights(model, Path(checkpoint), name)
+    return model

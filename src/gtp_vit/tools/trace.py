@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.core.loop import run
@@ -21,7 +22,10 @@ from gtp_vit.patch import is_patched
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """What one layer did. Patches are named by their grid cell in row-major order."""
+    """What one layer did. Patches are named by their grid cell in row-major order.
+
+    A token that stands for others and no cell of its own, such as EViT's fused one, has a number behind the last cell.
+    """
 
     kept: Tensor  # [B, K]       patches still there after this layer
     removed: Tensor  # [B, P]       patches that this layer removed
@@ -52,6 +56,9 @@ class Trace:
         share = self.layers[0].source
         for step in self.layers[1 : layer % depth + 1]:
             share = step.source @ share
+            # A token that waited elsewhere while the layer began, as in Evo-ViT, comes back as what it was.
+            back = (step.source == 0).all(dim=2, keepdim=True)
+            share = share + back * F.one_hot(step.kept.clamp(max=share.shape[2] - 1), share.shape[2])
         return share
 
     def lost(self) -> Tensor:
@@ -75,15 +82,16 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
         raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
     seen: list[Tokens] = []
     run(model, images, observe=seen.append, follow=True)
+    if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in seen):
+        raise BadSetting("this method keeps another number of tokens in each image; trace the images one by one")
     return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))
 
 
 def _layer(before: Tokens, after: Tokens) -> LayerTrace:
     assert after.source is not None
-    batch = len(before.position)
-    kept = torch.zeros(batch, before.grid[0] * before.grid[1], dtype=torch.bool, device=after.position.device)
-    gone = ~kept.scatter(1, after.position, True).gather(1, before.position)
-    removed = before.position.shape[1] - after.position.shape[1]  # the same for every image of a batch
+    batch = before.position.shape[0]
+    gone = ~(before.position.unsqueeze(2) == after.position.unsqueeze(1)).any(dim=2)
+    removed = int(gone.sum()) // max(batch, 1)  # the same for every image of a batch
     index = gone.nonzero()[:, 1].view(batch, removed)
     return LayerTrace(
         kept=after.position,

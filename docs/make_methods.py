@@ -1,0 +1,99 @@
+"""Writes docs/methods.md from the registries: python docs/make_methods.py"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import timm
+import torch
+
+from gtp_vit import METHODS, Identity, macs
+from gtp_vit.errors import GTPError
+from gtp_vit.tools.published import HYPERPARAMETERS
+
+PAGE = """\
+# The methods
+
+Written by `python docs/make_methods.py` from the registries; a test compares it with them.
+
+All of them run through the same call, `gtp_vit.patch(model, METHOD)`, on the same models, and are Apache-2.0: none
+contains code of the original implementations, whose outputs they reproduce (`tests/test_goldens*.py`).
+
+{properties}
+
+"From attention" is what a method needs to see of it. Only where that is the map itself is the map written to memory.
+DynamicViT's predictors must be trained; without a file of trained ones they prune as good as at random, and `patch`
+says so. ATS keeps as many tokens as each image asks for: such a model cannot be exported, and its batches contain
+filling that no token attends to; `ATS(budget=...)` keeps a fixed number. Evo-ViT's other tokens wait and come back, so
+its saving is in the layers, not in the number of tokens at the end.
+
+## The paper's settings
+
+Which settings the paper compares at which cost (its appendix), and the GMACs that we count for them: without the
+shortened last block, the method's own work included. The comparison is at equal cost to about 3 %, but Evo-ViT is up to
+7 % more expensive than its column says. ATS's cost depends on the images: `gtp_vit.macs(model, images=...)` counts it.
+
+{settings}
+"""
+
+
+def properties() -> str:
+    head = [
+        "method",
+        "from attention",
+        "class token",
+        "fixed shapes",
+        "exportable",
+        "learned parts",
+        "paper",
+        "original",
+    ]
+    rows = [head, ["---"] * len(head)]
+    for method in METHODS.values():
+        if method is Identity:
+            continue
+        source = method.source
+        exportable = "yes" if method.fixed_shapes == "yes" else method.fixed_shapes
+        rows.append(
+            [
+                *(f"`{method.__name__}`", method.asks, "needed" if method.needs_class_token else "not needed"),
+                *(method.fixed_shapes, exportable, method.learned, source.paper, f"{source.code} ({source.licence})"),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def settings() -> str:
+    parts = []
+    for table in HYPERPARAMETERS.values():
+        with torch.device("meta"):
+            model = timm.create_model(table.model)
+        columns = [table.title, *(f"{gmacs} printed" for gmacs in table.gmacs)]
+        rows = [columns, ["---"] * len(columns)]
+        for name, methods in table.methods.items():
+            rows.append([name, *(f"{_dial(method)}: {_gmacs(model, method)}" for method in methods)])
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return "\n\n".join(parts)
+
+
+def _dial(method: object) -> str:
+    layers = getattr(method, "layers", None)
+    if layers:
+        return f"layers {layers[0]} to {layers[-1]}"
+    dial = method.dial  # type: ignore[attr-defined]
+    return f"{dial} {getattr(method, dial)}"
+
+
+def _gmacs(model: torch.nn.Module, method: object) -> str:
+    try:
+        return f"{macs(model, method).total / 1e9:.2f}"  # type: ignore[arg-type]
+    except GTPError:
+        return "by image"
+
+
+def page() -> str:
+    return PAGE.format(properties=properties(), settings=settings())
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("methods.md").write_text(page())

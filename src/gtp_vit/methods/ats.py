@@ -1,0 +1,158 @@
+"""ATS: adaptive token sampling. Each image keeps as many tokens as the distribution of their scores asks for.
+
+A token's score is the class token's attention to it times the length of its value. The scores' cumulative distribution
+is sampled at equal steps, and tokens that no step hits are gone: rows of the attention map that are never computed.
+
+Images of a batch keep different numbers of tokens. The shorter ones are filled up with tokens of size 0, which nobody
+attends to, so that an image's result does not depend on its company.
+
+Shapes: B batch, M image tokens, K kept, Y sampling steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule, check_layers, removals
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.paper.selection import split
+
+Minimum = Literal["lowest", "zero"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ATS(Method):
+    """Keep the tokens that equal steps through the cumulative distribution of their scores hit."""
+
+    name: ClassVar[str] = "ats"
+    source: ClassVar[Source] = Source("arXiv 2111.15667 (ECCV 2022)", "adaptivetokensampling/ATS", "Apache-2.0")
+    needs_class_token: ClassVar[bool] = True
+    fixed_shapes: ClassVar[str] = "no; yes with a budget"
+    asks: ClassVar[str] = "class row and values"
+    dial: ClassVar[str] = "budget"
+
+    layers: tuple[int, ...] | None = None
+    """Layers that sample, counted from 0; by default from one quarter of the depth to the end: 3 to 11 of 12."""
+    cdf_min: Minimum = "lowest"
+    """Where the distribution begins: at the lowest score, as the original does for an image by itself, or at zero from
+    the second sampling layer on, as it does in practice in a large batch. The choice is yours here, not the batch's."""
+    budget: Schedule | None = None
+    """Remove exactly so many tokens in each layer, for fixed shapes and export: sampled with as many steps as tokens
+    stay, filled up with the highest scores. Takes the place of `layers`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.budget, list):
+            object.__setattr__(self, "budget", tuple(self.budget))
+
+    def build(self, vit: VitInfo) -> ATSReducer:
+        self.check_class_token(vit)
+        check_name("cdf_min", self.cdf_min, get_args(Minimum))
+        if self.layers is not None and self.budget is not None:
+            raise BadSetting(
+                "ATS has layers and a budget; give one of them: a budget says by itself which layers sample"
+            )
+        if self.budget is None and self.layers != () and vit.head_reads_image_tokens:
+            raise BadSetting(
+                "ATS keeps another number of tokens in each image, and this model's head reads image tokens, so images "
+                "of a batch would be mixed with filling; use ATS(budget=...), which keeps a fixed number"
+            )
+        return ATSReducer(self, vit)
+
+    def off(self) -> ATS:
+        return dataclasses.replace(self, layers=(), budget=None)
+
+
+def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor:
+    """Which tokens the equal steps through the cumulative distribution hit, [B, M] bool.
+
+    Args:
+        scores: of the image tokens, [B, M], summing to 1 over the valid ones.
+        valid: False for tokens that only fill up, [B, M].
+        steps: how many.
+        from_zero: does the distribution begin at 0, so that the lowest token may stay?
+    """
+    ordered, order = scores.masked_fill(~valid, -1.0).sort(dim=1, stable=True)
+    real = valid.gather(1, order)
+    total = ordered.masked_fill(~real, 0.0).cumsum(dim=1)
+    lowest = torch.zeros_like(total[:, :1])
+    if not from_zero:
+        lowest = total.masked_fill(~real, torch.inf).amin(dim=1, keepdim=True)
+    level = (total - lowest) / (total[:, -1:] - lowest)
+    start = level.masked_fill(~real | (level <= 0), torch.inf).amin(dim=1, keepdim=True)
+    along = torch.arange(steps, device=scores.device) / max(steps - 1, 1)
+    wanted = start + (1 - start) * along  # [B, Y]
+    level = level.masked_fill(~real, torch.inf)
+    nearest = (wanted.unsqueeze(2) - level.unsqueeze(1)).abs().argmin(dim=2)
+    hit = torch.zeros_like(scores).scatter(1, order.gather(1, nearest), 1.0)
+    return (hit > 0) & valid
+
+
+class ATSReducer(Reducer):
+    """ATS in a forward pass. Remembers nothing: what only fills up has size 0."""
+
+    def __init__(self, method: ATS, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        layers = tuple(range(vit.depth // 4, vit.depth)) if method.layers is None else method.layers
+        self.layers = check_layers("layers", layers, vit.depth) if method.budget is None else ()
+        self.adaptive = bool(self.layers)
+        self.plan = self.removals(vit.grid)
+        self.ask_look = Ask(heads="mean", choose=True)
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        if self.method.budget is not None:
+            return removals(self.method.budget, self.vit.depth, grid[0] * grid[1])
+        return (0,) * self.vit.depth
+
+    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+        if self.adaptive:
+            raise BadSetting(
+                "ATS keeps another number of tokens in each image: count on images, macs(model, images=...), or "
+                "fix it with ATS(budget=...)"
+            )
+        return tuple(Step(step.keys, step.after, step.after, step.after) for step in super().steps(grid))
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_look if layer in self.layers or self._removed(layer, tokens) else None
+
+    def _removed(self, layer: int, tokens: Tokens) -> int:
+        return (self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid))[layer]
+
+    def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
+        assert stats.class_row is not None
+        assert stats.values is not None
+        valid = torch.ones_like(tokens.position, dtype=torch.bool)
+        if tokens.size is not None:
+            valid = tokens.size[:, tokens.prefix :] > 0
+        length = stats.values.transpose(1, 2).flatten(2).float().norm(dim=2)
+        scores = (stats.class_row * length).masked_fill(~valid, 0.0)
+        scores = scores / scores.sum(dim=1, keepdim=True)
+        count, removed = scores.shape[1], self._removed(layer, tokens)
+        if removed:
+            hit = sample(scores, valid, count - removed, self._from_zero(layer))
+            kept, _ = split(scores + 2 * hit, removed)
+            return kept, tokens.keep(kept)
+        # As many steps as there are patches, in every layer: fewer are not in the released code.
+        hit = sample(scores, valid, tokens.grid[0] * tokens.grid[1], self._from_zero(layer))
+        longest = int(hit.sum(dim=1).amax())
+        kept = (~hit).to(torch.uint8).sort(dim=1, stable=True).indices[:, :longest]
+        stays = hit.gather(1, kept)
+        return kept, tokens.keep(kept).but(size=F.pad(stays.float(), (tokens.prefix, 0), value=1.0))
+
+    def _from_zero(self, layer: int) -> bool:
+        first = self.layers[0] if self.layers else [bool(removed) for removed in self.plan].index(True)
+        return self.method.cdf_min == "zero" and layer > first
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        sampling = self.layers or [layer for layer, step in enumerate(steps) if step.keys > step.after]
+        return sum(self.class_row_macs(steps[layer].keys) for layer in sampling if layer < layers)

@@ -1,0 +1,128 @@
+"""DiffRate-style reduction: each layer drops some tokens of low class attention and merges some more into similar ones.
+
+DiffRate learns how many of each in every layer; this is what it does with such a schedule.
+
+Shapes: B batch, M image tokens, K kept, T merged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule, removals
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSchedule
+from gtp_vit.paper.propagation import select_rows
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DiffRate(Method):
+    """Sort tokens by class attention; drop the last ones, and merge those before them into the most similar ones."""
+
+    name: ClassVar[str] = "diffrate"
+    source: ClassVar[Source] = Source("arXiv 2305.17997 (ICCV 2023)", "OpenGVLab/DiffRate", "no licence given")
+    needs_class_token: ClassVar[bool] = True
+    asks: ClassVar[str] = "class row"
+    dial: ClassVar[str] = "merge"
+
+    prune: Schedule = "middle:3"
+    """Tokens dropped in each layer: a number, one a layer, or a named schedule."""
+    merge: Schedule = "middle:5"
+    """Tokens merged in each layer, besides those dropped."""
+
+    def __post_init__(self) -> None:
+        for name in ("prune", "merge"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @classmethod
+    def from_kept(cls, prune_kept_num: list[int], merge_kept_num: list[int]) -> DiffRate:
+        """From the original's lists: tokens left after dropping and after merging, the class token counted.
+
+        >>> DiffRate.from_kept([197, 190, 150], [197, 180, 150])
+        DiffRate(prune=(0, 7, 30), merge=(0, 10, 0))
+        """
+        before = [prune_kept_num[0], *merge_kept_num]
+        prune = [b - p for b, p in zip(before, prune_kept_num, strict=False)]
+        merge = [p - m for p, m in zip(prune_kept_num, merge_kept_num, strict=True)]
+        return cls(prune=tuple(prune), merge=tuple(merge))
+
+    def build(self, vit: VitInfo) -> DiffRateReducer:
+        self.check_class_token(vit)
+        return DiffRateReducer(self, vit)
+
+    def off(self) -> DiffRate:
+        return dataclasses.replace(self, prune=0, merge=0)
+
+
+class DiffRateReducer(Reducer):
+    """DiffRate in a forward pass. Tokens are sorted by class attention in every layer that reduces."""
+
+    def __init__(self, method: DiffRate, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        self.both = self.plans(vit.grid)
+        self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
+
+    def plans(self, grid: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens dropped and tokens merged in each layer."""
+        patches, depth = grid[0] * grid[1], self.vit.depth
+        prune = removals(self.method.prune, depth, patches)
+        merge = removals(self.method.merge, depth, patches)
+        if sum(prune) + sum(merge) >= patches:
+            raise BadSchedule(
+                f"prune and merge remove {sum(prune)} + {sum(merge)} tokens, but there are only {patches} image tokens "
+                "and one must stay"
+            )
+        return prune, merge
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        return tuple(p + m for p, m in zip(*self.plans(grid), strict=True))
+
+    def _plan(self, layer: int, tokens: Tokens) -> tuple[int, int]:
+        prune, merge = self.both if tokens.grid == self.vit.grid else self.plans(tokens.grid)
+        return prune[layer], merge[layer]
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_row if any(self._plan(layer, tokens)) else None
+
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        dropped, merged = self._plan(layer, tokens)
+        tokens = tokens.add(branch)
+        if dropped + merged == 0:
+            return tokens, None
+        assert stats.class_row is not None
+        order = stats.class_row.sort(dim=1, descending=True, stable=True).indices
+        left = order.shape[1] - dropped - merged
+        if merged == 0:
+            return tokens.keep(order[:, :left]), None
+        kept, gone = order[:, :left], order[:, left : left + merged]
+        with torch.no_grad():
+            unit = F.normalize(tokens.image.float(), dim=-1)
+            similarity, target = (select_rows(unit, gone) @ select_rows(unit, kept).transpose(1, 2)).max(dim=2)
+            chosen = torch.zeros(*kept.shape, merged, device=kept.device).scatter(1, target.unsqueeze(1), 1.0)
+            retain = 1 / (1 + chosen.sum(dim=2))  # a plain mean, whatever the sizes
+            size = torch.ones(tokens.x.shape[:2], device=kept.device) if tokens.size is None else tokens.size
+            size = size[:, tokens.prefix :]
+            size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity)
+        tokens = tokens.merge(kept, gone, chosen * retain.unsqueeze(2), retain)
+        return tokens.but(size=F.pad(size, (tokens.prefix, 0), value=1.0)), None
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        total = 0
+        for merged, step in zip(self.plans(grid)[1], steps[:layers], strict=False):
+            total += self.class_row_macs(step.keys) if step.keys > step.after else 0
+            # similarities, and the mean as a product
+            total += (2 * step.after + self.vit.prefix) * merged * self.vit.dim
+        return total

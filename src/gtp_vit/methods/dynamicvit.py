@@ -1,0 +1,191 @@
+"""DynamicViT: small learned predictors decide in three stages which tokens stay; tokens leave in front of a layer.
+
+In training no token leaves: decisions are drawn, and attention is masked by them. What the losses need is in
+dynamicvit_training.py.
+
+Shapes: B batch, N tokens, M image tokens, C channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import check_layers, quarters
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.weights import read_weights
+from gtp_vit.errors import BadSetting, check_range
+from gtp_vit.paper.selection import split
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DynamicViT(Method):
+    """Drop tokens in three stages, chosen by predictors that must be trained."""
+
+    name: ClassVar[str] = "dynamicvit"
+    source: ClassVar[Source] = Source("arXiv 2106.02034 (NeurIPS 2021)", "raoyongming/DynamicViT", "MIT")
+    learned: ClassVar[str] = "a predictor for each stage"
+    dial: ClassVar[str] = "keep_ratio"
+
+    keep_ratio: float = 0.7
+    """Share of the image tokens that is left after the first stage (the paper's rho); its powers after the others."""
+    pruning_loc: tuple[int, ...] | None = None
+    """Layers in front of which tokens leave, from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
+    predictors: str | None = None
+    """A file with trained predictors: safetensors or pth, also a whole DynamicViT checkpoint."""
+    seed: int = 0
+    """Of the predictors' weights where no file is given. They prune as good as at random then."""
+
+    def build(self, vit: VitInfo) -> DynamicViTReducer:
+        check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
+        return DynamicViTReducer(self, vit)
+
+    def off(self) -> DynamicViT:
+        return dataclasses.replace(self, keep_ratio=1.0)
+
+    def caution(self) -> str | None:
+        if self.predictors is not None or self.keep_ratio == 1:
+            return None
+        return (
+            f"DynamicViT's predictors are untrained (seed {self.seed}): it prunes as good as at random. Train them, or "
+            "give trained ones with predictors=FILE"
+        )
+
+
+class Predictor(nn.Module):
+    """Log-probabilities that each token stays or goes; the modules bear the names of the original's checkpoints."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.in_conv = nn.Sequential(nn.LayerNorm(dim, eps=1e-5), nn.Linear(dim, dim), nn.GELU())
+        self.out_conv = nn.Sequential(
+            *(nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, dim // 4), nn.GELU()),
+            *(nn.Linear(dim // 4, 2), nn.LogSoftmax(dim=-1)),
+        )
+
+    def forward(self, x: Tensor, present: Tensor) -> Tensor:
+        """[B, M, C], and 1 for each token that is still there [B, M, 1] -> [B, M, 2]: stay, go."""
+        x = self.in_conv(x)
+        own, shared = x.chunk(2, dim=-1)
+        mean = (shared * present).sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True)
+        return self.out_conv(torch.cat([own, mean.expand_as(own)], dim=-1))
+
+
+class Decisions(NamedTuple):
+    """What was decided so far, in training: 1 = the token stays, [B, M, 1]."""
+
+    stages: tuple[Tensor, ...] = ()  # after each stage
+
+
+class DynamicViTReducer(Reducer):
+    """DynamicViT in a forward pass."""
+
+    def __init__(self, method: DynamicViT, vit: VitInfo) -> None:
+        super().__init__(vit)
+        if vit.dim % 4:
+            raise BadSetting(
+                f"DynamicViT's predictors need a number of channels that is a multiple of 4, not {vit.dim}"
+            )
+        self.method = method
+        locations = quarters(vit.depth) if method.pruning_loc is None else method.pruning_loc
+        self.layers = check_layers("pruning_loc", locations, vit.depth)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(method.seed)
+            self.predictors = nn.ModuleList(Predictor(vit.dim) for _ in self.layers)
+            for module in self.predictors.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.trunc_normal_(module.weight, std=0.02)
+                    nn.init.zeros_(module.bias)
+        if method.predictors is not None:
+            load_predictors(self.predictors, method.predictors)
+
+    def left_after(self, stage: int, patches: int) -> int:
+        return max(int(patches * self.method.keep_ratio ** (stage + 1)), 1)
+
+    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+        patches = grid[0] * grid[1]
+        left, found = patches, []
+        for layer in range(self.vit.depth):
+            if layer in self.layers:
+                left = self.left_after(self.layers.index(layer), patches)
+            found.append(Step(left, left, left, left))
+        return tuple(found)
+
+    def start(self, tokens: Tokens) -> Tokens:
+        return tokens.but(carry=Decisions()) if self.training else tokens
+
+    def before(self, layer: int, tokens: Tokens) -> Tokens:
+        if layer not in self.layers or self.method.keep_ratio == 1:
+            return tokens
+        stage = self.layers.index(layer)
+        if self.training:
+            return self._decide(stage, tokens)
+        present = torch.ones(*tokens.position.shape, 1, device=tokens.x.device, dtype=tokens.x.dtype)
+        scores = self.predictors[stage](tokens.image, present)[..., 0]
+        left = self.left_after(stage, tokens.grid[0] * tokens.grid[1])
+        return tokens.keep(split(scores, scores.shape[1] - left)[0])
+
+    def _decide(self, stage: int, tokens: Tokens) -> Tokens:
+        """Draw who stays; gradients pass straight through the draw."""
+        stages = tokens.carry.stages
+        before = stages[-1] if stages else torch.ones(*tokens.position.shape, 1, device=tokens.x.device)
+        log_p = self.predictors[stage](tokens.image, before.to(tokens.x.dtype)).float()
+        soft = (log_p + self.gumbel(stage, log_p)).softmax(dim=-1)
+        hard = F.one_hot(soft.argmax(dim=-1), 2) + soft - soft.detach()
+        return tokens.but(carry=Decisions((*stages, hard[..., :1] * before)))
+
+    def gumbel(self, stage: int, like: Tensor) -> Tensor:
+        """Noise that makes the largest of noisy log-probabilities a sample."""
+        return -torch.empty_like(like).exponential_().log()
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        if not self.training:
+            return None
+        stages = tokens.carry.stages
+        ones = torch.ones(tokens.x.shape[0], tokens.prefix, 1, device=tokens.x.device)
+        stays = torch.cat([ones, stages[-1] if stages else torch.ones_like(tokens.image[..., :1])], dim=1)
+        itself = torch.eye(tokens.x.shape[1], device=tokens.x.device)
+        row = stays.transpose(1, 2)
+        return Ask(mask=row + (1 - row) * itself)  # a token may always attend to itself
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        if self.method.keep_ratio == 1:
+            return 0
+        dim, before, total = self.vit.dim, grid[0] * grid[1], 0
+        for layer, step in enumerate(steps):  # in front of a layer, so the last one counts too
+            if layer in self.layers:
+                total += before * (dim**2 + dim**2 // 2 + dim // 2 * (dim // 4) + dim // 4 * 2)
+            before = step.keys
+        return total
+
+
+def load_predictors(predictors: nn.ModuleList, file: str) -> None:
+    """From a file of predictors alone, or from a whole checkpoint of DynamicViT or of a model finetuned here."""
+    stored = read_weights(Path(file))
+    for prefix in ("score_predictor.", "reducer.predictors.", "predictors."):
+        if any(key.startswith(prefix) for key in stored):
+            stored = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
+    wanted = predictors.state_dict()
+    if set(stored) != set(wanted):
+        missing, extra = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
+        raise BadSetting(
+            f"{file} has not the predictors of {len(predictors)} stages: {len(missing)} keys missing "
+            f"({', '.join(missing[:2])} ...), {len(extra)} not known ({', '.join(extra[:2])} ...)"
+        )
+    for key, value in wanted.items():
+        if stored[key].shape != value.shape:
+            raise BadSetting(
+                f"{file} has predictors for another width: {key} is {tuple(stored[key].shape)}, and this model needs "
+                f"{tuple(value.shape)}; give predictors trained on a model with {wanted['0.in_conv.0.weight'].numel()} "
+                "channels"
+            )
+    predictors.load_state_dict(stored)

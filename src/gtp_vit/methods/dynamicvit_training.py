@@ -1,0 +1,92 @@
+"""What DynamicViT's training needs: outputs of student and teacher, and the loss with its four terms.
+
+Shapes: B batch, M image tokens, C channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtp_vit.core.loop import run
+from gtp_vit.methods.dynamicvit import DynamicViTReducer
+
+
+class Outputs(NamedTuple):
+    """Of one forward pass in which no token left."""
+
+    logits: Tensor  # [B, classes]
+    features: Tensor  # [B, M, C]: image tokens after the last norm; of models with an auxiliary head, its logits
+    decisions: tuple[Tensor, ...]  # [B, M] for each stage: 1 = the token stays; none for the teacher
+
+
+class Losses(NamedTuple):
+    """The total and its terms, before they are weighted."""
+
+    total: Tensor
+    cls: Tensor  # cross entropy with soft labels
+    ratio: Tensor  # squared distance of the share that stays from the one wanted, summed over stages
+    cls_kl: Tensor  # of the teacher's class probabilities from the student's
+    token: Tensor  # distance of the features of the tokens that stay from the teacher's
+
+
+def outputs(model: Any, images: Tensor) -> Outputs:
+    """Of a model patched with DynamicViT in training mode, or of the unreduced model as teacher."""
+    if not hasattr(model, "reduction"):
+        features = model.forward_features(images)
+        return Outputs(model.forward_head(features), _tokens(model, features, model.num_prefix_tokens), ())
+    tokens = run(model, images)
+    features = model.norm(tokens.x)
+    decisions = tuple(decision.squeeze(-1) for decision in tokens.carry.stages)
+    return Outputs(model.forward_head(features), _tokens(model, features, tokens.prefix), decisions)
+
+
+def _tokens(model: Any, features: Tensor, prefix: int) -> Tensor:
+    image = features[:, prefix:]
+    return model.aux_head(image) if hasattr(model, "aux_head") else image
+
+
+def losses(
+    student: Outputs,
+    teacher: Outputs,
+    labels: Tensor,
+    reducer: DynamicViTReducer,
+    *,
+    cls_weight: float = 1.0,
+    ratio_weight: float = 2.0,
+    distill_weight: float = 0.5,
+    token_kl: bool = False,
+) -> Losses:
+    """The original's loss.
+
+    Args:
+        student: outputs of the model in training.
+        teacher: outputs of the unreduced model.
+        labels: probabilities of the classes, [B, classes].
+        reducer: the student's, which knows how many tokens were to stay.
+        cls_weight: of the cross entropy.
+        ratio_weight: of the ratio term, divided by the number of stages; 5 for DeiT-B.
+        distill_weight: of the two distillation terms.
+        token_kl: compare tokens by the KL divergence of their logits (LV-ViT), not by the squared distance.
+    """
+    cls = (-labels * student.logits.log_softmax(dim=-1)).sum(dim=-1).mean()
+    ratio = student.logits.new_zeros(())
+    for stage, decision in enumerate(student.decisions):
+        wanted = reducer.method.keep_ratio ** (stage + 1)
+        ratio = ratio + (decision.mean(dim=1) - wanted).square().mean()
+    cls_kl = _kl(student.logits, teacher.logits)
+    stays = student.decisions[-1].detach() > 0.5
+    token = student.features.sum() * 0  # if no token stays
+    if bool(stays.any()):
+        pair = student.features[stays], teacher.features[stays]
+        token = _kl(*pair) if token_kl else F.mse_loss(*pair)
+    total = cls_weight * cls + ratio_weight * ratio / len(student.decisions) + distill_weight * (cls_kl + token)
+    return Losses(total, cls, ratio, cls_kl, token)
+
+
+def _kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || student), averaged over rows."""
+    student, teacher = student.log_softmax(dim=-1), teacher.log_softmax(dim=-1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)

@@ -1,0 +1,111 @@
+"""EViT: in a few layers, keep the tokens that the class token attends to most, and fuse the others into one.
+
+Shapes: B batch, M image tokens, K kept, P fused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import check_layers, quarters
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import check_range
+from gtp_vit.paper.propagation import select_rows
+from gtp_vit.paper.selection import split
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EViT(Method):
+    """Keep the tokens that the class token attends to, fuse the inattentive ones into one token."""
+
+    name: ClassVar[str] = "evit"
+    source: ClassVar[Source] = Source("arXiv 2202.07800 (ICLR 2022)", "youweiliang/evit", "Apache-2.0")
+    needs_class_token: ClassVar[bool] = True
+    asks: ClassVar[str] = "class row"
+    dial: ClassVar[str] = "keep_rate"
+
+    keep_rate: float = 0.7
+    """Share of its image tokens that each of the layers in `drop_loc` keeps (the paper's k)."""
+    fuse_token: bool = True
+    """Fuse what is dropped into one more token, weighted by the class token's attention."""
+    drop_loc: tuple[int, ...] | None = None
+    """Layers that drop tokens, counted from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
+
+    def build(self, vit: VitInfo) -> EViTReducer:
+        self.check_class_token(vit)
+        check_range("keep_rate", self.keep_rate, 0, 1, above_low=True)
+        return EViTReducer(self, vit)
+
+    def off(self) -> EViT:
+        return dataclasses.replace(self, keep_rate=1.0)
+
+
+class EViTReducer(Reducer):
+    """EViT in a forward pass; remembers how many tokens it has fused, which names the next one."""
+
+    def __init__(self, method: EViT, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        self.layers = check_layers(
+            "drop_loc", quarters(vit.depth) if method.drop_loc is None else method.drop_loc, vit.depth
+        )
+        self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
+
+    def left_of(self, layer: int, tokens: int) -> int:
+        """How many of a layer's image tokens stay, the fused one not counted."""
+        return math.ceil(self.method.keep_rate * tokens) if layer in self.layers else tokens
+
+    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+        tokens, found = grid[0] * grid[1], []
+        for layer in range(self.vit.depth):
+            left = self.left_of(layer, tokens)
+            after = left + int(self.method.fuse_token and left < tokens)
+            found.append(Step(tokens, tokens, after, after))
+            tokens = after
+        return tuple(found)
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        count = tokens.position.shape[1]
+        return self.ask_row if self.left_of(layer, count) < count else None
+
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        tokens = tokens.add(branch)
+        count = tokens.position.shape[1]
+        left = self.left_of(layer, count)
+        if left == count:
+            return tokens, None
+        assert stats.class_row is not None
+        kept, gone = split(stats.class_row, count - left)
+        rest = tokens.keep(kept)
+        if not self.method.fuse_token:
+            return rest, None
+        made = tokens.carry or 0
+        name = torch.full_like(kept[:, :1], tokens.grid[0] * tokens.grid[1] + made)
+        weights = stats.class_row.gather(1, gone).unsqueeze(1)  # not made to sum to 1: as published
+        source = tokens.source
+        if source is not None:
+            assert rest.source is not None
+            source = torch.cat([rest.source, weights @ select_rows(source, gone)], dim=1)
+        fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
+        x, position = torch.cat([rest.x, fused], dim=1), torch.cat([rest.position, name], dim=1)
+        return rest.but(x=x, position=position, source=source, carry=made + 1), None
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        total = 0
+        for layer, step in enumerate(steps[:layers]):
+            left = self.left_of(layer, step.keys)
+            if left < step.keys:
+                total += self.class_row_macs(step.keys)
+                total += (step.keys - left) * self.vit.dim if self.method.fuse_token else 0
+        return total

@@ -1,0 +1,177 @@
+"""Evo-ViT: the tokens that the class token attends to go through a stage of layers; the others wait and come back.
+
+Shapes: B batch, M image tokens, M0 patches, K informative tokens, C channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import check_layers
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.paper.propagation import select_rows
+from gtp_vit.paper.selection import split
+
+Head = Literal["class", "pooled"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EvoViT(Method):
+    """Let only the informative tokens go through a stage; the others skip it and may be chosen again."""
+
+    name: ClassVar[str] = "evovit"
+    source: ClassVar[Source] = Source("arXiv 2108.01390 (AAAI 2022)", "YifanXu74/Evo-ViT", "MIT")
+    needs_class_token: ClassVar[bool] = True
+    asks: ClassVar[str] = "class row"
+    dial: ClassVar[str] = "keep_ratio"
+
+    keep_ratio: float = 0.5
+    """Share of the image tokens that is informative (the paper's p)."""
+    stages: tuple[int, ...] | None = None
+    """Layers in front of which tokens are chosen, counted from 0; by default at one and two thirds: 4 and 8 of 12."""
+    layer_wise: bool = False
+    """Choose anew in every layer from the first stage on, as in the first part of the original's training."""
+    tradeoff: float = 0.5
+    """How much the newest layer counts in a token's attention score."""
+    representative_token: bool = False
+    """Let a weighted mean of the waiting tokens go along, and add to them what the layers add to it."""
+    head: Head = "class"
+    """What the classifier reads: the class token, as the pre-trained model does, or the mean of all image tokens."""
+
+    def build(self, vit: VitInfo) -> EvoViTReducer:
+        self.check_class_token(vit)
+        check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
+        check_range("tradeoff", self.tradeoff, 0, 1)
+        check_name("head", self.head, get_args(Head))
+        if self.head == "pooled" and vit.head_reads_image_tokens:
+            raise BadSetting("head='pooled' is for models whose head reads the class token; this one's pools by itself")
+        return EvoViTReducer(self, vit)
+
+    def off(self) -> EvoViT:
+        return dataclasses.replace(self, keep_ratio=1.0, head="class")
+
+
+class Waiting(NamedTuple):
+    """What Evo-ViT remembers."""
+
+    score: Tensor | None = None  # [B, M0]: the class token's attention to each patch, summed over heads
+    chosen: Tensor | None = None  # [B, K]: the patches that are in the stage; None = no stage is running
+    x: Tensor | None = None  # [B, M0, C]: all image tokens as they were when the stage began
+    source: Tensor | None = None  # the same of their sources, while a trace is made in the stage's first layer
+    mean: Tensor | None = None  # [B, 1, C]: the representative token as it was
+
+
+class EvoViTReducer(Reducer):
+    """Evo-ViT in a forward pass. Tokens keep their raster order: those that wait come back to their places."""
+
+    def __init__(self, method: EvoViT, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        stages = (vit.depth // 3, 2 * vit.depth // 3) if method.stages is None else method.stages
+        stages = check_layers("stages", tuple(dict.fromkeys(stages)), vit.depth, first=1)  # the first needs a score
+        first = stages[0] if stages else vit.depth
+        self.stages = tuple(range(first, vit.depth)) if method.layer_wise else stages
+        self.ends = (*(layer - 1 for layer in self.stages[1:]), vit.depth - 1)
+        self.reads_image_tokens = method.head == "pooled"
+        # Scores are read when the next stage begins: nobody reads those of the last stage.
+        self.scored = range(first - 1, self.stages[-1]) if stages and method.keep_ratio < 1 else range(0)
+        self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
+
+    def informative(self, patches: int) -> int:
+        return max(int(patches * self.method.keep_ratio), 1)
+
+    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+        patches = grid[0] * grid[1]
+        inside = self.informative(patches)
+        inside += int(self.method.representative_token and inside < patches)
+        found = []
+        for layer in range(self.vit.depth):
+            count = inside if self.stages and layer >= self.stages[0] else patches
+            found.append(Step(count, count, count, patches if layer in self.ends else count))
+        return tuple(found)
+
+    def start(self, tokens: Tokens) -> Tokens:
+        return tokens.but(carry=Waiting())
+
+    def before(self, layer: int, tokens: Tokens) -> Tokens:
+        patches = tokens.position.shape[1]
+        count = self.informative(patches) if layer in self.stages else patches
+        if count == patches:
+            return tokens
+        score, x = tokens.carry.score, tokens.image
+        chosen, waiting = split(score, patches - count)
+        mean, source = None, tokens.source
+        inside = tokens.keep(chosen)
+        if self.method.representative_token:
+            weights = score.gather(1, waiting)
+            weights = (weights / weights.sum(dim=1, keepdim=True)).to(x.dtype).unsqueeze(1)
+            mean = weights @ select_rows(x, waiting)
+            name = torch.full_like(chosen[:, :1], patches)
+            inside = inside.but(
+                x=torch.cat([inside.x, mean], dim=1), position=torch.cat([inside.position, name], dim=1)
+            )
+            if source is not None:
+                assert inside.source is not None
+                taken = weights.float() @ select_rows(source, waiting)
+                inside = inside.but(source=torch.cat([inside.source, taken], dim=1))
+        return inside.but(carry=Waiting(score, chosen, x, source, mean))
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_row if layer in self.scored else None
+
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        tokens, waiting = tokens.add(branch), tokens.carry
+        if layer not in self.scored:
+            return tokens, None
+        assert stats.class_row is not None
+        row = stats.class_row * self.vit.heads
+        if waiting.chosen is None:
+            return tokens.but(carry=Waiting(row)), None
+        row, t = row[:, : waiting.chosen.shape[1]], self.method.tradeoff  # without the representative token
+        score = waiting.score.scatter(1, waiting.chosen, (1 - t) * waiting.score.gather(1, waiting.chosen) + t * row)
+        return tokens.but(carry=Waiting(score, *waiting[1:])), None
+
+    def after(self, layer: int, tokens: Tokens) -> Tokens:
+        waiting = tokens.carry
+        if layer not in self.ends or waiting.chosen is None:
+            return tokens
+        count, x = waiting.chosen.shape[1], waiting.x
+        if waiting.mean is not None:
+            x = x + (tokens.image[:, count:] - waiting.mean)
+        index = waiting.chosen.unsqueeze(-1)
+        image = x.scatter(1, index.expand(-1, -1, x.shape[2]), tokens.image[:, :count])
+        source = tokens.source
+        if source is not None:
+            if layer in self.stages:  # chosen in this very layer: those that waited are what they were
+                places = waiting.source
+            else:  # they were not there when the layer began
+                places = source.new_zeros(source.shape[0], x.shape[1], source.shape[2])
+            source = places.scatter(1, index.expand(-1, -1, source.shape[2]), source[:, :count])
+        position = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+        x = torch.cat([tokens.x[:, : tokens.prefix], image], dim=1)
+        return tokens.but(x=x, position=position, source=source, carry=Waiting(waiting.score))
+
+    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.method.head == "class":
+            return norm(tokens.x)
+        mean = tokens.image.mean(dim=1, keepdim=True)  # then the norm: in this order in the original
+        return norm(torch.cat([mean, tokens.x[:, 1 : tokens.prefix]], dim=1))
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        patches, total = grid[0] * grid[1], 0
+        for layer, step in enumerate(steps):
+            total += self.class_row_macs(step.keys) if layer in self.scored and layer < layers else 0
+            if layer in self.stages and self.method.representative_token:
+                total += (patches - self.informative(patches)) * self.vit.dim
+        return total

@@ -1,0 +1,112 @@
+"""PPT: token pruning and pooling. In a few layers each image either merges similar tokens or drops unimportant ones.
+
+Where the scores of an image's tokens hardly vary, none is unimportant, so tokens are merged (as ToMe does); where they
+vary, the lowest are dropped. Both results have the same shape, so both are computed and one is taken.
+
+Shapes: B batch, M image tokens, r tokens removed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import check_layers, quarters, removals
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import check_range
+from gtp_vit.methods.tome import Pairs, average, match, matching_macs, mergeable
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PPT(Method):
+    """Merge tokens of images whose scores hardly vary, drop the unimportant ones of the others."""
+
+    name: ClassVar[str] = "ppt"
+    source: ClassVar[Source] = Source("arXiv 2310.01812", "xjwu1024/PPT", "Apache-2.0")
+    needs_class_token: ClassVar[bool] = True
+    asks: ClassVar[str] = "class row, keys and values"
+    dial: ClassVar[str] = "r"
+
+    r: int = 50
+    """Tokens removed in each of the layers in `pp_loc_list`; at most half of a layer's tokens."""
+    pp_loc_list: tuple[int, ...] | None = None
+    """Layers that remove tokens, counted from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
+    threshold: float = 7e-5
+    """Variance of the scores below which an image's tokens are merged rather than dropped."""
+    prop_attn: bool = True
+    """Let attention favour large tokens by log size."""
+
+    def build(self, vit: VitInfo) -> PPTReducer:
+        self.check_class_token(vit)
+        check_range("r", self.r, 0, vit.image_tokens, whole=True)
+        check_range("threshold", self.threshold, 0, 1)
+        return PPTReducer(self, vit)
+
+    def off(self) -> PPT:
+        return dataclasses.replace(self, r=0)
+
+
+class PPTReducer(Reducer):
+    """PPT in a forward pass; remembers the sizes of the image tokens, [B, M]."""
+
+    def __init__(self, method: PPT, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        locations = quarters(vit.depth) if method.pp_loc_list is None else method.pp_loc_list
+        self.layers = check_layers("pp_loc_list", locations, vit.depth)
+        self.plan = self.removals(vit.grid)
+        self.ask_all = Ask(frozenset({"class_row", "keys", "values"}), heads="mean")
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        listed = tuple(self.method.r if layer in self.layers else 0 for layer in range(self.vit.depth))
+        return removals(listed, self.vit.depth, grid[0] * grid[1], mergeable)
+
+    def _plan(self, tokens: Tokens) -> tuple[int, ...]:
+        return self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid)
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_all if self._plan(tokens)[layer] else None
+
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        removed = self._plan(tokens)[layer]
+        tokens = tokens.add(branch)
+        if removed == 0:
+            return tokens, None
+        assert stats.keys is not None
+        with torch.no_grad():
+            scores = importance(stats)
+            merging = scores.var(dim=1, keepdim=True) < self.method.threshold  # [B, 1]
+            merged = match(stats.keys.mean(dim=1), tokens.prefix, removed, keep_order=True)
+            order = scores.sort(dim=1, descending=True, stable=True).indices
+            left = order.shape[1] - removed
+            kept = torch.where(merging, merged.kept, order[:, :left])
+            gone = torch.where(merging, merged.gone, order[:, left:])
+            size = torch.ones(tokens.position.shape, device=branch.device) if tokens.carry is None else tokens.carry
+            # Dropped tokens give nothing: as if they had no size.
+            given = torch.where(merging, size.gather(1, gone), 0.0)
+            weights, retain, size = average(Pairs(kept, gone, merged.target), size.scatter(1, gone, given))
+        tokens = tokens.merge(kept, gone, weights, retain)
+        shown = F.pad(size, (tokens.prefix, 0), value=1.0) if self.method.prop_attn else None
+        return tokens.but(size=shown, carry=size), None
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        acting = [step for step in steps[:layers] if step.keys > step.after]
+        return sum(self.class_row_macs(step.keys) + matching_macs(self.vit, step) for step in acting)
+
+
+def importance(stats: Stats) -> Tensor:
+    """The class token's attention times the length of the value, as shares of their sum, [B, M]."""
+    assert stats.class_row is not None
+    assert stats.values is not None
+    scores = stats.class_row * stats.values.transpose(1, 2).flatten(2).float().norm(dim=2)
+    return scores / scores.sum(dim=1, keepdim=True)

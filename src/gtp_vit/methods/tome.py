@@ -1,0 +1,152 @@
+"""ToMe: token merging. Half of the tokens each look for their most similar partner in the other half, and the r most
+similar pairs of a layer become one token each.
+
+Shapes: B batch, M image tokens, A and B' tokens of the two halves, r merged pairs, D head dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule, removals
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ToMe(Method):
+    """Merge the most similar tokens of each layer, judged by their keys."""
+
+    name: ClassVar[str] = "tome"
+    source: ClassVar[Source] = Source("arXiv 2210.09461 (ICLR 2023)", "facebookresearch/ToMe", "CC-BY-NC-4.0")
+    asks: ClassVar[str] = "keys"
+    dial: ClassVar[str] = "r"
+
+    r: Schedule = 8
+    """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
+    prop_attn: bool = True
+    """Let attention favour large tokens by log size. Off the shelf, switch it off for MAE-style models."""
+    weighted_pool: bool = False
+    """Weigh tokens by their size where the head averages them, as ToMe does for MAE."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.r, list):
+            object.__setattr__(self, "r", tuple(self.r))
+
+    def build(self, vit: VitInfo) -> ToMeReducer:
+        if self.weighted_pool and not vit.head_averages_image_tokens:
+            raise BadSetting("weighted_pool needs a head that averages the image tokens, and this model's does not")
+        return ToMeReducer(self, vit)
+
+    def off(self) -> ToMe:
+        return dataclasses.replace(self, r=0)
+
+
+class Pairs(NamedTuple):
+    """Which image tokens stay and which go where."""
+
+    kept: Tensor  # [B, M - r]: the rest of the first half, then the whole second half
+    gone: Tensor  # [B, r]
+    target: Tensor  # [B, r]: the place in `kept` that takes each of them
+
+
+def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
+    """The r most similar pairs of tokens at even and odd places of the sequence.
+
+    Args:
+        metric: what similarity is judged by, [B, M, D], image tokens only.
+        prefix: tokens in front of them, which shift even and odd and never merge.
+        r: pairs to merge.
+        keep_order: do tokens of the first half that stay keep their order? Else the most similar come first. As the
+            order decides the next layer's halves, it matters: ToMe keeps it on models with a class token.
+    """
+    count = metric.shape[1]
+    places = torch.arange(count, device=metric.device)
+    first, second = places[prefix % 2 :: 2], places[1 - prefix % 2 :: 2]
+    unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
+    best, partner = (unit[:, prefix % 2 :: 2] @ unit[:, 1 - prefix % 2 :: 2].transpose(1, 2)).max(dim=-1)
+    order = best.sort(dim=-1, descending=True, stable=True).indices
+    merged, rest = order[:, :r], order[:, r:]
+    rest = rest.sort(dim=-1).values if keep_order else rest
+    kept = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
+    return Pairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
+
+
+def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Size-weighted mean of what merges: what each kept token takes, what it retains, and its new size.
+
+    Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r].
+    """
+    own, given = size.gather(1, pairs.kept), size.gather(1, pairs.gone)
+    total = own.scatter_add(1, pairs.target, given)
+    share = given / total.gather(1, pairs.target)
+    weights = torch.zeros(*own.shape, given.shape[1], device=size.device)
+    weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
+    return weights, own / total, total
+
+
+def mergeable(tokens: int) -> int:
+    """At most half of the tokens can merge."""
+    return tokens // 2
+
+
+def matching_macs(vit: VitInfo, step: Step) -> int:
+    """Similarities of the two halves, and the average as a product of matrices."""
+    second = (step.keys + (vit.prefix % 2)) // 2
+    merging = (step.after + vit.prefix) * (step.keys - step.after) * vit.dim
+    return (step.keys - second) * second * vit.head_dim + merging
+
+
+class ToMeReducer(Reducer):
+    """ToMe in a forward pass; remembers the sizes of the image tokens, [B, M]."""
+
+    def __init__(self, method: ToMe, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        self.plan = self.removals(vit.grid)
+        self.ask_keys = Ask(frozenset({"keys"}))
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        return removals(self.method.r, self.vit.depth, grid[0] * grid[1], mergeable)
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_keys if self._plan(tokens)[layer] else None
+
+    def _plan(self, tokens: Tokens) -> tuple[int, ...]:
+        return self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid)
+
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        merged = self._plan(tokens)[layer]
+        tokens = tokens.add(branch)
+        if merged == 0:
+            return tokens, None
+        assert stats.keys is not None
+        with torch.no_grad():
+            pairs = match(stats.keys.mean(dim=1), tokens.prefix, merged, self.vit.class_token)
+            size = torch.ones(tokens.position.shape, device=branch.device) if tokens.carry is None else tokens.carry
+            weights, retain, size = average(pairs, size)
+        tokens = tokens.merge(pairs.kept, pairs.gone, weights, retain)
+        shown = F.pad(size, (tokens.prefix, 0), value=1.0) if self.method.prop_attn else None
+        return tokens.but(size=shown, carry=size), None
+
+    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        x = norm(tokens.x)
+        if not self.method.weighted_pool or tokens.carry is None:
+            return x
+        # The head takes a plain mean: weights of mean 1 in front of it make that a weighted one.
+        weights = tokens.carry / tokens.carry.mean(dim=1, keepdim=True)
+        return x * F.pad(weights, (tokens.prefix, 0), value=1.0).unsqueeze(-1).to(x.dtype)
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        return sum(matching_macs(self.vit, step) for step in steps[:layers] if step.keys > step.after)

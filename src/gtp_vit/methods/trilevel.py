@@ -1,0 +1,111 @@
+"""Tri-Level ("Peeling the Onion"): drop tokens that the class token does not attend to, and thin out the attention map.
+
+The third level removes training examples and belongs to training.
+
+Shapes: B batch, N tokens, M image tokens, K kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import check_layers, quarters
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import check_range
+from gtp_vit.paper.propagation import select_rows
+from gtp_vit.paper.selection import split
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TriLevel(Method):
+    """Drop inattentive tokens in a few layers, and let those that stay attend only to what they attended to most."""
+
+    name: ClassVar[str] = "trilevel"
+    source: ClassVar[Source] = Source("arXiv 2211.10801 (AAAI 2023)", "ZLKong/Tri-Level-ViT", "MIT")
+    needs_class_token: ClassVar[bool] = True
+    asks: ClassVar[str] = "class row; the map where attn_ratio < 1"
+    dial: ClassVar[str] = "keep_ratio"
+
+    keep_ratio: float = 0.7
+    """Share of its image tokens that each of the layers in `pruning_loc` keeps (the paper's R_T)."""
+    attn_ratio: float = 1.0
+    """Share of the image tokens that a token may attend to afterwards. Below 1 it costs time and saves none."""
+    pruning_loc: tuple[int, ...] | None = None
+    """Layers that drop tokens, counted from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
+
+    def build(self, vit: VitInfo) -> TriLevelReducer:
+        self.check_class_token(vit)
+        check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
+        check_range("attn_ratio", self.attn_ratio, 0, 1, above_low=True)
+        return TriLevelReducer(self, vit)
+
+    def off(self) -> TriLevel:
+        return dataclasses.replace(self, keep_ratio=1.0, attn_ratio=1.0)
+
+
+def strongest(attention: Tensor, ratio: float) -> Tensor:
+    """1 for each row's largest entries, the given share of them and what equals the last; [B, K, K]."""
+    count = math.ceil(attention.shape[-1] * ratio)
+    return (attention >= attention.topk(count, dim=-1).values[..., -1:]).float()
+
+
+class TriLevelReducer(Reducer):
+    """Tri-Level in a forward pass; remembers the mask of the attention map, [B, N, N]."""
+
+    def __init__(self, method: TriLevel, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        locations = quarters(vit.depth) if method.pruning_loc is None else method.pruning_loc
+        self.layers = check_layers("pruning_loc", locations, vit.depth)
+        self.masks = method.attn_ratio < 1
+        self.wanted = frozenset({"class_row", "map"} if self.masks else {"class_row"})
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        tokens, found = grid[0] * grid[1], []
+        for layer in range(self.vit.depth):
+            found.append(tokens - self.left_of(tokens) if layer in self.layers else 0)
+            tokens -= found[-1]
+        return tuple(found)
+
+    def left_of(self, tokens: int) -> int:
+        return math.ceil(self.method.keep_ratio * tokens)
+
+    def acts(self, layer: int, tokens: int) -> bool:
+        return layer in self.layers and (self.masks or self.left_of(tokens) < tokens)
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        if self.acts(layer, tokens.position.shape[1]):
+            return Ask(self.wanted, heads="mean", mask=tokens.carry)
+        return None if tokens.carry is None else Ask(mask=tokens.carry)
+
+    def reduce(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        tokens = tokens.add(branch)
+        count, prefix = tokens.position.shape[1], tokens.prefix
+        if not self.acts(layer, count):
+            return tokens, None
+        assert stats.class_row is not None
+        kept, _ = split(stats.class_row, count - self.left_of(count))
+        tokens = tokens.keep(kept)
+        if stats.map is not None:
+            attention = select_rows(stats.map.mean(dim=1)[:, prefix:, prefix:], kept)
+            attention = attention.gather(2, kept.unsqueeze(1).expand(-1, kept.shape[1], -1))
+            mask = F.pad(strongest(attention, self.method.attn_ratio), (prefix, 0, prefix, 0), value=1.0)
+            tokens = tokens.but(carry=mask)
+        return tokens, None
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+        if self.masks:  # the map is there, and the class token's row with it
+            return 0
+        acting = [step for layer, step in enumerate(steps[:layers]) if self.acts(layer, step.keys)]
+        return sum(self.class_row_macs(step.keys) for step in acting)

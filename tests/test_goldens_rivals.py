@@ -1,0 +1,333 @@
+"""Our rivals of GTP reproduce the outputs of their original implementations."""
+
+import json
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from gtp_vit import ATS, PPT, DiffRate, DynamicViT, EViT, EvoViT, ToMe, TriLevel, patch, trace
+from gtp_vit.core.loop import run
+
+pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
+METHODS = ("tome", "tome_nocls", "evit", "dynamicvit", "evovit", "ats", "trilevel", "diffrate", "ppt")
+KERNELS = pytest.mark.parametrize("kernels", ["native", "torch"])
+
+
+@pytest.fixture(scope="module")
+def golden(data):
+    """Entry -> what is stored of it; `seen` collects which were compared."""
+    entries = {}
+    for method in METHODS:
+        tensors = load_file(data / "golden" / f"{method}.safetensors")
+        for entry in json.loads((data / "golden" / f"{method}.json").read_text())["entries"]:
+            name = entry["name"]
+            entry["data"] = {key.split("/", 1)[1]: t for key, t in tensors.items() if key.startswith(name + "/")}
+            entries[name] = entry
+    return entries
+
+
+@pytest.fixture(scope="module")
+def deit_tiny(data):
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    model.load_state_dict(
+        load_file(data / "assets" / "weights" / "deit_tiny_patch16_224.rounded-layernorm.safetensors")
+    )
+    return model
+
+
+@pytest.fixture(scope="module")
+def images(data):
+    return load_file(data / "golden" / "inputs.safetensors")["images"]
+
+
+def observed(model, images):
+    """The tokens after each layer of an ordinary forward pass."""
+    seen = []
+    with torch.no_grad():
+        run(model, images, observe=seen.append)
+    return seen[1:]
+
+
+def compare_logits(entry, model, method, images, kernels, name="logits"):
+    compared = entry["comparison"]["compare_images"]
+    assert len(compared) > 0
+    for lossless in (True, False):
+        with torch.no_grad():
+            logits = patch(model, method, lossless=lossless, kernels=kernels)(images)
+        difference = (logits - entry["data"][name])[compared].abs().max()
+        assert difference <= entry["comparison"]["logits_atol"]
+
+
+def compare_kept(entry, seen):
+    """The patches that are left after the layers for which they are stored."""
+    compared, stored = entry["comparison"]["compare_images"], entry["data"]
+    layers = [key for key in stored if key.startswith("kept_")]
+    assert layers
+    for key in layers:
+        wanted = stored[key].long()
+        found = seen[int(key.removeprefix("kept_"))].position.sort(dim=1).values
+        assert torch.equal(found[compared, : wanted.shape[1]], wanted[compared])
+
+
+def compare_groups(entry, model, images, method, kernels):
+    """ToMe: which patches were merged with which after each layer, and the sequence's order and sizes at the end."""
+    fast = patch(model, method, kernels=kernels)
+    compared, stored = entry["comparison"]["compare_images"], entry["data"]
+    seen, found = observed(fast, images), trace(fast, images)
+    prefix = seen[-1].prefix
+    patches = found.grid[0] * found.grid[1]
+    for layer in range(len(found.layers)):
+        member = found.membership(layer) > 0  # [B, K, M0]
+        smallest = torch.where(member, torch.arange(patches), patches).amin(dim=2)
+        group = (member * smallest.unsqueeze(2)).sum(dim=1) + prefix
+        assert torch.equal(group[compared], stored["group"][compared, layer, prefix:].long())
+    sequence = smallest + prefix
+    assert torch.equal(sequence[compared], stored["final_sequence"][compared, prefix:].long())
+    size = seen[-1].carry[compared]
+    torch.testing.assert_close(size, stored["final_size"][compared, prefix:], rtol=0, atol=1e-5)
+    assert torch.equal(seen[-1].position, found.layers[-1].kept)
+
+
+def tome_of(settings):
+    r = settings["r"]
+    schedule = {"inflection": lambda: f"inflection:{r[0]}:{r[1]}", "list": lambda: tuple(r), "constant": lambda: r}
+    return ToMe(r=schedule[settings["schedule"]](), prop_attn=settings["prop_attn"])
+
+
+@KERNELS
+@pytest.mark.parametrize("name", [f"tome_{number:02d}" for number in range(8)])
+def test_tome(golden, deit_tiny, images, name, kernels):
+    entry = golden[name]
+    method = tome_of(entry["settings"])
+    compare_logits(entry, deit_tiny, method, images, kernels)
+    compare_groups(entry, deit_tiny, images, method, kernels)
+    left = [tokens.x.shape[1] for tokens in observed(patch(deit_tiny, method), images)]
+    assert left == entry["tokens_after_block"]
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["tome_distilled", "tome_nocls_0", "tome_nocls_1"])
+def test_tome_with_distillation_token_and_without_class_token(golden, data, name, kernels):
+    entry = golden[name]
+    if name == "tome_distilled":
+        own, stored = entry["own_model"], entry["data"]
+        arguments = {key: own[key] for key in own if key not in ("note", "weights_in", "inputs_in", "distilled")}
+        model = timm.models.VisionTransformerDistilled(**arguments).eval()
+    else:
+        gtp = json.loads((data / "golden" / "gtp.json").read_text())["entries"]
+        own = next(entry for entry in gtp if entry["name"] == "gtp_nocls_0")["own_model"]
+        arguments = {key: own[key] for key in own if key not in ("note", "weights_in", "inputs_in", "key_names")}
+        model = timm.models.VisionTransformer(**arguments).eval()
+        every = load_file(data / "golden" / "gtp.safetensors")
+        stored = {key.split("/", 1)[1]: t for key, t in every.items() if key.startswith("gtp_nocls_0/")}
+    model.load_state_dict({key[2:]: value for key, value in stored.items() if key.startswith("w.")})
+    method = tome_of(entry["settings"])
+    compare_logits(entry, model, method, stored["inputs"], kernels)
+    compare_groups(entry, model, stored["inputs"], method, kernels)
+
+
+@KERNELS
+@pytest.mark.parametrize("name", [f"evit_{number:02d}" for number in range(5)])
+def test_evit(golden, deit_tiny, images, name, kernels):
+    entry = golden[name]
+    method = EViT(**{**entry["settings"], "drop_loc": tuple(entry["settings"]["drop_loc"])})
+    assert method == EViT(keep_rate=method.keep_rate, fuse_token=method.fuse_token, drop_loc=(3, 6, 9))
+    compare_logits(entry, deit_tiny, method, images, kernels)
+    seen = observed(patch(deit_tiny, method, kernels=kernels), images)
+    compare_kept(entry, seen)
+    assert [seen[layer].position.shape[1] for layer in (3, 6, 9)] == entry["image_tokens_after"]
+
+
+@pytest.fixture(scope="module")
+def predictors(golden, tmp_path_factory):
+    """The recorded predictors, as a file."""
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("predictors") / "predictors.safetensors"
+    stored = golden["dyvit_00"]["data"]
+    save_file({f"score_predictor.{key[2:]}": t for key, t in stored.items() if key.startswith("p.")}, path)
+    return str(path)
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["dyvit_00", "dyvit_01"])
+def test_dynamicvit(golden, deit_tiny, images, predictors, name, kernels):
+    entry = golden[name]
+    method = DynamicViT(keep_ratio=entry["settings"]["keep_ratio"], predictors=predictors)
+    compare_logits(entry, deit_tiny, method, images, kernels)
+    fast = patch(deit_tiny, method, kernels=kernels)
+    compare_kept(entry, observed(fast, images))
+    scores = []
+    for predictor in fast.reducer.predictors:
+        predictor.register_forward_hook(lambda *call: scores.append(call[2][..., 0]))
+    observed(fast, images)
+    for layer, found in zip((3, 6, 9), scores, strict=True):
+        torch.testing.assert_close(found, entry["data"][f"score_{layer:02d}"], rtol=0, atol=2e-4)
+
+
+def test_training_quantities_of_dynamicvit(golden, deit_tiny, data, predictors):
+    from gtp_vit.methods.dynamicvit_training import losses, outputs
+
+    entry = golden["dyvit_train"]
+    stored, settings = entry["data"], entry["settings"]
+    inputs = load_file(data / "golden" / "inputs.safetensors")
+    batch, labels = inputs["images"][:4], F.one_hot(inputs["labels"][:4].long(), 1000).float()
+    student = patch(deit_tiny, DynamicViT(keep_ratio=settings["keep_ratio"], predictors=predictors))
+    student.zero_grad()
+    student.requires_grad_(True)
+    student.train()
+    try:
+        student.reducer.gumbel = lambda stage, like: stored[f"gumbel_{stage}"]
+        with torch.no_grad():
+            teacher = outputs(deit_tiny.eval(), batch)
+        student.train()
+        found = outputs(student, batch)
+        loss = losses(found, teacher, labels, student.reducer, ratio_weight=settings["ratio_weight"])
+        loss.total.backward()
+        gradients = {
+            key: dict(student.named_parameters())[
+                key.removeprefix("grad.").replace("score_predictor", "reducer.predictors")
+            ].grad.clone()
+            for key in stored
+            if key.startswith("grad.")
+        }
+    finally:
+        deit_tiny.eval()
+        student.zero_grad()
+    for stage, decision in enumerate(found.decisions):
+        assert torch.equal(decision.round(), stored[f"decision_{stage}"].float())
+    torch.testing.assert_close(found.logits, stored["logits"], rtol=0, atol=entry["comparison"]["logits_atol"])
+    for name in ("total", "cls", "ratio", "cls_kl", "token"):
+        torch.testing.assert_close(getattr(loss, name), stored[f"loss_{name}"], rtol=1e-4, atol=0)
+    assert len(gradients) == 6
+    for key, gradient in gradients.items():
+        assert (gradient - stored[key]).abs().max() <= 1e-3 * stored[key].abs().max(), key
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["evovit_00", "evovit_01", "evovit_02"])
+def test_evovit(golden, deit_tiny, images, name, kernels):
+    entry = golden[name]
+    settings = entry["settings"]
+    method = EvoViT(keep_ratio=settings["keep_ratio"], layer_wise=not settings["stage_wise"])
+    compare_logits(entry, deit_tiny, method, images, kernels)
+    pooled = EvoViT(keep_ratio=settings["keep_ratio"], layer_wise=not settings["stage_wise"], head="pooled")
+    compare_logits(entry, deit_tiny, pooled, images, kernels, "logits_gap")
+    fast = patch(deit_tiny, method, kernels=kernels)
+    before, chosen = fast.reducer.before, {}
+
+    def spy(layer, tokens):
+        after = before(layer, tokens)
+        chosen[f"kept_{layer:02d}"] = after.position
+        return after
+
+    fast.reducer.before = spy
+    observed(fast, images)
+    stored = {key: value.long() for key, value in entry["data"].items() if key.startswith("kept_")}
+    assert len(stored) in (2, 8)
+    for key, wanted in stored.items():
+        compared = entry["comparison"]["compare_images"]
+        assert torch.equal(chosen[key][compared], wanted[compared])
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["ats_00", "ats_01"])
+def test_ats(golden, deit_tiny, images, name, kernels):
+    """Each image as by itself, though they run in one batch."""
+    entry = golden[name]
+    stored, layers = entry["data"], tuple(entry["settings"]["ats_blocks"])
+    compare_logits(entry, deit_tiny, ATS(layers=layers), images, kernels)
+    survivors = survivors_of(patch(deit_tiny, ATS(layers=layers), kernels=kernels), images, layers)
+    assert torch.equal(survivors, stored["survivors"])
+    assert torch.equal(survivors.sum(dim=2), stored["count"].long())
+
+
+@pytest.mark.parametrize("name", ["ats_00", "ats_01"])
+def test_ats_as_in_a_large_batch(golden, deit_tiny, images, name):
+    """Images that were padded in every layer of the original's batch show what cdf_min='zero' means."""
+    entry = golden[name]
+    stored, layers = entry["data"], tuple(entry["settings"]["ats_blocks"])
+    count = stored["survivors_batched"].sum(dim=2)
+    padded = (count < count.amax(dim=0)).cummin(dim=1).values[:, :-1].all(dim=1)
+    fast = patch(deit_tiny, ATS(layers=layers, cdf_min="zero"))
+    assert 2 <= padded.sum() < 8
+    assert torch.equal(survivors_of(fast, images, layers)[padded], stored["survivors_batched"][padded])
+    with torch.no_grad():
+        difference = (fast(images) - stored["logits_batched"])[padded].abs().max()
+    assert difference <= entry["comparison"]["logits_atol"]
+
+
+def survivors_of(model, images, layers):
+    """[B, layers, 196]: 1 = the patch is there after that layer."""
+    found = []
+    for layer, tokens in enumerate(observed(model, images)):
+        if layer in layers:
+            there = (tokens.size[:, 1:] > 0).to(torch.uint8)
+            found.append(torch.zeros(len(images), 196, dtype=torch.uint8).scatter(1, tokens.position, there))
+    return torch.stack(found, dim=1)
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["trilevel_00", "trilevel_01", "trilevel_02"])
+def test_trilevel(golden, deit_tiny, images, name, kernels):
+    entry = golden[name]
+    stored, settings = entry["data"], entry["settings"]
+    method = TriLevel(keep_ratio=settings["keep_ratio"], attn_ratio=settings["attn_ratio"])
+    compare_logits(entry, deit_tiny, method, images, kernels)
+    seen = observed(patch(deit_tiny, method, kernels=kernels), images)
+    compare_kept(entry, seen)
+    if method.attn_ratio < 1:
+        for layer in (3, 6, 9):
+            ones = seen[layer].carry.sum(dim=(1, 2)).long()
+            assert torch.equal(ones, stored[f"mask_ones_{layer:02d}"].long())
+        assert torch.equal(seen[3].carry[0].to(torch.uint8), stored["mask_03"])
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["diffrate_00", "diffrate_01"])
+def test_diffrate(golden, deit_tiny, images, name, kernels):
+    entry = golden[name]
+    stored, settings = entry["data"], entry["settings"]
+    method = DiffRate.from_kept(settings["prune_kept_num"], settings["merge_kept_num"])
+    compare_logits(entry, deit_tiny, method, images, kernels)
+    fast = patch(deit_tiny, method, kernels=kernels)
+    size = observed(fast, images)[-1].size
+    torch.testing.assert_close(size, stored["final_size"], rtol=0, atol=1e-5)
+    member = trace(fast, images).membership(-1) > 0
+    smallest = torch.where(member, torch.arange(196), 196).amin(dim=2)
+    group = torch.where(member.any(dim=1), (member * (smallest + 1).unsqueeze(2)).sum(dim=1), -1)
+    assert torch.equal(group, stored["group"][:, 1:].long())
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["ppt_00", "ppt_01", "ppt_02"])
+def test_ppt(golden, deit_tiny, images, name, kernels, monkeypatch):
+    from gtp_vit.methods import ppt
+
+    entry = golden[name]
+    stored, settings = entry["data"], entry["settings"]
+    method = PPT(r=settings["r"], pp_loc_list=tuple(settings["pp_loc_list"]), threshold=settings["threshold"])
+    compare_logits(entry, deit_tiny, method, images, kernels)
+    variances, importance = [], ppt.importance
+
+    def spy(stats):
+        scores = importance(stats)
+        variances.append(scores.var(dim=1))
+        return scores
+
+    monkeypatch.setattr(ppt, "importance", spy)
+    seen = observed(patch(deit_tiny, method, kernels=kernels), images)
+    torch.testing.assert_close(torch.stack(variances, dim=1), stored["variance"], rtol=1e-3, atol=1e-9)
+    size = seen[-1].carry
+    torch.testing.assert_close(size, stored["final_size"][:, 1:], rtol=0, atol=1e-5)
+
+
+def test_every_golden_of_the_rivals_is_compared(golden):
+    compared = {f"tome_{n:02d}" for n in range(8)} | {"tome_distilled", "tome_nocls_0", "tome_nocls_1"}
+    compared |= {f"evit_{n:02d}" for n in range(5)} | {"dyvit_00", "dyvit_01", "dyvit_train"}
+    compared |= {f"{name}_{n:02d}" for name in ("evovit", "trilevel", "ppt") for n in range(3)}
+    compared |= {f"{name}_{n:02d}" for name in ("ats", "diffrate") for n in range(2)}
+    assert set(golden) == compared

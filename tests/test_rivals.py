@@ -1,0 +1,246 @@
+"""The rivals' arithmetic on examples small enough to check by hand, and their bad input."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import families
+from gtp_vit import ATS, PPT, DiffRate, DynamicViT, EViT, EvoViT, GTPError, ToMe, TriLevel, patch, trace
+from gtp_vit.core.attention import Ask, Projections, attend, masked_softmax
+from gtp_vit.core.schedule import removals
+from gtp_vit.methods.ats import sample
+from gtp_vit.methods.tome import Pairs, average, match, mergeable
+from gtp_vit.methods.trilevel import strongest
+
+tensor = torch.tensor
+
+
+def test_tome_matches_tokens_at_even_and_odd_places():
+    # behind a class token the image tokens 1 and 3 look for partners among 0, 2 and 4
+    metric = tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0], [-1.0, 0.4]]])
+    pairs = match(metric, prefix=1, r=1, keep_order=True)
+    assert pairs.gone.tolist() == [[1]]  # most similar to 0
+    assert pairs.kept.tolist() == [[3, 0, 2, 4]]
+    assert pairs.target.tolist() == [[1]]
+    # without it 0, 2 and 4 do
+    pairs = match(metric, prefix=0, r=2, keep_order=False)
+    assert pairs.gone.tolist() == [[0, 4]]
+    assert pairs.kept.tolist() == [[2, 1, 3]]
+    assert pairs.target.tolist() == [[1, 2]]
+
+
+def test_tome_averages_by_size():
+    pairs = Pairs(kept=tensor([[0, 1]]), gone=tensor([[2, 3]]), target=tensor([[1, 1]]))
+    weights, retain, size = average(pairs, tensor([[1.0, 2.0, 1.0, 5.0]]))
+    assert weights.tolist() == [[[0.0, 0.0], [0.125, 0.625]]]
+    assert retain.tolist() == [[1.0, 0.25]]
+    assert size.tolist() == [[1.0, 8.0]]
+
+
+def test_tome_merges_at_most_half_of_the_tokens():
+    assert removals(16, 12, 196, mergeable)[-2:] == (16, 10)
+    assert sum(removals(30, 12, 196, mergeable)) == 195  # one is left
+    assert removals((30, 20), 4, 196, mergeable) == (30, 20, 0, 0)
+
+
+def test_inflection_and_middle_schedules():
+    assert removals("inflection:8:-1", 12, 196) == (16, 14, 13, 11, 10, 8, 7, 5, 4, 2, 1, 0)
+    middle = removals("middle:8", 12, 196)
+    assert sum(middle) == 96
+    assert middle[0] == 0
+    assert max(middle) == middle[4]
+
+
+def test_masked_softmax_by_hand():
+    logits, mask = tensor([[0.0, math.log(3.0), 0.0]]), tensor([[1.0, 0.0, 1.0]])
+    allowed, epsilon = 1 / 3, 1e-6
+    expected = [(allowed + epsilon / 3) / (2 * allowed + epsilon), (epsilon / 3) / (2 * allowed + epsilon)]
+    found = masked_softmax(logits, mask)[0].tolist()
+    assert found == pytest.approx([expected[0], expected[1], expected[0]], rel=1e-5)
+    assert masked_softmax(logits, torch.zeros(1, 3))[0].tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_a_mask_of_ones_is_plain_attention():
+    q, k, v = torch.randn(3, 2, 3, 7, 4).unbind(0)
+    plain, _ = attend(Projections(q, k, v, 0.5), ask=Ask())
+    masked, _ = attend(Projections(q, k, v, 0.5), ask=Ask(mask=torch.ones(2, 1, 7)))
+    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+
+
+def test_ats_samples_the_cumulative_distribution():
+    # ascending .1 .2 .3 .4, summed .1 .3 .6 1, from the lowest on 0 .222 .556 1; four steps from .222 to 1
+    scores, valid = tensor([[0.4, 0.1, 0.3, 0.2]]), torch.ones(1, 4, dtype=torch.bool)
+    assert sample(scores, valid, 4, from_zero=False).tolist() == [[True, False, True, True]]
+    assert sample(scores, valid, 4, from_zero=True).tolist() == [[True, True, True, True]]
+    assert sample(scores, valid, 2, from_zero=False).tolist() == [[True, False, False, True]]  # both ends
+
+
+def test_ats_does_not_see_what_only_fills_up():
+    scores = tensor([[0.4, 0.1, 0.3, 0.2]])
+    padded = torch.cat([scores, torch.zeros(1, 3)], dim=1)
+    valid = tensor([[True] * 4 + [False] * 3])
+    for from_zero in (True, False):
+        alone = sample(scores, valid[:, :4], 4, from_zero)
+        assert sample(padded, valid, 4, from_zero).tolist() == [alone[0].tolist() + [False] * 3]
+
+
+def test_uniform_scores_keep_all_but_the_lowest():
+    scores = torch.full((1, 196), 1 / 196)
+    assert int(sample(scores, torch.ones(1, 196, dtype=torch.bool), 196, from_zero=False).sum()) == 195
+
+
+def test_trilevel_keeps_the_strongest_of_each_row():
+    attention = tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.2, 0.5, 0.3]]])
+    assert strongest(attention, 0.5).tolist() == [
+        [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    ]  # 2 of 3, and what equals the second
+
+
+def test_trilevel_without_attention_level_is_evit_without_fusion():
+    model, images = families.make("vit"), families.images("vit")
+    with torch.no_grad():
+        one = patch(model, TriLevel(keep_ratio=0.6))(images)
+        other = patch(model, EViT(keep_rate=0.6, fuse_token=False))(images)
+    torch.testing.assert_close(one, other)
+
+
+def test_diffrate_merges_by_plain_mean():
+    fast, images = (
+        patch(families.make("vit"), DiffRate(prune=(2, 0, 0, 0), merge=(3, 0, 0, 0))),
+        families.images("vit", 1),
+    )
+    layer = trace(fast, images).layers[0]
+    assert layer.kept.shape == (1, 59)
+    assert layer.lost.item() == pytest.approx(2 / 5)  # of the five that went, two were dropped
+    total = layer.source.sum(dim=2)
+    torch.testing.assert_close(total, torch.ones_like(total))
+
+
+def test_ppt_merges_or_drops_by_the_variance():
+    model, images = families.make("vit"), families.images("vit")
+    merging = trace(patch(model, PPT(r=9, threshold=1.0)), images)
+    dropping = trace(patch(model, PPT(r=9, threshold=0.0)), images)
+    assert merging.lost().tolist() == [0, 0, 0]
+    assert dropping.lost().tolist() == [1, 1, 1]
+    assert merging.layers[-1].size.sum(dim=1).tolist() == pytest.approx([64, 64, 64])
+    assert dropping.layers[-1].size.sum(dim=1).tolist() == [37, 37, 37]
+
+
+def test_evit_weighs_its_fused_token_by_class_attention():
+    fast, images = patch(families.make("vit"), EViT(keep_rate=0.5, drop_loc=(1,))), families.images("vit", 1)
+    layer = trace(fast, images).layers[1]
+    assert layer.kept[0, -1] == 64  # behind the last of 64 cells
+    weights = layer.source[0, -1]
+    assert (weights > 0).sum() == 32
+    assert weights.sum() < 0.5  # the less attended half, not made to sum to 1
+    assert layer.lost.item() == 0
+
+
+def test_evovit_lets_waiting_tokens_come_back():
+    fast, images = patch(families.make("vit"), EvoViT(keep_ratio=0.5, stages=(1, 3))), families.images("vit", 1)
+    found = trace(fast, images)
+    assert [layer.kept.shape[1] for layer in found.layers] == [64, 32, 64, 64]
+    for layer in (2, 3):
+        torch.testing.assert_close(found.membership(layer), torch.eye(64).expand(1, -1, -1))
+
+
+def test_what_the_representative_token_gains_is_added_to_those_that_wait():
+    model, images = families.make("vit"), families.images("vit", 1)
+    plain, with_token = (
+        patch(model, EvoViT(keep_ratio=0.5, stages=(1,), representative_token=token)) for token in (False, True)
+    )
+    with torch.no_grad():
+        one, other = plain.forward_features(images), with_token.forward_features(images)
+    assert one.shape == other.shape == (1, 65, 24)
+    assert not torch.equal(one, other)
+
+
+def test_weighted_pooling_weighs_tokens_by_size():
+    model, images = families.make("gap"), families.images("gap")
+    fast = patch(model, ToMe(r=8, weighted_pool=True))
+    seen = []
+    from gtp_vit.core.loop import run
+
+    with torch.no_grad():
+        tokens = run(fast, images, observe=seen.append)
+        normed = fast.norm(tokens.x)
+        pooled = (normed * tokens.carry.unsqueeze(-1)).sum(dim=1) / tokens.carry.sum(dim=1, keepdim=True)
+        torch.testing.assert_close(fast(images), fast.head(fast.fc_norm(pooled)))
+    with pytest.raises(GTPError, match="averages the image tokens"):
+        patch(families.make("vit"), ToMe(weighted_pool=True))
+
+
+def test_untrained_predictors_are_announced(tmp_path):
+    model = families.make("vit")
+    with pytest.warns(UserWarning, match="untrained"):
+        fast = patch(model, DynamicViT())
+    path = tmp_path / "predictors.safetensors"
+    save_file(fast.reducer.predictors.state_dict(), path)
+    again = patch(model, DynamicViT(predictors=str(path)))  # no warning, else the test fails
+    images = families.images("vit")
+    with torch.no_grad():
+        assert torch.equal(again(images), fast(images))
+
+
+def test_predictors_that_do_not_fit_are_refused(tmp_path):
+    model, path = families.make("vit"), tmp_path / "predictors.pth"
+    with pytest.warns(UserWarning, match="untrained"):
+        weights = patch(model, DynamicViT()).reducer.predictors.state_dict()
+
+    def refused(stored, match):
+        torch.save(stored, path)
+        with pytest.raises(GTPError, match=match):
+            patch(model, DynamicViT(predictors=str(path)))
+
+    wide = {key: torch.zeros([2 * length for length in value.shape]) for key, value in weights.items()}
+    refused(wide, "another width: .* trained on a model with 24 channels")
+    refused({key: value for key, value in weights.items() if not key.startswith("2.")}, "10 keys missing")
+    with pytest.raises(GTPError, match="there is no file"):
+        patch(model, DynamicViT(predictors=str(tmp_path / "nothing.pth")))
+
+
+@pytest.mark.parametrize(
+    ("method", "match"),
+    [
+        (EViT(keep_rate=0.0), "keep_rate is 0.0; it must be a number in"),
+        (EViT(keep_rate=1.2), "keep_rate is 1.2"),
+        (EViT(drop_loc=(1, 4)), r"drop_loc is \(1, 4\); give different layers from 0 to 3"),
+        (EViT(drop_loc=(2, 1)), "ascending order"),
+        (TriLevel(keep_ratio=0), "keep_ratio is 0"),
+        (TriLevel(attn_ratio=2.0), "attn_ratio is 2.0"),
+        (DynamicViT(keep_ratio=-0.1), "keep_ratio is -0.1"),
+        (EvoViT(keep_ratio=0), "keep_ratio is 0"),
+        (EvoViT(stages=(0, 2)), "layers from 1 to 3"),
+        (EvoViT(head="pool"), "did you mean 'pooled'"),
+        (ATS(cdf_min="low"), "did you mean 'lowest'"),
+        (ATS(layers=(1,), budget=3), "give one of them"),
+        (ATS(layers=(9,)), "layers from 0 to 3"),
+        (PPT(r=-1), "r is -1"),
+        (PPT(threshold=-1.0), "threshold is -1.0"),
+        (DiffRate(prune=8, merge=8), r"remove 32 \+ 32 tokens"),
+        (ToMe(r=(8, 8, 8, 8, 8)), "5 entries"),
+        (ToMe(r=-1), "removes -1 tokens"),
+        (ToMe(r="inflection:8"), "write it like 'inflection:8:-1'"),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
+def test_bad_settings_are_refused(method, match):
+    with pytest.raises(GTPError, match=match):
+        patch(families.make("vit"), method)
+
+
+def test_gtp_and_tome_keep_layerscale_qk_norm_and_registers():
+    """With almost nothing removed, almost nothing changes; an omitted module would change a lot."""
+    from gtp_vit import GTP
+
+    for family in ("qk_norm", "dinov2_registers", "deit3"):
+        model, images = families.make(family), families.images(family)
+        with torch.no_grad():
+            plain = model(images)
+            for method in (GTP(propagate=(0, 0, 0, 1)), ToMe(r=(0, 0, 0, 1))):
+                for lossless in (True, False):
+                    fast = patch(model, method, lossless=lossless)(images)
+                    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4)
