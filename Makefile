@@ -12,11 +12,11 @@ test: $(VENV)/ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 # The oldest versions that pyproject.toml admits.
 test-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal
 
 # The kernels' property tests on a build that finds wrong memory accesses and undefined behaviour.
 SANITIZED := build/sanitize

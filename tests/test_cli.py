@@ -80,6 +80,8 @@ def test_benchmark_of_a_method_whose_token_count_depends_on_the_image(capsys):
     assert code == Exit.OK
     assert json.loads(out)["macs"]["ats"] > 0
     assert "layer 5" in run(capsys, "benchmark", "test_vit", "--method", "ats", "--rounds", "3")[1]
+    words = ["benchmark", "lvvit_t", "--img-size", "32", "--method", "tome", "--r", "0", "--rounds", "3"]
+    assert run(capsys, *words)[0] == Exit.OK
 
 
 def test_check_says_whether_bf16_works(capsys):

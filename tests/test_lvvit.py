@@ -1,6 +1,7 @@
 """LV-ViT: the official names and shapes, files in every container, and what is refused."""
 
 import json
+from argparse import Namespace
 
 import pytest
 import timm
@@ -48,6 +49,7 @@ CONTAINERS = {
     "state_dict.pth.tar": lambda weights: {"state_dict": weights, "epoch": 3},
     "ema.pth": lambda weights: {"state_dict": {}, "state_dict_ema": weights},
     "model.pth": lambda weights: {"model": weights},
+    "empty_ema.pth": lambda weights: {"state_dict": weights, "state_dict_ema": {}},
     "module.pth": lambda weights: {"state_dict": {f"module.{key}": value for key, value in weights.items()}},
 }
 
@@ -85,8 +87,16 @@ def test_files_that_do_not_fit_are_refused(tmp_path, tiny_lvvit):
     refused({**weights, "head.bias": torch.zeros(7)}, r"head.bias is \(7,\) and should be \(10,\)")
     refused([1, 2], "has no weights")
     path.write_bytes(b"not a checkpoint")
-    with pytest.raises(GTPError, match="is not a file of weights"):
+    with pytest.raises(GTPError, match="is no torch file"):
         create_model(tiny_lvvit, checkpoint=path)
+    torch.save({"state_dict": weights, "args": Namespace(lr=1)}, path)
+    with pytest.raises(GTPError, match="holds Python objects beside its weights"):
+        create_model(tiny_lvvit, checkpoint=path)
+    torch.save(weights, path)
+    with pytest.raises(GTPError, match="create the model with the img_size it was trained with"):
+        create_model(tiny_lvvit, checkpoint=path, img_size=32)
+    with pytest.raises(GTPError, match="has no weights"):
+        create_model(tiny_lvvit, checkpoint=path, meta=True)
     with pytest.raises(GTPError, match="there is no file"):
         create_model(tiny_lvvit, checkpoint=tmp_path / "nothing.pth")
     with pytest.raises(GTPError, match="did you mean 'lvvit_s'"):

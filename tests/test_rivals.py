@@ -86,6 +86,52 @@ def test_ats_does_not_see_what_only_fills_up():
         assert sample(padded, valid, 4, from_zero).tolist() == [alone[0].tolist() + [False] * 3]
 
 
+def test_ats_never_loses_the_last_token():
+    for from_zero in (True, False):
+        assert sample(tensor([[1.0]]), tensor([[True]]), 9, from_zero).tolist() == [[True]]
+        padded = sample(tensor([[0.0, 1.0, 0.0]]), tensor([[False, True, False]]), 9, from_zero)
+        assert padded.tolist() == [[False, True, False]]
+        two = sample(tensor([[0.0, 0.7, 0.3]]), tensor([[False, True, True]]), 9, from_zero)
+        assert two.tolist() == [[False, True, from_zero]]
+
+
+def test_an_empty_batch_of_an_adaptive_method():
+    fast = patch(families.make("vit"), ATS())
+    with torch.no_grad():
+        assert fast(families.images("vit")[:0]).shape == (0, 10)
+
+
+def test_exact_ats_says_why_it_cannot_be_exported():
+    with pytest.raises(GTPError, match="cannot be exported"):
+        torch.export.export(patch(families.make("vit"), ATS()), (families.images("vit"),), strict=False)
+
+
+def test_budgets_of_ats_follow_the_image_size():
+    fast = patch(families.make("dynamic"), ATS(budget="keep:0.5:1:2", cdf_min="zero"))
+    with torch.no_grad():
+        assert fast.forward_features(torch.randn(1, 3, 40, 80)).shape[1] == 1 + 13
+
+
+def test_diffrate_from_the_originals_lists():
+    assert DiffRate.from_kept([190, 150], [180, 140]) == DiffRate(prune=(7, 30), merge=(10, 10))
+    for lists in (([], []), ([190], [180, 170]), ([198], [180]), ([190], [191])):
+        with pytest.raises(GTPError, match=r"one a layer|can only fall"):
+            DiffRate.from_kept(*lists)
+
+
+def test_opposite_tokens_leave_sizes_positive():
+    model = families.make("vit")
+    images = torch.cat([torch.full((1, 3, 64, 32), 2.0), torch.full((1, 3, 64, 32), -2.0)], dim=3)
+    fast = patch(model, DiffRate(prune=0, merge=(0, 32, 16, 0)))
+    with torch.no_grad():
+        assert fast(images).isfinite().all()
+
+
+def test_settings_read_from_json_are_hashable():
+    assert hash(EViT(drop_loc=[1, 2])) == hash(EViT(drop_loc=(1, 2)))
+    assert PPT(pp_loc_list=[1, 2]) == PPT(pp_loc_list=(1, 2))
+
+
 def test_uniform_scores_keep_all_but_the_lowest():
     scores = torch.full((1, 196), 1 / 196)
     assert int(sample(scores, torch.ones(1, 196, dtype=torch.bool), 196, from_zero=False).sum()) == 195
@@ -196,7 +242,8 @@ def test_predictors_that_do_not_fit_are_refused(tmp_path):
 
     wide = {key: torch.zeros([2 * length for length in value.shape]) for key, value in weights.items()}
     refused(wide, "another width: .* trained on a model with 24 channels")
-    refused({key: value for key, value in weights.items() if not key.startswith("2.")}, "10 keys missing")
+    two = {key: value for key, value in weights.items() if not key.startswith("2.")}
+    refused(two, "has predictors of 2 stages, and 3 are needed")
     with pytest.raises(GTPError, match="there is no file"):
         patch(model, DynamicViT(predictors=str(tmp_path / "nothing.pth")))
 
@@ -208,6 +255,7 @@ def test_predictors_that_do_not_fit_are_refused(tmp_path):
         (EViT(keep_rate=1.2), "keep_rate is 1.2"),
         (EViT(drop_loc=(1, 4)), r"drop_loc is \(1, 4\); give different layers from 0 to 3"),
         (EViT(drop_loc=(2, 1)), "ascending order"),
+        (EViT(drop_loc=9), r"drop_loc is \(9,\); give different layers"),
         (TriLevel(keep_ratio=0), "keep_ratio is 0"),
         (TriLevel(attn_ratio=2.0), "attn_ratio is 2.0"),
         (DynamicViT(keep_ratio=-0.1), "keep_ratio is -0.1"),

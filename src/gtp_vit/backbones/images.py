@@ -34,7 +34,7 @@ def check_images(model: Any, first: nn.Conv2d, images: Any) -> None:
     if not model.dynamic_img_size and shape[2:] != size:
         raise BadInput(
             f"images are {shape[2]} x {shape[3]}, but the model takes {size[0]} x {size[1]}; resize them, or create "
-            f"the model with img_size={shape[2:]} or dynamic_img_size=True"
+            f"the model with img_size={shape[2:]} (or, if it is one of timm's, dynamic_img_size=True)"
         )
     patch = model.patch_embed.patch_size
     if (

@@ -37,6 +37,8 @@ class Benchmark:
     """How often each model is timed."""
     threads: int = 0
     """CPU threads; 0 leaves torch's choice."""
+    img_size: int | None = None
+    """Height and width of the images, if not the model's own."""
     pretrained: bool = False
     """Load the pre-trained weights."""
     json: bool = False
@@ -50,10 +52,11 @@ def main(words: Sequence[str]) -> None:
     check_range("--threads", flags.threads, 0, 4096, whole=True)
     if flags.threads:
         torch.set_num_threads(flags.threads)
-    model = create_model(flags.model, pretrained=flags.pretrained)
+    model = create_model(flags.model, pretrained=flags.pretrained, img_size=flags.img_size)
     fast = patch(model, method)
     embed: Any = fast.patch_embed
-    images = torch.randn(flags.batch_size, embed.proj.in_channels, *embed.img_size)
+    channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution
+    images = torch.randn(flags.batch_size, channels, *embed.img_size)
     with render.progress("timing") as progress:
         timings = benchmark_models(
             {"unreduced": model, method.name: fast}, images, rounds=flags.rounds, progress=progress

@@ -27,6 +27,8 @@ class Macs:
     """Name of a method; its settings are flags too."""
     convention: Convention = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
+    img_size: int | None = None
+    """Height and width of the images, if not the model's own."""
     lossless: bool = True
     """The last block computes only what the head reads."""
     json: bool = False
@@ -35,7 +37,7 @@ class Macs:
 
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Macs, words)
-    model = create_model(flags.model, meta=True)
+    model = create_model(flags.model, meta=True, img_size=flags.img_size)
     fast = patch(model, method, lossless=flags.lossless)
     if flags.json:
         before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)

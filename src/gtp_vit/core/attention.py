@@ -133,6 +133,6 @@ def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: i
     """What a method that chooses tokens before the output can see: the class token's row, and keys and values."""
     q, k, v, scale, _ = projections
     heads = HEADS.index(ask.heads)
-    row = twins.softmax(q[:, :, :1], k, scale, twins.bias_of(size, q.dtype))
+    row = twins.softmax(q[:, :, :1].float(), k.float(), scale, twins.bias_of(size, torch.float32))
     (class_row,) = twins.statistics(row, [False, False, True], heads, first).unbind(0)
     return Stats(class_row=class_row, keys=k[:, :, first:], values=v[:, :, first:])

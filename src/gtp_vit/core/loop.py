@@ -133,7 +133,8 @@ def run_attention(
     projections = backbone.project(block, tokens.x, None)
     if ask.choose:
         kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, size, prefix))
-        projections = Projections(_rows_of(projections.q, kept, prefix), *projections[1:])
+        q, k, v, scale, dropout = projections
+        projections = Projections(_rows_of(q, kept, prefix), k, v, scale, dropout)
         out, _ = attend(projections, ask=Ask(), size=size, native=native)
         return tokens.add(backbone.output(block, out)), None
     out, stats = attend(projections, ask=ask, size=size, first=prefix, native=native)

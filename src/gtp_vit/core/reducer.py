@@ -152,6 +152,12 @@ class Method:
     asks: ClassVar[str] = "nothing"  # what it needs from attention
     dial: ClassVar[str] = ""  # the setting that says how much is removed
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, list):  # as read from JSON; settings must be hashable
+                object.__setattr__(self, field.name, tuple(value))
+
     def build(self, vit: VitInfo) -> Reducer:
         """Check the settings against this ViT and make the reducer; raises GTPError."""
         raise NotImplementedError

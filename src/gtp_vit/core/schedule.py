@@ -49,7 +49,7 @@ def middle(depth: int, tokens: int, average: float) -> list[int]:
     """None at first, most a third of the way through, half the average at the end: the shape that searches find."""
     peak = max(depth // 3, 1)
     slope = [layer / peak if layer <= peak else 1 - 0.75 * (layer - peak) / (depth - peak) for layer in range(depth)]
-    total, scale = round(average * depth), average * depth / sum(slope)
+    total, scale = round(average * depth), average * depth / max(sum(slope), 1e-9)
     # Rounding the running sum keeps the total.
     sums = [round(scale * sum(slope[: layer + 1])) for layer in range(depth)]
     sums[-1] = total
@@ -132,11 +132,12 @@ def removals(
 
 def quarters(depth: int) -> tuple[int, ...]:
     """Layers at one, two and three quarters: 3, 6, 9 of DeiT's 12; 4, 8, 12 of LV-ViT-S's 16."""
-    return tuple(depth * part // 4 for part in (1, 2, 3))
+    return tuple(dict.fromkeys(depth * part // 4 for part in (1, 2, 3)))
 
 
 def check_layers(name: str, layers: tuple[int, ...], depth: int, first: int = 0) -> tuple[int, ...]:
     """Layer numbers that exist, in ascending order."""
+    layers = layers if isinstance(layers, (tuple, list)) else (layers,)
     wrong = [layer for layer in layers if not isinstance(layer, Integral) or not first <= layer < depth]
     if wrong or list(layers) != sorted(set(layers)):
         raise BadSchedule(

@@ -21,7 +21,7 @@ from gtp_vit.paper.propagation import select_rows, summarise
 class Tokens:
     """Features of the tokens that are left, and what each of them stands for."""
 
-    x: Tensor  # [B, N, C]   prefix tokens first, then image tokens in raster order
+    x: Tensor  # [B, N, C]   prefix tokens first, then image tokens, in raster order unless the method says otherwise
     position: Tensor  # [B, M]      grid cell (row major) of each image token
     prefix: int  # class, distillation and register tokens: never reduced
     grid: tuple[int, int]  # rows and columns of the patch grid
@@ -53,7 +53,7 @@ class Tokens:
         return self.but(x=self.x + branch)
 
     def keep(self, index: Tensor) -> Tokens:
-        """Keep the prefix and the image tokens at `index` [B, K]; the only place that gathers tokens."""
+        """Keep the prefix and the image tokens at `index` [B, K], with all that belongs to them."""
         prefix = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
         rows = torch.cat([prefix, index + self.prefix], dim=1)
         return self.but(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             stored: Any = load_file(path)
         else:
             stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # zip, pickle and safetensors raise what they like
+    except pickle.UnpicklingError as error:
+        raise GTPError(
+            f"{path} holds Python objects beside its weights, or is no torch file; such objects can run code, so they "
+            "are not read: save its state_dict alone"
+        ) from error
+    except Exception as error:  # zip and safetensors raise what they like
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise GTPError(f"{path} is not a file of weights (safetensors or torch's .pth): {reason[0]}") from error
     for container in CONTAINERS:
-        if isinstance(stored, dict) and isinstance(stored.get(container), dict):
+        if isinstance(stored, dict) and isinstance(stored.get(container), dict) and stored[container]:
             stored = stored[container]
             break
     if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
@@ -48,10 +54,11 @@ def load_weights(model: nn.Module, path: Path, name: str) -> None:
         )
     wrong = [key for key in wanted if stored[key].shape != wanted[key].shape]
     if wrong:
-        key = wrong[0]
+        key = "pos_embed" if "pos_embed" in wrong else wrong[0]
+        hint = "create the model with the img_size it was trained with" if wrong == ["pos_embed"] else "another size?"
         raise GTPError(
             f"{path} does not fit {name}: {len(wrong)} shapes differ, e.g. {key} is {tuple(stored[key].shape)} and "
-            f"should be {tuple(wanted[key].shape)}; is it a checkpoint of another size?"
+            f"should be {tuple(wanted[key].shape)}; {hint}"
         )
     model.load_state_dict(stored)
 

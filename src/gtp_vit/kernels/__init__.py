@@ -21,7 +21,7 @@ from gtp_vit.kernels.ops import reduce as reduce
 Kernels = Literal["auto", "native", "torch"]
 KERNELS = ("auto", "native", "torch")
 
-__all__ = ["KERNELS", "Kernels", "attention", "check", "choose", "neighbours", "reduce", "status", "twins"]
+__all__ = ["KERNELS", "Kernels", "attention", "check", "choose", "exporting", "neighbours", "reduce", "status", "twins"]
 
 
 def check(kernels: Kernels) -> None:
@@ -47,7 +47,7 @@ def obstacle(kernels: Kernels, x: Tensor) -> str | None:
         return native.PROBLEM
     if torch.is_grad_enabled():
         return "gradients are on; use torch.no_grad() or torch.inference_mode()"
-    if kernels == "auto" and _exporting():
+    if kernels == "auto" and exporting():
         return "an exported program should run where gtp_vit is not installed"
     if x.device.type != "cpu" or x.dtype not in native.DTYPES:
         return f"{x.dtype} on {x.device.type}; native kernels are for float32 and bfloat16 on a CPU"
@@ -73,7 +73,8 @@ def _transformed() -> bool:
     )
 
 
-def _exporting() -> bool:
+def exporting() -> bool:
+    """Is torch.export at work?"""
     exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
     if exporting is not None:
         return bool(exporting())

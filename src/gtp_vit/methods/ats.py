@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, check_layers, removals
@@ -49,10 +50,6 @@ class ATS(Method):
     budget: Schedule | None = None
     """Remove exactly so many tokens in each layer, for fixed shapes and export: sampled with as many steps as tokens
     stay, filled up with the highest scores. Takes the place of `layers`."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.budget, list):
-            object.__setattr__(self, "budget", tuple(self.budget))
 
     def build(self, vit: VitInfo) -> ATSReducer:
         self.check_class_token(vit)
@@ -94,7 +91,8 @@ def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor
     level = level.masked_fill(~real, torch.inf)
     nearest = (wanted.unsqueeze(2) - level.unsqueeze(1)).abs().argmin(dim=2)
     hit = torch.zeros_like(scores).scatter(1, order.gather(1, nearest), 1.0)
-    return (hit > 0) & valid
+    # The last step hits the highest score, also where one token is left and there are no levels to step through.
+    return (hit.scatter(1, order[:, -1:], 1.0) > 0) & valid
 
 
 class ATSReducer(Reducer):
@@ -118,15 +116,20 @@ class ATSReducer(Reducer):
         if self.adaptive:
             raise BadSetting(
                 "ATS keeps another number of tokens in each image: count on images, macs(model, images=...), or "
-                "fix it with ATS(budget=...)"
+                "fix it with a budget, ATS(budget=...) or --budget"
             )
         return tuple(Step(step.keys, step.after, step.after, step.after) for step in super().steps(grid))
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_look if layer in self.layers or self._removed(layer, tokens) else None
+        if self.adaptive and kernels.exporting():
+            raise BadSetting(
+                "a model that keeps another number of tokens in each image has no fixed shapes and cannot "
+                "be exported; use ATS(budget=...)"
+            )
+        return self.ask_look if layer in self.layers or self._plan(tokens)[layer] else None
 
-    def _removed(self, layer: int, tokens: Tokens) -> int:
-        return (self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid))[layer]
+    def _plan(self, tokens: Tokens) -> tuple[int, ...]:
+        return self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid)
 
     def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
         assert stats.class_row is not None
@@ -137,21 +140,20 @@ class ATSReducer(Reducer):
         length = stats.values.transpose(1, 2).flatten(2).float().norm(dim=2)
         scores = (stats.class_row * length).masked_fill(~valid, 0.0)
         scores = scores / scores.sum(dim=1, keepdim=True)
-        count, removed = scores.shape[1], self._removed(layer, tokens)
+        plan = self._plan(tokens)
+        count, removed = scores.shape[1], plan[layer]
+        first = self.layers[0] if self.layers else [bool(number) for number in plan].index(True)
+        from_zero = self.method.cdf_min == "zero" and layer > first
         if removed:
-            hit = sample(scores, valid, count - removed, self._from_zero(layer))
+            hit = sample(scores, valid, count - removed, from_zero)
             kept, _ = split(scores + 2 * hit, removed)
             return kept, tokens.keep(kept)
         # As many steps as there are patches, in every layer: fewer are not in the released code.
-        hit = sample(scores, valid, tokens.grid[0] * tokens.grid[1], self._from_zero(layer))
-        longest = int(hit.sum(dim=1).amax())
+        hit = sample(scores, valid, tokens.grid[0] * tokens.grid[1], from_zero)
+        longest = int(hit.sum(dim=1).amax()) if hit.shape[0] else count
         kept = (~hit).to(torch.uint8).sort(dim=1, stable=True).indices[:, :longest]
         stays = hit.gather(1, kept)
         return kept, tokens.keep(kept).but(size=F.pad(stays.float(), (tokens.prefix, 0), value=1.0))
-
-    def _from_zero(self, layer: int) -> bool:
-        first = self.layers[0] if self.layers else [bool(removed) for removed in self.plan].index(True)
-        return self.method.cdf_min == "zero" and layer > first
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         sampling = self.layers or [layer for layer, step in enumerate(steps) if step.keys > step.after]

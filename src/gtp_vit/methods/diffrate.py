@@ -39,22 +39,25 @@ class DiffRate(Method):
     merge: Schedule = "middle:5"
     """Tokens merged in each layer, besides those dropped."""
 
-    def __post_init__(self) -> None:
-        for name in ("prune", "merge"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-
     @classmethod
-    def from_kept(cls, prune_kept_num: list[int], merge_kept_num: list[int]) -> DiffRate:
-        """From the original's lists: tokens left after dropping and after merging, the class token counted.
+    def from_kept(cls, prune_kept_num: list[int], merge_kept_num: list[int], tokens: int = 197) -> DiffRate:
+        """From the original's lists: of `tokens`, how many are left after dropping and after merging in each layer.
 
-        >>> DiffRate.from_kept([197, 190, 150], [197, 180, 150])
-        DiffRate(prune=(0, 7, 30), merge=(0, 10, 0))
+        >>> DiffRate.from_kept([197, 190, 150], [196, 180, 150])
+        DiffRate(prune=(0, 6, 30), merge=(1, 10, 0))
         """
-        before = [prune_kept_num[0], *merge_kept_num]
-        prune = [b - p for b, p in zip(before, prune_kept_num, strict=False)]
-        merge = [p - m for p, m in zip(prune_kept_num, merge_kept_num, strict=True)]
-        return cls(prune=tuple(prune), merge=tuple(merge))
+        if len(prune_kept_num) != len(merge_kept_num) or not prune_kept_num:
+            raise BadSchedule(
+                f"the lists have {len(prune_kept_num)} and {len(merge_kept_num)} entries; one a layer each"
+            )
+        before = [tokens, *merge_kept_num]
+        prune = tuple(b - p for b, p in zip(before, prune_kept_num, strict=False))
+        merge = tuple(p - m for p, m in zip(prune_kept_num, merge_kept_num, strict=True))
+        if min(*prune, *merge) < 0:
+            raise BadSchedule(
+                f"tokens kept rise from one layer to the next, from {tokens} tokens on; they can only fall"
+            )
+        return cls(prune=prune, merge=merge)
 
     def build(self, vit: VitInfo) -> DiffRateReducer:
         self.check_class_token(vit)
@@ -115,7 +118,8 @@ class DiffRateReducer(Reducer):
             retain = 1 / (1 + chosen.sum(dim=2))  # a plain mean, whatever the sizes
             size = torch.ones(tokens.x.shape[:2], device=kept.device) if tokens.size is None else tokens.size
             size = size[:, tokens.prefix :]
-            size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity)
+            # Opposite tokens add nothing: a size must stay positive.
+            size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity.clamp(min=0))
         tokens = tokens.merge(kept, gone, chosen * retain.unsqueeze(2), retain)
         return tokens.but(size=F.pad(size, (tokens.prefix, 0), value=1.0)), None
 

@@ -176,10 +176,10 @@ def load_predictors(predictors: nn.ModuleList, file: str) -> None:
             stored = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
     wanted = predictors.state_dict()
     if set(stored) != set(wanted):
-        missing, extra = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
+        stages = len({key.split(".", 1)[0] for key in stored if ".in_conv." in key})
         raise BadSetting(
-            f"{file} has not the predictors of {len(predictors)} stages: {len(missing)} keys missing "
-            f"({', '.join(missing[:2])} ...), {len(extra)} not known ({', '.join(extra[:2])} ...)"
+            f"{file} has predictors of {stages} stages, and {len(predictors)} are needed; give pruning_loc as many "
+            "layers as there are stages, or another file"
         )
     for key, value in wanted.items():
         if stored[key].shape != value.shape:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.loop import run
+from gtp_vit.errors import BadSetting
 from gtp_vit.methods.dynamicvit import DynamicViTReducer
 
 
@@ -37,6 +38,11 @@ def outputs(model: Any, images: Tensor) -> Outputs:
     if not hasattr(model, "reduction"):
         features = model.forward_features(images)
         return Outputs(model.forward_head(features), _tokens(model, features, model.num_prefix_tokens), ())
+    if not isinstance(model.reducer, DynamicViTReducer) or not model.training:
+        raise BadSetting(
+            "the student must be a model patched with DynamicViT in training mode; call train() on it; unpatch it if "
+            "it is the teacher"
+        )
     tokens = run(model, images)
     features = model.norm(tokens.x)
     decisions = tuple(decision.squeeze(-1) for decision in tokens.carry.stages)
@@ -71,6 +77,8 @@ def losses(
         distill_weight: of the two distillation terms.
         token_kl: compare tokens by the KL divergence of their logits (LV-ViT), not by the squared distance.
     """
+    if not student.decisions:
+        raise BadSetting("the student decided nothing: keep_ratio is 1; nothing is to be learned then")
     cls = (-labels * student.logits.log_softmax(dim=-1)).sum(dim=-1).mean()
     ratio = student.logits.new_zeros(())
     for stage, decision in enumerate(student.decisions):

@@ -45,7 +45,8 @@ class EvoViT(Method):
     representative_token: bool = False
     """Let a weighted mean of the waiting tokens go along, and add to them what the layers add to it."""
     head: Head = "class"
-    """What the classifier reads: the class token, as the pre-trained model does, or the mean of all image tokens."""
+    """What the classifier reads in the model's forward: the class token, as the pre-trained model does, or the mean of
+    all image tokens."""
 
     def build(self, vit: VitInfo) -> EvoViTReducer:
         self.check_class_token(vit)
@@ -140,7 +141,7 @@ class EvoViTReducer(Reducer):
             return tokens.but(carry=Waiting(row)), None
         row, t = row[:, : waiting.chosen.shape[1]], self.method.tradeoff  # without the representative token
         score = waiting.score.scatter(1, waiting.chosen, (1 - t) * waiting.score.gather(1, waiting.chosen) + t * row)
-        return tokens.but(carry=Waiting(score, *waiting[1:])), None
+        return tokens.but(carry=Waiting(score, waiting.chosen, waiting.x, waiting.source, waiting.mean)), None
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
         waiting = tokens.carry

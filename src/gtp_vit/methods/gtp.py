@@ -81,8 +81,7 @@ class GTP(Method):
     """One semantic neighbour more on models without class token, as the released code has it."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.propagate, list):  # as read from JSON; settings must be hashable
-            object.__setattr__(self, "propagate", tuple(self.propagate))
+        super().__post_init__()
         object.__setattr__(self, "select", PUBLISHED_NAMES.get(self.select, self.select))
 
     def build(self, vit: VitInfo) -> GTPReducer:

@@ -46,7 +46,7 @@ class PPT(Method):
 
     def build(self, vit: VitInfo) -> PPTReducer:
         self.check_class_token(vit)
-        check_range("r", self.r, 0, vit.image_tokens, whole=True)
+        check_range("r", self.r, 0, 10**6, whole=True)
         check_range("threshold", self.threshold, 0, 1)
         return PPTReducer(self, vit)
 

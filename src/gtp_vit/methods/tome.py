@@ -36,11 +36,8 @@ class ToMe(Method):
     prop_attn: bool = True
     """Let attention favour large tokens by log size. Off the shelf, switch it off for MAE-style models."""
     weighted_pool: bool = False
-    """Weigh tokens by their size where the head averages them, as ToMe does for MAE."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.r, list):
-            object.__setattr__(self, "r", tuple(self.r))
+    """Weigh tokens by their size where the head averages them, as ToMe does for MAE; only in the model's forward, as
+    `forward_features` returns the tokens as they are."""
 
     def build(self, vit: VitInfo) -> ToMeReducer:
         if self.weighted_pool and not vit.head_averages_image_tokens:

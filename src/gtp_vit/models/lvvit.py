@@ -38,7 +38,8 @@ class Stem(nn.Module):
         self.patch_size = (patch_size, patch_size)
         if self.img_size[0] % patch_size or self.img_size[1] % patch_size or patch_size % 2:
             raise BadSetting(
-                f"img_size {self.img_size} is not a multiple of the patch size {patch_size}, which is even"
+                f"img_size is {self.img_size} and patch_size {patch_size}; patch_size must be even, and img_size a "
+                "multiple of it"
             )
         self.grid_size = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]

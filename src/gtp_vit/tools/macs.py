@@ -60,7 +60,7 @@ def macs(
         include_method: count the method's own work too.
         lossless: does the last block compute prefix tokens only? None = as the model is patched; for a plain model no.
         grid: rows and columns of the patch grid; None = the model's own.
-        images: for methods that keep another number of tokens in each image: the mean over these, each by itself.
+        images: count for these: their size and, where a method keeps another number of tokens in each, the mean.
 
     >>> import timm
     >>> print(macs(timm.create_model("deit_small_patch16_224")))
@@ -79,6 +79,9 @@ def macs(
     vit = backbones.find(plain).describe(plain)
     reducer = (method or Identity()).build(vit)
     lossless = bool(lossless) and not (vit.head_reads_image_tokens or reducer.reads_image_tokens)
+    if images is not None and grid is None:
+        fast: Any = patch(plain, Identity())
+        grid = backbones.find(plain).embed(fast, images[:1]).grid
     grid = grid or vit.grid
     if images is not None and reducer.adaptive:
         assert method is not None

@@ -14,7 +14,12 @@ from gtp_vit.errors import GTPError, check_name
 
 
 def create_model(
-    name: str, *, pretrained: bool = False, checkpoint: str | Path | None = None, meta: bool = False
+    name: str,
+    *,
+    pretrained: bool = False,
+    checkpoint: str | Path | None = None,
+    img_size: int | None = None,
+    meta: bool = False,
 ) -> nn.Module:
     """A model in eval mode, by name.
 
@@ -22,18 +27,22 @@ def create_model(
         name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l.
         pretrained: load timm's pre-trained weights.
         checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
+        img_size: height and width of the images, if not the model's own.
         meta: without weights, for counting.
 
     >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
     26151824
     """
+    if meta and (pretrained or checkpoint is not None):
+        raise GTPError("a model on the meta device has no weights; leave out pretrained and checkpoint")
+    sizes = {} if img_size is None else {"img_size": img_size}
     if name.startswith("lvvit"):
         from gtp_vit.models import lvvit
 
         if pretrained:
             raise GTPError(f"pre-trained weights of {name} are not in timm; download them and give their file")
         with torch.device("meta") if meta else nullcontext():
-            return lvvit.create(name, checkpoint_path=checkpoint)
+            return lvvit.create(name, checkpoint_path=checkpoint, **sizes)
     import timm
 
     base = name.split(".", 1)[0]
@@ -43,7 +52,7 @@ def create_model(
         check_name("model", base, difflib.get_close_matches(base, known, n=5, cutoff=0.0) or known[:5])
     try:
         with torch.device("meta") if meta else nullcontext():
-            model = timm.create_model(name, pretrained=pretrained and checkpoint is None).eval()
+            model = timm.create_model(name, pretrained=pretrained and checkpoint is None, **sizes).eval()
     except Exception as error:  # timm, the hub and the network raise what they like
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise GTPError(f"timm cannot create {name!r}: {reason[0]}") from error

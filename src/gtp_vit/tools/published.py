@@ -1,4 +1,4 @@
-"""What the paper prints about settings: which setting of each method gives which GMACs, as data."""
+"""What the paper prints about cost: the GMACs of GTP on each backbone, and which setting of each rival gives which."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ class Settings:
     title: str
     gmacs: tuple[float, ...]  # as printed, approximate
     methods: dict[str, tuple[Method, ...]]  # name -> a setting for each column
+
+
+# Printed GMACs for P = 0, 1, 2, ... (main results; ViTs without class token). These P are its settings for LV-ViT.
+GMACS = {
+    "deit_small_patch16_224": (4.6, 4.5, 4.3, 4.2, 4.0, 3.9, 3.7, 3.6, 3.4, 3.3, 3.2, 3.0, 2.9, 2.7, 2.6),
+    "deit_base_patch16_224": (17.6, 17.0, 16.5, 15.9, 15.4, 14.8, 14.2, 13.7, 13.1, 12.6, 12.1, 11.6, 11.0, 10.4, 9.8),
+    "vit_medium_patch16_gap_256": (10.6, 10.4, 10.1, 9.9, 9.6, 9.3, 9.0, 8.8, 8.5, 8.3, 8.0, 7.8, 7.5, 7.2, 7.0),
+    "lvvit_s": (6.6, 6.4, 6.1, 5.9, 5.7, 5.4, 5.2, 5.0, 4.8, 4.6, 4.4, 4.1, 3.9),
+    "lvvit_m": (12.7, 12.1, 11.5, 10.9, 10.3, 9.7, 9.1, 8.5, 8.0, 7.4),
+}
 
 
 def _ats(first: tuple[int, ...]) -> tuple[Method, ...]:
