@@ -23,8 +23,9 @@ MAY_IMPORT = {
     "backbones": {"core"},
     "models": {"core"},
     "patch": {"core", "methods", "backbones", "kernels"},
-    "tools": {"core", "methods", "backbones", "models", "patch", "kernels"},
-    "cli": {"core", "methods", "patch", "tools"},
+    "embedded": set(),
+    "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper"},
+    "cli": {"core", "methods", "backbones", "embedded", "patch", "tools"},
 }
 
 

@@ -5,7 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+import families
+from gtp_vit import GTP, patch
 from gtp_vit.cli import benchmark
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.errors import BadSetting
@@ -44,7 +47,17 @@ def test_benchmark_shows_layers_times_and_a_verdict(capsys):
     assert code == Exit.OK
     assert "layer 5" in out
     assert "speed-up" in out
-    assert any(word in out for word in ("times as fast", "No gain", "No clear difference"))
+    assert any(word in out for word in ("times as fast", "no gain here", "no clear difference"))
+
+
+def test_benchmark_sweeps_batches_and_writes_a_page(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    words = ["benchmark", *TINY, "-b", "1", "2", "--rounds", "3", "--dtype", "bfloat16", "--report", str(page)]
+    code, out, _ = run(capsys, *words)
+    assert code == Exit.OK
+    assert "batch 1:" in out
+    assert "batch 2:" in out
+    assert "Cost of each layer" in page.read_text()
 
 
 def test_benchmark_as_json(capsys):
@@ -53,7 +66,9 @@ def test_benchmark_as_json(capsys):
     assert code == Exit.OK
     assert result["settings"]["method"] == "gtp"
     assert result["settings"]["propagate"] == 4
-    assert [timing["name"] for timing in result["timings"]] == ["unreduced", "gtp"]
+    (entry,) = result["timed"]
+    assert [timing["name"] for timing in entry["timings"]] == ["unreduced", "gtp"]
+    assert len(result["verdicts"]) == 1
     assert result["macs"]["gtp"] < result["macs"]["unreduced"]
 
 
@@ -105,6 +120,15 @@ def test_check_says_whether_bf16_works(capsys):
         (["macs", "test_vit", "--method", "evit", "--keep-rate", "1.5"], "keep_rate is 1.5"),
         (["macs", "test_vit", "--propagate", "40"], "largest constant number for this model is"),
         (["macs", "test_vit", "--select", "mixd"], "did you mean 'mixed'"),
+        (["evaluate", "test_vit", "--data-dir", "."], "test_vit has random weights; give --pretrained or --checkpoint"),
+        (["evaluate", "test_vit", "--checkpoint", "no.pth", "--data-dir", "."], "there is no file no.pth"),
+        (["evaluate", "--results-file", "x.txt"], "must end in .csv or .json"),
+        (["compare", "--macs", "1.5"], "--macs is 1.5"),
+        (["compare", "--rounds", "2"], "give 0, or at least 3"),
+        (["reproduce", "mian"], "unknown table or figure 'mian'; did you mean 'main'"),
+        (["methods", "tom"], "unknown method 'tom'; did you mean 'tome'"),
+        (["models", "deitt_small*"], "no model is called"),
+        (["visualise", "test_vit", "x.jpg"], "has random weights"),
         (["macs", "test_resnet"], "ResNet is not a supported ViT"),
         (["macs", "test_vit", "--graph", "spacial"], "unknown --graph 'spacial'; did you mean 'spatial'"),
         (["macs", "test_vit", "--graph=spacial"], "did you mean 'spatial'"),
@@ -163,17 +187,29 @@ def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
 
     monkeypatch.setattr(benchmark, "main", interrupt)
     code, _, err = run(capsys, "benchmark")
-    assert (code, err) == (Exit.INTERRUPTED, "gtp-vit: interrupted\n")
+    assert code == Exit.INTERRUPTED
+    assert err.startswith("gtp-vit: interrupted; what was finished is kept")
 
 
 def timing(low, middle, high):
     return Timing("gtp", 1.0, (1.0, 1.0), middle, (low, high), middle)
 
 
-def test_the_verdict_can_say_that_we_are_slower():
-    assert benchmark.verdict(timing(1.2, 1.3, 1.4)) == "gtp is 1.30 times as fast as the unreduced model here."
-    assert "slower" in benchmark.verdict(timing(0.8, 0.9, 0.95))
-    assert "No clear difference" in benchmark.verdict(timing(0.9, 1.05, 1.2))
+def test_the_verdict_can_say_that_we_are_slower_and_why():
+    model, images = families.make("vit"), families.images("vit")
+
+    def words(method, *quartiles, loading=False, lossless=True):
+        entry = benchmark.Timed(4, loading, [timing(1, 1, 1), timing(*quartiles)])
+        return benchmark.verdict(entry, model, patch(model, method, lossless=lossless), images)
+
+    assert words(GTP(propagate=9), 1.2, 1.3, 1.4) == "batch 4: gtp is 1.30 times as fast as the unreduced model here."
+    slower = words(GTP(propagate=9), 0.8, 0.9, 0.95)
+    assert slower.startswith("batch 4: no gain here, gtp is slower (0.90), because ")
+    assert "the native kernels did not run" in slower  # gradients are on in this test
+    assert "% of the MACs are saved" in words(GTP(propagate=(0, 0, 0, 1)), 0.9, 1.05, 1.2, lossless=False)
+    assert "reading and preparing" in words(GTP(propagate=9), 0.9, 1.05, 1.2, loading=True)
+    with torch.no_grad():
+        assert "with 64 patches" in words(GTP(propagate=9), 0.8, 0.9, 0.95)
 
 
 def test_a_candidate_is_compared_with_the_baseline_of_its_round():

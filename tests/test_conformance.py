@@ -86,6 +86,7 @@ STATIC_DEFAULTS = [method for method in DEFAULTS if not is_adaptive(method)]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),  # torch 2.6's export, about constants
+    pytest.mark.filterwarnings("ignore:Node .* does not reference an nn.Module"),
 ]
 
 

@@ -27,6 +27,10 @@ class BadInput(GTPError):
     """Images that the model cannot take."""
 
 
+class Unreadable(GTPError):
+    """Some images could not be read; everything else was done."""
+
+
 class UnsupportedBackbone(GTPError):
     """A model that we do not fully understand, and therefore leave alone."""
 

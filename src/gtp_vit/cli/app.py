@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
-from gtp_vit.errors import GTPError, check_name
+from gtp_vit.errors import GTPError, Unreadable, check_name
 
 # name -> (module, what it does); modules are imported only when their command runs
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -20,6 +20,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gtp_vit.cli.benchmark",
         "Measure the speed-up of a method on this machine, layer by layer cost included",
     ),
+    "evaluate": ("gtp_vit.cli.evaluate", "Accuracy with a method on your images, against the unreduced model"),
+    "compare": ("gtp_vit.cli.compare", "All methods at equal MACs on the same images: table, plot, page"),
+    "visualise": (
+        "gtp_vit.cli.visualise",
+        "Pictures of what is left of an image after each layer, and where the rest went",
+    ),
+    "reproduce": ("gtp_vit.cli.reproduce", "A table or figure of the paper: printed value, our value, deviation"),
+    "models": ("gtp_vit.cli.models", "List the models that can be patched"),
+    "methods": ("gtp_vit.cli.methods", "List the methods and their settings"),
     "macs": ("gtp_vit.cli.macs", "Count MACs and tokens of each layer, without running the model"),
     "check": ("gtp_vit.cli.check", "Show versions, hardware and known traps of this machine"),
 }
@@ -45,6 +54,7 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
+    INCOMPLETE = 3  # done, but not all images could be read
     INTERRUPTED = 130
 
 
@@ -73,6 +83,9 @@ def _run(words: list[str]) -> int:
     try:
         name = check_name("command", words[0], COMMANDS)
         importlib.import_module(COMMANDS[name][0]).main(words[1:])
+    except Unreadable as error:
+        print(f"gtp-vit: {error}", file=sys.stderr)
+        return Exit.INCOMPLETE
     except GTPError as error:
         if debug:
             raise
@@ -81,7 +94,9 @@ def _run(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        print("gtp-vit: interrupted", file=sys.stderr)
+        print(
+            "gtp-vit: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr
+        )
         return Exit.INTERRUPTED
     except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)
         return Exit.OK if stop.code in (0, None) else Exit.USAGE

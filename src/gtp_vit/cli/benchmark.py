@@ -2,101 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 
 from gtp_vit.cli import render
+from gtp_vit.cli.evaluate import command
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.macs import layer_rows
+from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_range
 from gtp_vit.patch import patch
-from gtp_vit.tools.benchmark import Timing, benchmark_models
+from gtp_vit.tools.benchmark import Timing, against, interleave
+from gtp_vit.tools.data import batches
 from gtp_vit.tools.macs import macs
-from gtp_vit.tools.models import create_model
+from gtp_vit.tools.report import Section, paragraph, table, write_report
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(DataFlags):
     """Time a model with and without token reduction, interleaved in one process.
 
-    Weights are random unless --pretrained: they do not change the time.
+    Weights are random unless --pretrained or --checkpoint: they do not change the time. With --data-dir, reading and
+    preparing the images is timed too, besides the model alone.
+
+    examples:
+      gtp-vit benchmark deit_small_patch16_224 --propagate 8 --batch-size 1 8 32
+      gtp-vit benchmark deit_small_patch16_224 --method tome --r 14 --compile
     """
 
-    model: tyro.conf.Positional[str] = "deit_small_patch16_224"
-    """Name of a timm model."""
+    batch_size: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-b"])] = (8,)  # type: ignore[assignment]
+    """Images in a batch; several numbers are timed one after the other."""
     method: str = "gtp"
     """Name of a method; its settings are flags too."""
-    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 8
-    """Images in a batch."""
     rounds: int = 20
     """How often each model is timed."""
-    threads: int = 0
-    """CPU threads; 0 leaves torch's choice."""
-    img_size: int | None = None
-    """Height and width of the images, if not the model's own."""
-    pretrained: bool = False
-    """Load the pre-trained weights."""
+    compile: bool = False
+    """Compile both models with torch.compile first."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of weights and images."""
+    report: Path | None = None
+    """Write an HTML page here."""
     json: bool = False
     """Print JSON instead of tables."""
 
 
+@dataclass(frozen=True)
+class Timed:
+    """The times of one batch size."""
+
+    batch_size: int
+    with_loading: bool
+    timings: list[Timing]
+
+
+COLUMNS = ["batch", "what", "model", "ms", "middle half", "img/s", "speed-up", "middle half"]
+
+
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Benchmark, words)
-    check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
+    for size in flags.batch_size:
+        check_range("--batch-size", size, 1, 65536, whole=True)
     check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
-    check_range("--threads", flags.threads, 0, 4096, whole=True)
-    if flags.threads:
-        torch.set_num_threads(flags.threads)
-    model = create_model(flags.model, pretrained=flags.pretrained, img_size=flags.img_size)
-    fast = patch(model, method)
+    dtype = getattr(torch, flags.dtype)
+    model = make_model(flags).to(dtype)
+    fast: Any = patch(model, method)
     embed: Any = fast.patch_embed
     channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution
-    images = torch.randn(flags.batch_size, channels, *embed.img_size)
-    with render.progress("timing") as progress:
-        timings = benchmark_models(
-            {"unreduced": model, method.name: fast}, images, rounds=flags.rounds, progress=progress
-        )
+    images = torch.randn(max(flags.batch_size), channels, *embed.img_size, dtype=dtype)
+    timed = measure(flags, method, model, fast, images)
     if flags.json:
-        render.as_json(_result(flags, method, model, fast, images, timings))
+        render.as_json(_result(flags, method, model, fast, images, timed))
         return
-    render.table(f"{flags.model}, {method.name}: cost of each layer", *layer_rows(model, fast, images=images))
-    rows = [
+    layers = layer_rows(model, fast, images=images[:8])
+    rows = timing_rows(timed)
+    title = f"{torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {flags.dtype}"
+    words_of_verdict = [verdict(entry, model, fast, images) for entry in timed]
+    if flags.report is not None:
+        sections = [
+            Section("Time", table(COLUMNS, rows) + "".join(paragraph(text) for text in words_of_verdict)),
+            Section("Cost of each layer", table(*layers)),
+        ]
+        write_report(flags.report, f"{flags.model} with {method}", title, sections, command("benchmark", words))
+    render.table(f"{flags.model}, {method.name}: cost of each layer", *layers)
+    render.table(title, COLUMNS, rows)
+    for text in words_of_verdict:
+        print(text)
+
+
+def measure(flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor) -> list[Timed]:
+    """Time both models at every batch size, and with loading of images where there are some."""
+    models = {"unreduced": model, method.name: fast}
+    if flags.compile:
+        models = {name: torch.compile(one) for name, one in models.items()}
+    images_with_files = None
+    if flags.data_dir is not None:
+        images_with_files = make_dataset(DataFlags(model=flags.model, data_dir=flags.data_dir), model)
+    found = []
+    with torch.inference_mode(), render.progress("timing") as progress:
+        for size in flags.batch_size:
+            calls = {name: functools.partial(one, images[:size]) for name, one in models.items()}
+            found.append(_timed(flags, size, False, calls, progress))
+            if images_with_files is not None:
+                load = functools.partial(_load, images_with_files, size, images.dtype)
+                calls = {name: functools.partial(_load_and_run, one, load) for name, one in models.items()}
+                found.append(_timed(flags, size, True, calls, progress))
+    return found
+
+
+def _load_and_run(model: Any, load: Callable[[], torch.Tensor]) -> object:
+    return model(load())
+
+
+def _timed(flags: Benchmark, size: int, loading: bool, calls: Any, progress: Any) -> Timed:
+    return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
+
+
+def _load(dataset: Any, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return next(batches(dataset, batch_size=size, workers=0)).images.to(dtype)
+
+
+def timing_rows(timed: Sequence[Timed]) -> list[list[str]]:
+    return [
         [
+            str(entry.batch_size),
+            "with loading" if entry.with_loading else "model",
             timing.name,
             f"{timing.milliseconds:.1f}",
             f"{timing.quartiles[0]:.1f} .. {timing.quartiles[1]:.1f}",
+            f"{1000 * entry.batch_size / timing.milliseconds:.1f}",
             f"{timing.speedup:.2f}",
             f"{timing.speedup_quartiles[0]:.2f} .. {timing.speedup_quartiles[1]:.2f}",
         ]
-        for timing in timings
+        for entry in timed
+        for timing in entry.timings
     ]
-    title = f"batch {flags.batch_size}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds"
-    render.table(title, ["model", "ms", "middle half", "speed-up", "middle half"], rows)
-    print(verdict(timings[1]))
 
 
-def verdict(timing: Timing) -> str:
-    """What the figures mean, in one sentence."""
-    if timing.faster is None:
-        return "No clear difference: the noise of this machine is larger than the gain."
+def verdict(entry: Timed, model: Any, fast: Any, images: torch.Tensor) -> str:
+    """What the figures mean, in one sentence, and why there is no gain where there is none."""
+    timing = entry.timings[1]
+    where = f"batch {entry.batch_size}{', with loading' if entry.with_loading else ''}"
     if timing.faster:
-        return f"{timing.name} is {timing.speedup:.2f} times as fast as the unreduced model here."
-    return f"No gain here: {timing.name} is slower than the unreduced model ({timing.speedup:.2f})."
+        return f"{where}: {timing.name} is {timing.speedup:.2f} times as fast as the unreduced model here."
+    reason = why_no_gain(entry, model, fast, images)
+    if timing.faster is None:
+        return f"{where}: no clear difference ({timing.speedup:.2f}), because {reason}."
+    return f"{where}: no gain here, {timing.name} is slower ({timing.speedup:.2f}), because {reason}."
+
+
+def why_no_gain(entry: Timed, model: Any, fast: Any, images: torch.Tensor) -> str:
+    """The most likely reason."""
+    saved = 1 - macs(fast, images=images[:8]).total / macs(model).total
+    if saved < 0.1:
+        return f"only {saved:.0%} of the MACs are saved; remove more tokens"
+    if entry.with_loading:
+        return "reading and preparing the images takes most of the time"
+    if not fast.kernels.startswith("native"):
+        return f"the native kernels did not run ({fast.kernels})"
+    if fast.reduction.vit.image_tokens < 128:
+        return f"with {fast.reduction.vit.image_tokens} patches the work around the products takes most of the time"
+    return "the noise of this machine is larger than the gain; use more rounds, or a quiet machine"
 
 
 def _result(
-    flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor, timings: list[Timing]
+    flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor, timed: list[Timed]
 ) -> dict[str, Any]:
     return {
         "flags": flags,
         "settings": method.to_dict(),
         "threads": torch.get_num_threads(),
-        "macs": {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images))},
-        "timings": timings,
-        "faster": timings[1].faster,
+        "kernels": fast.kernels,
+        "macs": {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images[:8]))},
+        "timed": timed,
+        "verdicts": [verdict(entry, model, fast, images) for entry in timed],
     }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -19,7 +21,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         grid.add_column(column, justify="right" if index else "left")
     for row in rows:
         grid.add_row(*row)
-    Console().print(grid)
+    # A file or a pipe has no width; a table is no use there if its cells are cut.
+    Console(width=None if sys.stdout.isatty() else 220).print(grid)
 
 
 def as_json(result: Any) -> None:
@@ -33,11 +36,13 @@ def plain(result: Any) -> Any:
         return {field.name: plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
     if isinstance(result, dict):
         return {key: plain(value) for key, value in result.items()}
-    return [plain(item) for item in result] if isinstance(result, (list, tuple)) else result
+    if isinstance(result, (list, tuple)):
+        return [plain(item) for item in result]
+    return str(result) if isinstance(result, Path) else result
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+def progress(text: str) -> Iterator[Callable[[int, int | None], None]]:
     """A progress bar with the time that is left, on standard error, so that --json stays clean."""
     from rich.console import Console
     from rich.progress import Progress

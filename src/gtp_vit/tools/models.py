@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from gtp_vit import embedded
 from gtp_vit.core.weights import load_weights
 from gtp_vit.errors import GTPError, check_name
+
+
+def names(pattern: str) -> list[str]:
+    """Names of models that can be patched, timm's and ours, that match a pattern with * and ?."""
+    import timm
+
+    known = [embedded.NAME, "lvvit_t", "lvvit_s", "lvvit_m", "lvvit_l"]
+    known += timm.list_models(module=["vision_transformer", "deit"])
+    return fnmatch.filter(known, pattern)
 
 
 def create_model(
@@ -19,15 +30,17 @@ def create_model(
     pretrained: bool = False,
     checkpoint: str | Path | None = None,
     img_size: int | None = None,
+    num_classes: int | None = None,
     meta: bool = False,
 ) -> nn.Module:
     """A model in eval mode, by name.
 
     Args:
-        name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l.
+        name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l, or fashion_vit, the small one in the package.
         pretrained: load timm's pre-trained weights.
         checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
         img_size: height and width of the images, if not the model's own.
+        num_classes: of the model, if not its own number.
         meta: without weights, for counting.
 
     >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
@@ -35,7 +48,13 @@ def create_model(
     """
     if meta and (pretrained or checkpoint is not None):
         raise GTPError("a model on the meta device has no weights; leave out pretrained and checkpoint")
-    sizes = {} if img_size is None else {"img_size": img_size}
+    wanted = {"img_size": img_size, "num_classes": num_classes}
+    sizes = {key: value for key, value in wanted.items() if value is not None}
+    if name == embedded.NAME:
+        model = embedded.create(pretrained=checkpoint is None, meta=meta)
+        if checkpoint is not None:
+            load_weights(model, Path(checkpoint), name)
+        return model
     if name.startswith("lvvit"):
         from gtp_vit.models import lvvit
 
@@ -49,6 +68,7 @@ def create_model(
     if ":" not in base and not timm.is_model(base):
         known = timm.list_models(module=["vision_transformer", "deit"])
         # the few nearest, so that the error does not list hundreds of names
+        known = [embedded.NAME, *known]
         check_name("model", base, difflib.get_close_matches(base, known, n=5, cutoff=0.0) or known[:5])
     try:
         with torch.device("meta") if meta else nullcontext():

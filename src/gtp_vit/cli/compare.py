@@ -1,0 +1,214 @@
+"""gtp-vit compare: which method is best for my model at this budget?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gtp_vit.cli import render
+from gtp_vit.cli.evaluate import check_readable, command, explanation, open_journal, result_row, write_results
+from gtp_vit.cli.flags import parse
+from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.errors import GTPError, check_range
+from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, patch_quietly, plan
+from gtp_vit.tools.data import batches
+from gtp_vit.tools.evaluate import Evaluation
+from gtp_vit.tools.macs import macs
+from gtp_vit.tools.plot import curves
+from gtp_vit.tools.report import Section, paragraph, picture, table, write_report
+from gtp_vit.tools.trace import trace
+from gtp_vit.tools.visualise import panels, png
+
+
+@dataclass(frozen=True)
+class Compare(DataFlags):
+    """All methods at equal MACs on the same images: accuracy, agreement, KL, GMACs and speed, as a table and a page.
+
+    Each method's own work and the shortened last block are counted. Settings are found from the MACs: a budget is a
+    share of the unreduced model's, or what GTP takes that propagates so many tokens a layer.
+
+    examples:
+      gtp-vit compare
+      gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --at-propagate 8 14 --output compared
+      gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --macs 0.65 --methods gtp tome evit
+    """
+
+    methods: tuple[str, ...] = ()
+    """Names of methods; all that fit the model if none is given."""
+    macs: tuple[float, ...] = ()
+    """Budgets as shares of the unreduced model's MACs."""
+    at_propagate: tuple[int, ...] = ()
+    """Budgets as the MACs of GTP with so many propagated tokens a layer. Without any budget: 0.8, 0.65 and 0.55."""
+    rounds: int = 7
+    """How often each model is timed, interleaved; 0 does not time."""
+    timing_batch: int = 8
+    """Images in a batch while timing."""
+    output: Path | None = None
+    """Folder for results.csv, results.json and report.html; an interrupted run started again goes on from there."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class _Journalled:
+    """What `open_journal` looks at."""
+
+    flags: Compare
+    results_file: Path | None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.flags, name)
+
+
+def main(words: Sequence[str]) -> None:
+    flags = parse(Compare, words)
+    if not has_real_weights(flags):
+        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_range("--rounds", flags.rounds, 0, 10**6, whole=True)
+    check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
+    if 0 < flags.rounds < 3:
+        raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
+    for share in flags.macs:
+        check_range("--macs", share, 0, 1, above_low=True, why="(a share of the unreduced model's)")
+    model = make_model(flags)
+    dataset = make_dataset(flags, model)
+    whole = macs(model).total
+    budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
+    plans = plan(model, flags.methods, budgets or [share * whole for share in (0.8, 0.65, 0.55)])
+    what = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
+    results = None if flags.output is None else flags.output / "results.csv"
+    journal = open_journal(_Journalled(flags, results), what, dataset)
+    timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images
+    try:
+        with render.progress("comparing") as progress:
+            rows, found = compare(
+                model,
+                plans,
+                dataset,
+                batch_size=flags.batch_size,
+                workers=flags.workers,
+                rounds=flags.rounds,
+                timing_images=timing_images,
+                journal=journal,
+                progress=progress,
+            )
+    except BaseException:
+        if journal is not None:
+            journal.close(finished=False)
+        raise
+    stored = [_stored(flags, model, row, plans, found) for row in rows]
+    if flags.output is not None:
+        write_results(flags.output / "results.csv", stored)
+        write_results(flags.output / "results.json", stored)
+        sections = report_sections(flags, model, rows, found, timing_images)
+        lead = f"All methods at equal MACs on the same {found.scores[0].images} images."
+        title = f"Token reduction on {flags.model}"
+        write_report(flags.output / "report.html", title, lead, sections, command("compare", words))
+    if journal is not None:
+        journal.close(finished=True)
+    if flags.json:
+        render.as_json({"flags": flags, "rows": stored, "unreadable": found.unreadable})
+    else:
+        render.table(flags.model, *comparison_table(rows))
+        print(explanation(found))
+        if flags.output is not None:
+            print(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
+    check_readable(found)
+
+
+def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, as text."""
+    columns = ["method", "GMACs", "top-1 %", "change", "agreement %", "KL to unreduced", "speed-up", "settings"]
+    cells = []
+    for row in rows:
+        score, change = row.score, row.score.top1_change
+        cells.append(
+            [
+                row.plan.name.split(" @ ")[0],
+                f"{row.plan.macs / 1e9:.3f}" if row.plan.macs > 1e8 else f"{row.plan.macs / 1e9:.4f}",
+                f"{score.top1.value:.2f}",
+                f"{change.value:+.2f} [{change.low:+.2f}, {change.high:+.2f}]",
+                f"{score.agreement.value:.2f}",
+                f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
+                "not timed" if row.timing is None else f"{row.timing.speedup:.2f}",
+                "" if row.plan.method is None else str(row.plan.method),
+            ]
+        )
+    return columns, cells
+
+
+def report_sections(
+    flags: Compare, model: Any, rows: Sequence[Row], found: Evaluation, images: torch.Tensor
+) -> list[Section]:
+    """The page: plots of KL, accuracy and speed over MACs, the table, and pictures of the tokens."""
+    reduced = [row for row in rows if row.plan.method is not None]
+    names = list(dict.fromkeys(row.plan.name.split(" @ ")[0] for row in reduced))
+
+    def series(value: Any) -> dict[str, list[tuple[float, float]]]:
+        return {
+            name: [(r.plan.macs / rows[0].plan.macs, value(r)) for r in reduced if r.plan.name.startswith(name + " @")]
+            for name in names
+        }
+
+    share = "MACs, as a share of the unreduced model's"
+    sections = [
+        Section(
+            "Damage over cost",
+            curves(series(lambda row: row.score.kl.value), share, "KL to the unreduced model", log_y=True)
+            + paragraph("Lower is better: how far the class probabilities are from the unreduced model's.")
+            + curves(series(lambda row: row.score.top1.value), share, "top-1 accuracy, %"),
+        )
+    ]
+    if all(row.timing is not None for row in reduced):
+        pareto = {
+            name: [
+                (row.timing.speedup, row.score.top1.value)  # type: ignore[union-attr]
+                for row in reduced
+                if row.plan.name.startswith(name + " @")
+            ]
+            for name in names
+        }
+        text = f"Interleaved medians at batch {flags.timing_batch}, {torch.get_num_threads()} threads."
+        sections.append(
+            Section("Accuracy over speed", curves(pareto, "speed-up", "top-1 accuracy, %") + paragraph(text))
+        )
+    columns, cells = comparison_table(rows)
+    best = min(range(1, len(rows)), key=lambda index: rows[index].score.kl.value) if len(rows) > 1 else None
+    cautions = {p.method.caution() for p in (row.plan for row in reduced) if p.method is not None} - {None}
+    notes = "".join(paragraph(str(caution)) for caution in sorted(map(str, cautions)))
+    sections.append(Section("All figures", table(columns, cells, best) + paragraph(explanation(found)) + notes))
+    sections.append(Section("What is left of an image", token_pictures(flags, model, reduced, images)))
+    return sections
+
+
+def token_pictures(flags: Compare, model: Any, rows: Sequence[Row], images: torch.Tensor) -> str:
+    """One image through each method at the tightest budget."""
+    from PIL import Image
+
+    tightest = min(row.plan.budget for row in rows)
+    shown = []
+    pixels = images[0].float()
+    pixels = (pixels - pixels.amin()) / (pixels.amax() - pixels.amin()).clamp(min=1e-6)
+    array = (255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy()
+    for row in rows:
+        if row.plan.budget != tightest or row.plan.method is None:
+            continue
+        found = trace(patch_quietly(model, row.plan.method), images[:1])
+        depth = len(found.layers)
+        drawn = panels(Image.fromarray(array), found, [depth // 4, depth // 2, 3 * depth // 4, depth - 1])
+        shown.append(picture(png(drawn), f"{row.plan.method}: above what is left, below which patches share a token."))
+    return "".join(shown)
+
+
+def _stored(flags: Compare, model: Any, row: Row, plans: Sequence[Plan], found: Evaluation) -> dict[str, Any]:
+    cost = {p.name: p.macs for p in plans}
+    stored = result_row(flags, model, row.plan.name, None, cost, found)
+    stored["method"] = "" if row.plan.method is None else row.plan.method.name
+    stored["budget_gmacs"] = round(row.plan.budget / 1e9, 6)
+    stored["speedup"] = None if row.timing is None else round(row.timing.speedup, 4)
+    stored["settings"] = {} if row.plan.method is None else row.plan.method.to_dict()
+    return stored

@@ -1,0 +1,206 @@
+"""gtp-vit evaluate: what a method does to the accuracy of a model, on your images."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtp_vit.cli import render
+from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import GTPError, Unreadable
+from gtp_vit.patch import patch
+from gtp_vit.tools.data import InMemory
+from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Interval, evaluate
+from gtp_vit.tools.files import write_atomically
+from gtp_vit.tools.journal import Journal
+from gtp_vit.tools.macs import macs
+from gtp_vit.tools.report import Section, paragraph, table, write_report
+
+
+@dataclass(frozen=True)
+class Evaluate(DataFlags):
+    """Top-1 and top-5 accuracy of a reduced model, its agreement with and KL divergence to the unreduced one.
+
+    Differences have paired 95 % intervals. An interrupted run goes on where it stopped when it is started again with
+    the same --results-file.
+
+    examples:
+      gtp-vit evaluate
+      gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --propagate 8 --results-file gtp8.csv
+      gtp-vit evaluate deit_tiny_patch16_224 --checkpoint deit.safetensors --data-dir val --method tome --r 14
+    """
+
+    method: str = "gtp"
+    """Name of a method; its settings are flags too."""
+    results_file: Path | None = None
+    """Write the figures here: .csv with timm's columns and ours, or .json."""
+    report: Path | None = None
+    """Write an HTML page here."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags, method = parse_with_method(Evaluate, words)
+    if not has_real_weights(flags):
+        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    if flags.results_file is not None and flags.results_file.suffix not in (".csv", ".json"):
+        raise GTPError(f"--results-file is {flags.results_file}; its name must end in .csv or .json")
+    model = make_model(flags)
+    dataset = make_dataset(flags, model)
+    fast = patch(model, method)
+    models = {UNREDUCED: model, method.name: fast}
+    journal = open_journal(flags, {"methods": {method.name: method.to_dict()}}, dataset)
+    try:
+        with render.progress("evaluating") as progress:
+            found = evaluate(
+                models,
+                dataset,
+                batch_size=flags.batch_size,
+                workers=flags.workers,
+                journal=journal,
+                progress=progress,
+            )
+    except BaseException:
+        if journal is not None:
+            journal.close(finished=False)
+        raise
+    cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
+    rows = [result_row(flags, model, name, models, cost, found) for name in models]
+    for row in rows:
+        row["settings"] = method.to_dict() if row["method"] == method.name else {}
+    if flags.results_file is not None:
+        write_results(flags.results_file, rows)
+    if flags.report is not None:
+        columns, cells = score_table(found, cost)
+        sections = [Section("Figures", table(columns, cells) + paragraph(explanation(found)))]
+        title = f"{flags.model} with {method}"
+        write_report(flags.report, title, f"{found.scores[0].images} images.", sections, command("evaluate", words))
+    if journal is not None:
+        journal.close(finished=True)
+    if flags.json:
+        render.as_json({"flags": flags, "rows": rows, "unreadable": found.unreadable})
+    else:
+        render.table(f"{flags.model}, {method}", *score_table(found, cost))
+        print(explanation(found))
+    check_readable(found)
+
+
+def open_journal(flags: Any, what: dict[str, Any], dataset: Any) -> Journal | None:
+    """Beside the results file; runs over images in memory take seconds and need none."""
+    if flags.results_file is None or isinstance(dataset, InMemory):
+        return None
+    keys = ("model", "pretrained", "checkpoint", "img_size", "data_dir", "dataset", "split", "limit", "crop_pct")
+    run = {key: render.plain(getattr(flags, key)) for key in keys}
+    run = {key: str(value) if isinstance(value, Path) else value for key, value in run.items()}
+    images = len(dataset) if hasattr(dataset, "__len__") else None
+    return Journal(
+        flags.results_file.with_name(f"{flags.results_file.name}.journal"),
+        {**run, **what, "batch_size": flags.batch_size, "images": images},
+    )
+
+
+def _cost(fast: Any, dataset: Any) -> int:
+    """MACs of a patched model; of one that keeps another number of tokens in each image, the mean over some."""
+    if not fast.reducer.adaptive:
+        return macs(fast).total
+    from gtp_vit.tools.data import batches
+
+    return macs(fast, images=next(batches(dataset, batch_size=64, workers=0)).images).total
+
+
+def result_row(flags: Any, model: Any, name: str, models: Any, cost: Any, found: Evaluation) -> dict[str, Any]:
+    """One line of the results file: timm's columns first, then ours."""
+    score = next(score for score in found.scores if score.name == name)
+    config = getattr(model, "pretrained_cfg", None) or {}
+
+    def setting(key: str) -> Any:
+        return config.get(key, "") if isinstance(config, dict) else getattr(config, key, "")
+
+    return {
+        "model": flags.model,
+        "top1": round(score.top1.value, 4),
+        "top1_err": round(100 - score.top1.value, 4),
+        "top5": round(score.top5.value, 4),
+        "top5_err": round(100 - score.top5.value, 4),
+        "param_count": round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
+        "img_size": flags.img_size or model.patch_embed.img_size[-1],
+        "crop_pct": flags.crop_pct or setting("crop_pct"),
+        "interpolation": flags.interpolation or setting("interpolation"),
+        "method": "" if name == UNREDUCED else name,
+        "gmacs": round(cost[name] / 1e9, 6),
+        "images": score.images,
+        "unreadable": len(found.unreadable),
+        **_spread("agreement", score.agreement),
+        **_spread("kl", score.kl),
+        **_spread("top1_change", score.top1_change),
+    }
+
+
+def _spread(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def write_results(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """As CSV or JSON, whole or not at all."""
+    if path.suffix == ".json":
+        write_atomically(path, json.dumps(list(rows), indent=1) + "\n")
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows({**row, "settings": json.dumps(row["settings"])} for row in rows)
+    write_atomically(path, text.getvalue())
+
+
+def score_table(found: Evaluation, cost: dict[str, int]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the figures."""
+    rows = [
+        [
+            score.name,
+            f"{cost[score.name] / 1e9:.3f}",
+            f"{score.top1.value:.2f}",
+            f"{score.top5.value:.2f}",
+            _change(score.top1_change),
+            f"{score.agreement.value:.2f}",
+            f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
+        ]
+        for score in found.scores
+    ]
+    return ["model", "GMACs", "top-1 %", "top-5 %", "top-1 change", "agreement %", "KL to unreduced"], rows
+
+
+def _change(interval: Interval) -> str:
+    return f"{interval.value:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
+
+
+def explanation(found: Evaluation) -> str:
+    """What the intervals mean, and what was not counted."""
+    count = found.scores[0].images
+    text = f"{count} images; brackets are paired 95 % intervals over images."
+    if found.unreadable:
+        text += f" {len(found.unreadable)} could not be read and are not counted, e.g. {found.unreadable[0]}"
+    return text
+
+
+def check_readable(found: Evaluation) -> None:
+    """Let the exit code say that something was left out."""
+    if found.unreadable:
+        names = "; ".join(found.unreadable[:5])
+        raise Unreadable(f"{len(found.unreadable)} of the images could not be read and were not counted: {names}")
+
+
+def command(name: str, words: Sequence[str]) -> str:
+    return shlex.join(["gtp-vit", name, *words])
+
+
+def settings_of(method: Method | None) -> str:
+    return "" if method is None else str(method)

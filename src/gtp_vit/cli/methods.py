@@ -1,0 +1,57 @@
+"""gtp-vit methods: which methods there are, and what can be set."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from gtp_vit.cli import render
+from gtp_vit.cli.flags import parse
+from gtp_vit.errors import check_name
+from gtp_vit.methods import METHODS
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the methods, or with a name the settings of one.
+
+    examples:
+      gtp-vit methods
+      gtp-vit methods gtp
+    """
+
+    name: tyro.conf.Positional[str] = ""
+    """A method, to see its settings and their defaults."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags = parse(Methods, words)
+    if flags.name:
+        method = METHODS[check_name("method", flags.name, METHODS)]
+        defaults = {field.name: field.default for field in dataclasses.fields(method)}
+        if flags.json:
+            render.as_json(defaults)
+        else:
+            rows = [[f"--{name.replace('_', '-')}", repr(value)] for name, value in defaults.items()]
+            render.table(f"{method.name}: {method.__doc__}", ["setting", "default"], rows)
+        return
+    rows = [
+        [
+            m.name,
+            (m.__doc__ or "").splitlines()[0],
+            "needed" if m.needs_class_token else "",
+            m.learned,
+            m.source.licence,
+        ]
+        for m in METHODS.values()
+    ]
+    columns = ["method", "what it does", "class token", "learned parts", "licence of the original"]
+    if flags.json:
+        render.as_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        render.table("methods", columns, rows)

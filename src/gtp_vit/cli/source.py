@@ -1,0 +1,99 @@
+"""Flags that several commands share: which model, which images; and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+from gtp_vit import embedded
+from gtp_vit.errors import GTPError, check_range
+from gtp_vit.tools.data import DataSettings, InMemory, open_images
+from gtp_vit.tools.models import create_model
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Which model."""
+
+    model: tyro.conf.Positional[str] = embedded.NAME
+    """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package."""
+    pretrained: bool = False
+    """Load timm's pre-trained weights. fashion_vit always has its own."""
+    checkpoint: Path | None = None
+    """A file of weights: safetensors, or pth, of which no code is run."""
+    num_classes: int | None = None
+    """Classes of the model, if not its own number; for checkpoints of finetuned models."""
+    img_size: int | None = None
+    """Height and width of the images, if not the model's own."""
+    threads: int = 0
+    """CPU threads; 0 leaves torch's choice."""
+
+
+@dataclass(frozen=True)
+class DataFlags(ModelFlags):
+    """Which model on which images. Names are timm's."""
+
+    data_dir: Path | None = None
+    """Folder with one folder of images for each class, or with splits of such. fashion_vit has images of its own."""
+    dataset: str = ""
+    """Data set as timm names it: hfds/NAME, wds/NAME, torch/NAME; empty for folders."""
+    split: str = "validation"
+    """Split of the data set."""
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 64
+    """Images in a batch."""
+    workers: Annotated[int, tyro.conf.arg(aliases=["-j"])] = 2
+    """Processes that read images."""
+    limit: int = 0
+    """Only the first so many images; 0 = all."""
+    crop_pct: float | None = None
+    """Share of the image that is evaluated, if not the checkpoint's own."""
+    interpolation: str = ""
+    """How images are resized, if not as the checkpoint wants it."""
+
+
+def make_model(flags: ModelFlags) -> Any:
+    """The model of the flags, in eval mode."""
+    check_range("--threads", flags.threads, 0, 4096, whole=True)
+    if flags.threads:
+        torch.set_num_threads(flags.threads)
+    return create_model(
+        flags.model,
+        pretrained=flags.pretrained,
+        checkpoint=flags.checkpoint,
+        img_size=flags.img_size,
+        num_classes=flags.num_classes,
+    )
+
+
+def make_dataset(flags: DataFlags, model: Any) -> Any:
+    """The images of the flags, prepared as the model wants them."""
+    check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
+    check_range("--workers", flags.workers, 0, 256, whole=True)
+    check_range("--limit", flags.limit, 0, 10**9, whole=True)
+    if flags.data_dir is None and not flags.dataset:
+        if flags.model != embedded.NAME:
+            raise GTPError(f"{flags.model} needs images: give --data-dir, a folder with one folder for each class")
+        images, labels = embedded.test_images()
+        count = flags.limit or len(images)
+        return InMemory(embedded.normalise(images[:count]), labels[:count])
+    return open_images(
+        model,
+        DataSettings(
+            data_dir=flags.data_dir or Path(),
+            dataset=flags.dataset,
+            split=flags.split,
+            img_size=flags.img_size,
+            crop_pct=flags.crop_pct,
+            interpolation=flags.interpolation,
+            limit=flags.limit,
+        ),
+    )
+
+
+def has_real_weights(flags: ModelFlags) -> bool:
+    """Random weights make figures of accuracy meaningless."""
+    return flags.pretrained or flags.checkpoint is not None or flags.model == embedded.NAME

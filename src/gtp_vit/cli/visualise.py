@@ -1,0 +1,114 @@
+"""gtp-vit visualise: see what a method does to your images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from gtp_vit import embedded
+from gtp_vit.cli.evaluate import command
+from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.source import ModelFlags, has_real_weights, make_model
+from gtp_vit.errors import GTPError
+from gtp_vit.patch import patch
+from gtp_vit.tools.data import DataSettings, open_picture, preparation
+from gtp_vit.tools.files import write_atomically
+from gtp_vit.tools.report import Section, paragraph, picture, table, write_report
+from gtp_vit.tools.trace import Trace, trace
+from gtp_vit.tools.visualise import panels, png
+
+
+@dataclass(frozen=True)
+class Visualise(ModelFlags):
+    """Draw which patches are left after each layer and where the others went: a PNG for each image, and one HTML page.
+
+    examples:
+      gtp-vit visualise --propagate 14
+      gtp-vit visualise vit_tiny_patch16_224 cat.jpg dog.jpg --pretrained --method tome --r 14 --output pictures
+    """
+
+    images: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Pictures; without any, fashion_vit shows some of its own."""
+    method: str = "gtp"
+    """Name of a method; its settings are flags too."""
+    layers: tuple[int, ...] = ()
+    """Which layers to draw, counted from 0; four of them by default."""
+    output: Path = Path("visualised")
+    """Folder for the pictures and index.html."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags, method = parse_with_method(Visualise, words)
+    if not has_real_weights(flags):
+        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    model = make_model(flags)
+    fast = patch(model, method)
+    depth = len(model.blocks)
+    layers = flags.layers or (depth // 4, depth // 2, 3 * depth // 4, depth - 1)
+    wrong = [layer for layer in layers if not 0 <= layer < depth]
+    if wrong:
+        raise GTPError(f"--layers has {wrong[0]}; this model has layers 0 to {depth - 1}")
+    sections = []
+    for name, seen, tensor in _pictures(flags, model):
+        found = trace(fast, tensor[None])
+        data = png(panels(seen, found, layers))
+        write_atomically(flags.output / f"{name}.png", data)
+        sections.append(Section(name, picture(data, "Above: what is left. Below: which patches share a token.")))
+        sections.append(Section(f"{name}, layer by layer", table(*layer_table(found)) + paragraph(_lost(found))))
+    title = f"{flags.model} with {method}"
+    lead = (
+        "A patch in colour shares its token with the patches of the same colour; grey ones are alone, white ones lost."
+    )
+    write_report(flags.output / "index.html", title, lead, sections, command("visualise", words))
+    print(f"Written: {flags.output / 'index.html'} and {len(sections) // 2} pictures")
+
+
+def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
+    """Name, what the model sees as a picture, and as a tensor."""
+    from PIL import Image
+
+    if not flags.images:
+        if flags.model != embedded.NAME:
+            raise GTPError(
+                f"{flags.model} has no pictures of its own; give some: gtp-vit visualise {flags.model} cat.jpg"
+            )
+        images, labels = embedded.test_images()
+        chosen = range(3)
+        return [
+            (
+                f"{index}-{embedded.CLASSES[int(labels[index])]}",
+                Image.fromarray(images[index].numpy()),
+                embedded.normalise(images[index : index + 1])[0],
+            )
+            for index in chosen
+        ]
+    import timm.data
+    from torchvision import transforms
+
+    config = preparation(model, DataSettings(data_dir=Path(), img_size=flags.img_size))
+    transform = timm.data.create_transform(**config, is_training=False)
+    geometry = transforms.Compose([t for t in transform.transforms if "Resize" in str(t) or "Crop" in str(t)])
+    found = []
+    for index, path in enumerate(flags.images):
+        image = open_picture(path)
+        found.append((f"{index}-{path.stem}", geometry(image), transform(image)))
+    return found
+
+
+def layer_table(found: Trace) -> tuple[list[str], list[list[str]]]:
+    """Tokens, largest size and losses of each layer."""
+    rows = []
+    for number, layer in enumerate(found.layers):
+        largest = "1" if layer.size is None else f"{layer.size.max().item():.2f}"
+        rows.append(
+            [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1]), largest, f"{layer.lost.mean():.0%}"]
+        )
+    return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
+
+
+def _lost(found: Trace) -> str:
+    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: what they knew is lost."

@@ -1,0 +1,110 @@
+"""compare: all methods at equal MACs on the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.methods import METHODS, method_from_dict
+from gtp_vit.methods.gtp import GTP
+from gtp_vit.methods.identity import Identity
+from gtp_vit.patch import patch
+from gtp_vit.tools.benchmark import Timing, benchmark_models
+from gtp_vit.tools.budget import at_macs
+from gtp_vit.tools.data import Item
+from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Progress, Score, evaluate
+from gtp_vit.tools.journal import Journal
+from gtp_vit.tools.macs import macs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One method at one budget."""
+
+    name: str  # unique in the comparison
+    method: Method | None  # None = the unreduced model
+    budget: float  # MACs aimed at
+    macs: int  # MACs it has
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison."""
+
+    plan: Plan
+    score: Score
+    timing: Timing | None  # None = not timed
+
+
+def plan(model: nn.Module, methods: Sequence[str], budgets: Sequence[float]) -> list[Plan]:
+    """The unreduced model, and every method at every budget; a method that does not fit the model is left out.
+
+    Args:
+        model: the unreduced model.
+        methods: names; () = all that fit.
+        budgets: MACs for one image.
+    """
+    found = [Plan(UNREDUCED, None, macs(model).total, macs(model).total)]
+    for budget in budgets:
+        for name in methods or [name for name in METHODS if name != Identity.name]:
+            try:
+                method = at_macs(model, name, budget)
+                patch_quietly(model, method)
+            except GTPError as error:
+                if methods:
+                    raise BadSetting(f"{name} cannot be compared here: {error}") from error
+                continue
+            cost = macs(model, method, lossless=True).total
+            found.append(Plan(f"{name} @ {budget / 1e9:.3f}", method, budget, cost))
+    return found
+
+
+def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
+    """MACs of GTP that propagates so many tokens a layer: what the paper calls a budget."""
+    return [macs(model, GTP(propagate=number), lossless=True).total for number in numbers]
+
+
+def patch_quietly(model: nn.Module, method: Method) -> Any:
+    """Cautions are part of the comparison's own text; once a method is enough."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return patch(model, method)
+
+
+def compare(
+    model: nn.Module,
+    plans: Sequence[Plan],
+    dataset: Dataset[Item],
+    *,
+    batch_size: int = 64,
+    workers: int = 2,
+    rounds: int = 0,
+    timing_images: Tensor | None = None,
+    journal: Journal | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[Row], Evaluation]:
+    """Evaluate and time all plans; `rounds` = 0 times nothing."""
+    models: dict[str, nn.Module] = {
+        plan.name: model if plan.method is None else patch_quietly(model, plan.method) for plan in plans
+    }
+    evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal, progress=progress)
+    timings: dict[str, Timing] = {}
+    if rounds and timing_images is not None:
+        with torch.inference_mode():
+            timings = {timing.name: timing for timing in benchmark_models(models, timing_images, rounds=rounds)}
+    rows = [Row(plan, score, timings.get(plan.name)) for plan, score in zip(plans, evaluation.scores, strict=True)]
+    return rows, evaluation
+
+
+def restore(stored: dict[str, Any]) -> Method | None:
+    """A plan's method, read back from a results file."""
+    return method_from_dict(stored) if stored else None

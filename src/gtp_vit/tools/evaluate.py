@@ -1,0 +1,198 @@
+"""evaluate: accuracy of models on the same images, and how far each is from the unreduced one, with paired intervals.
+
+Every model sees every batch, so that differences are differences of the models. What is kept of an image is a few
+numbers for each model; intervals come from resampling images, the same ones for both sides of a difference.
+
+Shapes: I images.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from gtp_vit.errors import GTPError
+from gtp_vit.tools.data import Batch, Item, batches
+from gtp_vit.tools.journal import Journal
+
+UNREDUCED = "unreduced"
+RESAMPLES = 2000
+Progress = Callable[[int, int | None], None]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model on all images. Shares are in percent, as timm prints them."""
+
+    name: str
+    images: int
+    top1: Interval
+    top5: Interval
+    agreement: Interval  # images with the same first class as the unreduced model
+    kl: Interval  # KL(unreduced || this), in nats
+    top1_change: Interval  # against the unreduced model on the same images
+    seconds: float  # in the model's forward passes
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All models on the same images."""
+
+    scores: tuple[Score, ...]
+    unreadable: tuple[str, ...]
+    per_image: dict[str, dict[str, Array]]  # model -> rank, first, kl; each [I]
+
+    def difference(self, one: str, other: str, figure: str) -> Interval:
+        """The first model's figure (kl, top1 or agreement) minus the other's, with a paired interval."""
+        return bootstrap(_figure(self.per_image, one, figure) - _figure(self.per_image, other, figure))
+
+
+def evaluate(
+    models: Mapping[str, nn.Module],
+    dataset: Dataset[Item],
+    *,
+    batch_size: int = 64,
+    workers: int = 2,
+    journal: Journal | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run all models over all images once.
+
+    Args:
+        models: name -> model in eval mode; the first is the unreduced one, called UNREDUCED.
+        dataset: labelled images.
+        batch_size: images at a time.
+        workers: processes that read images.
+        journal: of this run; batches that are in it are not run again.
+        progress: called with the number of images done and their total, None if that is not known.
+    """
+    assert next(iter(models)) == UNREDUCED
+    entries: list[Any] = list(journal.entries) if journal is not None else []
+    total = len(dataset) if hasattr(dataset, "__len__") else None
+    done = sum(len(entry["index"]) + len(entry["unreadable"]) for entry in entries)
+    device = next(next(iter(models.values())).parameters()).device
+    if progress is not None:
+        progress(done, total)
+    for batch in batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=device.type == "cuda"):
+        entries.append(_run(models, batch, device))
+        if journal is not None:
+            journal.append(entries[-1])
+        done += len(batch.place) + len(batch.unreadable)
+        if progress is not None:
+            progress(done, total)
+    return summarise(list(models), entries)
+
+
+@torch.inference_mode()
+def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) -> dict[str, Any]:
+    """What is kept of one batch, as JSON."""
+    found: dict[str, Any] = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
+    base: Tensor | None = None
+    images, labels = batch.images.to(device), batch.labels.to(device)
+    weight = next(next(iter(models.values())).parameters())
+    for name, model in models.items():
+        if len(images) == 0:
+            found["models"][name] = {"rank": [], "first": [], "kl": [], "seconds": 0.0}
+            continue
+        begin = time.perf_counter()
+        logits = model(images.to(weight.dtype)).float()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        base = logits if base is None else base
+        found["models"][name] = {
+            "rank": _rank(logits, labels).tolist(),
+            "first": logits.argmax(dim=1).tolist(),
+            "kl": [round(value, 9) for value in _kl(base, logits).tolist()],
+            "seconds": seconds,
+        }
+    return found
+
+
+def _rank(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many classes come before the label's, [B]; of equal ones the first counts, as in topk. NaN never wins."""
+    own = logits.gather(1, labels.unsqueeze(1))
+    before = torch.arange(logits.shape[1], device=logits.device) < labels.unsqueeze(1)
+    rank = ((logits > own) | ((logits == own) & before)).sum(dim=1)
+    return torch.where(own.squeeze(1).isnan(), logits.shape[1], rank)
+
+
+def _kl(base: Tensor, logits: Tensor) -> Tensor:
+    """KL(base || logits) of each image, [B]."""
+    base, logits = base.double().log_softmax(dim=1), logits.double().log_softmax(dim=1)
+    return (base.exp() * (base - logits)).sum(dim=1)
+
+
+def summarise(names: list[str], entries: list[Any]) -> Evaluation:
+    """Figures and intervals from the finished batches."""
+    indices = [index for entry in entries for index in entry["index"]]
+    if not indices:
+        raise GTPError("not one image could be read")
+    if len(set(indices)) != len(indices):
+        raise GTPError("an image was counted twice; delete the journal and run again")
+    per_image = {
+        name: {
+            key: np.array([value for entry in entries for value in entry["models"][name][key]])
+            for key in ("rank", "first", "kl")
+        }
+        for name in names
+    }
+    unreadable = tuple(text for entry in entries for text in entry["unreadable"].values())
+    scores = []
+    for name in names:
+        top1, base = _figure(per_image, name, "top1"), _figure(per_image, UNREDUCED, "top1")
+        scores.append(
+            Score(
+                name=name,
+                images=len(indices),
+                top1=bootstrap(top1),
+                top5=bootstrap(_figure(per_image, name, "top5")),
+                agreement=bootstrap(_figure(per_image, name, "agreement")),
+                kl=bootstrap(_figure(per_image, name, "kl")),
+                top1_change=bootstrap(top1 - base),
+                seconds=sum(entry["models"][name]["seconds"] for entry in entries),
+            )
+        )
+    return Evaluation(tuple(scores), unreadable, per_image)
+
+
+def _figure(per_image: dict[str, dict[str, Array]], name: str, figure: str) -> Array:
+    """One number for each image."""
+    own = per_image[name]
+    if figure == "kl":
+        return own["kl"]
+    if figure == "agreement":
+        return 100.0 * (own["first"] == per_image[UNREDUCED]["first"])
+    return 100.0 * (own["rank"] < {"top1": 1, "top5": 5}[figure])
+
+
+def bootstrap(values: Array) -> Interval:
+    """The mean and its 95 % interval, by resampling images; the same resamples for every call of that size."""
+    mean = float(values.mean())
+    if len(values) < 2 or not math.isfinite(mean):
+        return Interval(mean, math.nan, math.nan)
+    generator = np.random.default_rng(0)
+    means = np.array([values[generator.integers(0, len(values), len(values))].mean() for _ in range(RESAMPLES)])
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Interval(mean, float(low), float(high))

@@ -1,0 +1,76 @@
+"""plot: a scatter of curves as SVG, with nothing but text: it opens everywhere and needs no library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLOURS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#66a182", "#8d5a97", "#c77d3f", "#4a4e69", "#7a9e2f", "#b56576")
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 420, 64, 48, 16, 150
+
+
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, *, log_y: bool = False
+) -> str:
+    """One line with dots for each name; points in the order of x."""
+    points = [point for line in series.values() for point in line if not (log_y and point[1] <= 0)]
+    if not points:
+        return "<p>Nothing to draw.</p>"
+    to_y = math.log10 if log_y else float
+    x_low, x_high = _padded([x for x, _ in points])
+    y_low, y_high = _padded([to_y(y) for _, y in points])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        up = HEIGHT - BOTTOM - (to_y(y) - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
+        return round(across, 1), round(up, 1)
+
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)} over {escape(x_label)}" '
+        'xmlns="http://www.w3.org/2000/svg">'
+    ]
+    for tick in _ticks(x_low, x_high):
+        across = place(tick, points[0][1])[0]
+        parts.append(f'<line class="grid" x1="{across}" x2="{across}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:g}</text>')
+    for tick in _ticks(y_low, y_high):
+        value = 10**tick if log_y else tick
+        up = place(points[0][0], value)[1]
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up}" y2="{up}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{up + 4}" text-anchor="end">{value:.3g}</text>')
+    for index, (name, line) in enumerate(series.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        spots = [place(x, y) for x, y in sorted(line) if not (log_y and y <= 0)]
+        path = " ".join(f"{across},{up}" for across, up in spots)
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        for (across, up), (x, y) in zip(spots, sorted(line), strict=False):
+            label = f"{name}: {x:.4g}, {y:.4g}"
+            parts.append(
+                f'<circle cx="{across}" cy="{up}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>'
+            )
+        down = TOP + 12 + 20 * index
+        parts.append(f'<rect x="{WIDTH - RIGHT + 14}" y="{down - 9}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 32}" y="{down + 2}">{escape(name)}</text>')
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+    half = TOP + (HEIGHT - BOTTOM - TOP) / 2
+    parts.append(
+        f'<text transform="translate(14 {half}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text></svg>'
+    )
+    return "\n".join(parts)
+
+
+def _padded(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers between the ends."""
+    raw = (high - low) / 5
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    first = math.ceil(low / step)
+    return [round(index * step, 10) for index in range(first, math.floor(high / step) + 1)]

@@ -1,0 +1,150 @@
+"""reproduce: what the paper prints, what we find, how far apart that is; what cannot be had is said to be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import GTPError
+from gtp_vit.methods.gtp import GTP
+from gtp_vit.methods.identity import Identity
+from gtp_vit.methods.tome import ToMe
+from gtp_vit.paper import complexity
+from gtp_vit.patch import patch
+from gtp_vit.tools.compare import patch_quietly
+from gtp_vit.tools.evaluate import UNREDUCED, evaluate
+from gtp_vit.tools.experiments import Cell
+from gtp_vit.tools.macs import macs
+from gtp_vit.tools.models import create_model
+
+MISSING_DATA = "missing: no images (--data-dir)"
+FINETUNED = "missing: needs a finetuned checkpoint"
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """One cell with our values; a text instead of a number says what is missing."""
+
+    cell: Cell
+    gmacs: float | str
+    top1: float | str
+
+    @property
+    def gmacs_deviation(self) -> float | None:
+        if self.cell.gmacs is None or isinstance(self.gmacs, str):
+            return None
+        return self.gmacs / self.cell.gmacs - 1
+
+    @property
+    def top1_deviation(self) -> float | None:
+        if self.cell.top1 is None or isinstance(self.top1, str):
+            return None
+        return self.top1 - self.cell.top1
+
+
+def find_weights(folder: Path | None, model: str) -> Path | None:
+    """The file of a model's weights in a folder: its name begins with the model's."""
+    if folder is None:
+        return None
+    base = model.split(".", 1)[0]
+    files = sorted(path for path in folder.glob(f"{base}*") if path.suffix in (".safetensors", ".pth", ".tar", ".pt"))
+    return files[0] if files else None
+
+
+def reproduce(
+    cells: Iterable[Cell],
+    *,
+    weights: Path | None,
+    pretrained: bool,
+    images_for: Callable[[nn.Module], Any] | None,
+    batch_size: int,
+    workers: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Reproduced]:
+    """Our values of all cells: GMACs from sizes alone, accuracy where weights and images are there."""
+    cells = list(cells)
+    accuracy: dict[Cell, float | str] = {}
+    for model in dict.fromkeys(cell.model for cell in cells):
+        own = [cell for cell in cells if cell.model == model]
+        accuracy.update(_accuracies(model, own, weights, pretrained, images_for, batch_size, workers))
+        if progress is not None:
+            progress(len(accuracy), len(cells))
+    return [Reproduced(cell, _gmacs(cell), accuracy[cell]) for cell in cells]
+
+
+def _accuracies(
+    name: str,
+    cells: Sequence[Cell],
+    weights: Path | None,
+    pretrained: bool,
+    images_for: Callable[[nn.Module], Any] | None,
+    batch_size: int,
+    workers: int,
+) -> dict[Cell, float | str]:
+    found: dict[Cell, float | str] = {cell: FINETUNED for cell in cells if cell.finetuned}
+    plain = [cell for cell in cells if not cell.finetuned]
+    file = find_weights(weights, name)
+    if images_for is None:
+        return {**found, **dict.fromkeys(plain, MISSING_DATA)}
+    if file is None and not pretrained:
+        return {**found, **dict.fromkeys(plain, f"missing: no weights of {name} (--weights-dir or --pretrained)")}
+    try:
+        model = create_model(name.split(".", 1)[0] if file else name, pretrained=file is None, checkpoint=file)
+        dataset = images_for(model)
+    except GTPError as error:
+        return {**found, **dict.fromkeys(plain, f"missing: {error}")}
+    models: dict[str, nn.Module] = {UNREDUCED: model}
+    for index, cell in enumerate(plain):
+        if cell.method is not None:
+            models[str(index)] = patch_quietly(model, cell.method)
+    scores = {s.name: s for s in evaluate(models, dataset, batch_size=batch_size, workers=workers).scores}
+    for index, cell in enumerate(plain):
+        found[cell] = scores[UNREDUCED if cell.method is None else str(index)].top1.value
+    return found
+
+
+def _gmacs(cell: Cell) -> float | str:
+    """As the paper counts: torchprofile's convention, the last block whole."""
+    model = create_model(cell.model.split(".", 1)[0], meta=True)
+    try:
+        return macs(model, cell.method, convention="torchprofile", lossless=False).total / 1e9
+    except GTPError:
+        return "depends on the images"
+
+
+def complexity_table() -> list[tuple[str, float, float, float]]:
+    """Backbone, and extra MMACs of GTP, of ToMe as the paper sums them, and of ToMe on the keys that it compares."""
+    rows = []
+    for name, tokens, channels, heads, head_dim in (("DeiT-S", 197, 384, 6, 64), ("DeiT-B", 197, 768, 12, 64)):
+        gtp = complexity.gtp(tokens, 8, channels, 12, heads) / 1e6
+        tome = complexity.tome(tokens, 8, channels, 12) / 1e6
+        really = complexity.tome(tokens, 8, head_dim, 12) / 1e6
+        rows.append((name, gtp, tome, really))
+    return rows
+
+
+def oversmoothing(model: nn.Module, images: Tensor, number: int) -> dict[str, list[float]]:
+    """Mean cosine similarity of the image tokens after each layer, unreduced and with GTP and ToMe."""
+    found = {}
+    for method in (Identity(), GTP(propagate=number), ToMe(r=number)):
+        seen: list[Tokens] = []
+        with torch.no_grad():
+            run(patch(model, method), images, observe=seen.append)
+        found[str(method)] = [_mean_similarity(tokens.image) for tokens in seen[1:]]
+    return found
+
+
+def _mean_similarity(x: Tensor) -> float:
+    """Over all pairs of different tokens."""
+    unit = F.normalize(x.float(), dim=-1)
+    count = x.shape[1]
+    total = unit.sum(dim=1).square().sum(dim=1) - count
+    return float((total / (count * (count - 1))).mean())

@@ -1,0 +1,90 @@
+"""visualise: the summarisation of an image as pictures: what is left after each layer, and where the rest went.
+
+Shapes: K tokens that are left, M0 patches of the image.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtp_vit.tools.trace import Trace
+
+CELL = 16  # pixels of a patch in a picture
+GAP = 10
+
+
+def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> Any:
+    """The image, and for each layer what is left of it (above) and to which token each patch belongs (below).
+
+    Args:
+        image: a PIL image of the patches that the model saw.
+        found: the trace of a batch.
+        layers: which layers to draw.
+        which: which image of the batch.
+    """
+    from PIL import Image, ImageDraw
+
+    rows, columns = found.grid
+    size = (columns * CELL, rows * CELL)
+    image = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    width = (len(layers) + 1) * (size[0] + GAP) - GAP
+    canvas = Image.new("RGB", (width, 2 * size[1] + GAP + 20), "white")
+    draw = ImageDraw.Draw(canvas)
+    canvas.paste(image, (0, 20))
+    draw.text((2, 4), f"{rows} x {columns} patches", fill="black")
+    for index, layer in enumerate(layers):
+        left = (index + 1) * (size[0] + GAP)
+        kept = found.layers[layer].kept[which]
+        draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
+        canvas.paste(only_kept(image, kept, found.grid), (left, 20))
+        canvas.paste(groups(image, found.membership(layer)[which], found.grid), (left, 20 + size[1] + GAP))
+    return canvas
+
+
+def only_kept(image: Any, kept: Tensor, grid: tuple[int, int]) -> Any:
+    """The image with all patches that were removed faded out."""
+    from PIL import Image
+
+    faded = Image.blend(image, Image.new("RGB", image.size, "white"), 0.85)
+    for cell in kept.tolist():
+        if cell < grid[0] * grid[1]:
+            faded.paste(image.crop(_box(cell, grid)), _box(cell, grid))
+    return faded
+
+
+def groups(image: Any, member: Tensor, grid: tuple[int, int]) -> Any:
+    """Each patch in the colour of the token that holds most of it; white if nothing of it is left."""
+    from PIL import Image, ImageDraw
+
+    share, owner = member.max(dim=0)  # [M0]
+    canvas = Image.new("RGB", image.size, "white")
+    draw = ImageDraw.Draw(canvas)
+    counts = torch.bincount(owner[share > 0], minlength=len(member))
+    for cell in range(member.shape[1]):
+        if share[cell] > 0:
+            alone = int(counts[owner[cell]]) == 1
+            draw.rectangle(_box(cell, grid), fill=(225, 228, 233) if alone else _colour(int(owner[cell])))
+    return canvas
+
+
+def _box(cell: int, grid: tuple[int, int]) -> tuple[int, int, int, int]:
+    left, top = cell % grid[1] * CELL, cell // grid[1] * CELL
+    return left, top, left + CELL, top + CELL
+
+
+def _colour(number: int) -> tuple[int, int, int]:
+    """Neighbouring numbers get colours far apart."""
+    red, green, blue = colorsys.hls_to_rgb(number * 0.618034 % 1, 0.45 + 0.25 * (number * 0.7548 % 1), 0.6)
+    return int(255 * red), int(255 * green), int(255 * blue)
+
+
+def png(picture: Any) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
