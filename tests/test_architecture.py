@@ -67,7 +67,7 @@ def test_importing_the_package_imports_torch_only():
 def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
-        "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError Identity METHODS Method PPT ToMe TriLevel "
+        "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity METHODS Method PPT ToMe TriLevel "
         "UnsupportedBackbone create_model is_patched macs make_method method_from_dict patch trace unpatch"
     )
 

@@ -296,15 +296,18 @@ def test_budgets_that_cannot_be_reached_are_refused():
 
 def test_compare_runs_all_methods_that_fit():
     model = families.make("vit")
-    plans = plan(model, (), [0.75 * macs(model).total])
+    plans, left_out = plan(model, (), [0.75 * macs(model).total])
+    assert left_out == []
     assert [p.name.split(" @")[0] for p in plans] == [UNREDUCED, *[name for name in METHODS if name != "identity"]]
     rows, found = compare(model, plans, in_memory(), rounds=3, timing_images=families.images("vit"))
     assert isinstance(found, Evaluation)
     assert all(row.timing is not None for row in rows)
     assert rows[0].score.kl.value == 0
     gap = families.make("gap")
-    fitting = [p.name.split(" @")[0] for p in plan(gap, (), [0.75 * macs(gap).total])]
-    assert fitting == [UNREDUCED, "gtp", "tome", "dynamicvit"]
+    plans, left_out = plan(gap, (), [0.75 * macs(gap).total])
+    fitting = [p.name.split(" @")[0] for p in plans]
+    assert fitting == [UNREDUCED, "gtp", "gtp_plus", "tome", "dynamicvit"]
+    assert [text.split()[0] for text in left_out] == ["evit", "evovit", "ats", "trilevel", "ppt", "diffrate"]
     with pytest.raises(GTPError, match="evit cannot be compared here: EViT ranks tokens by the class token"):
         plan(gap, ("evit",), [0.75 * macs(gap).total])
 

@@ -89,11 +89,12 @@ def test_every_command_is_in_the_readme():
         assert f"gtp-vit {command}" in README
 
 
-def test_the_page_of_methods_is_what_the_registries_say():
-    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs/make_methods.py")
+@pytest.mark.parametrize("name", ["methods", "comparison"])
+def test_generated_pages_are_what_their_sources_say(name):
+    spec = importlib.util.spec_from_file_location(f"make_{name}", ROOT / f"docs/make_{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs/methods.md").read_text() == module.page(), "run python docs/make_methods.py"
+    assert (ROOT / f"docs/{name}.md").read_text() == module.page(), f"run python docs/make_{name}.py"
 
 
 @pytest.mark.parametrize("page", sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)

@@ -12,6 +12,7 @@ from gtp_vit.methods.dynamicvit import DynamicViT as DynamicViT
 from gtp_vit.methods.evit import EViT as EViT
 from gtp_vit.methods.evovit import EvoViT as EvoViT
 from gtp_vit.methods.gtp import GTP as GTP
+from gtp_vit.methods.gtp_plus import GTPPlus as GTPPlus
 from gtp_vit.methods.identity import Identity as Identity
 from gtp_vit.methods.ppt import PPT as PPT
 from gtp_vit.methods.tome import ToMe as ToMe

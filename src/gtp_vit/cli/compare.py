@@ -14,6 +14,7 @@ from gtp_vit.cli.evaluate import check_readable, command, explanation, open_jour
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.tools.benchmark import Timing
 from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, patch_quietly, plan
 from gtp_vit.tools.data import batches
 from gtp_vit.tools.evaluate import Evaluation
@@ -78,7 +79,7 @@ def main(words: Sequence[str]) -> None:
     dataset = make_dataset(flags, model)
     whole = macs(model).total
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
-    plans = plan(model, flags.methods, budgets or [share * whole for share in (0.8, 0.65, 0.55)])
+    plans, left_out = plan(model, flags.methods, budgets or [share * whole for share in (0.8, 0.65, 0.55)])
     what = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     results = None if flags.output is None else flags.output / "results.csv"
     journal = open_journal(_Journalled(flags, results), what, dataset)
@@ -105,16 +106,18 @@ def main(words: Sequence[str]) -> None:
         write_results(flags.output / "results.csv", stored)
         write_results(flags.output / "results.json", stored)
         sections = report_sections(flags, model, rows, found, timing_images)
+        if left_out:
+            sections.append(Section("Left out", "".join(paragraph(text) for text in left_out)))
         lead = f"All methods at equal MACs on the same {found.scores[0].images} images."
         title = f"Token reduction on {flags.model}"
         write_report(flags.output / "report.html", title, lead, sections, command("compare", words))
     if journal is not None:
         journal.close(finished=True)
     if flags.json:
-        render.as_json({"flags": flags, "rows": stored, "unreadable": found.unreadable})
+        render.as_json({"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out})
     else:
         render.table(flags.model, *comparison_table(rows))
-        print(explanation(found))
+        print("\n".join([explanation(found), *(f"Left out: {text}" for text in left_out)]))
         if flags.output is not None:
             print(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
     check_readable(found)
@@ -134,11 +137,16 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                 f"{change.value:+.2f} [{change.low:+.2f}, {change.high:+.2f}]",
                 f"{score.agreement.value:.2f}",
                 f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
-                "not timed" if row.timing is None else f"{row.timing.speedup:.2f}",
+                "not timed" if row.timing is None else _speed(row.timing),
                 "" if row.plan.method is None else str(row.plan.method),
             ]
         )
     return columns, cells
+
+
+def _speed(timing: Timing) -> str:
+    low, high = timing.speedup_quartiles
+    return f"{timing.speedup:.2f} ({low:.2f} .. {high:.2f})"
 
 
 def report_sections(
@@ -180,7 +188,8 @@ def report_sections(
     best = min(range(1, len(rows)), key=lambda index: rows[index].score.kl.value) if len(rows) > 1 else None
     cautions = {p.method.caution() for p in (row.plan for row in reduced) if p.method is not None} - {None}
     notes = "".join(paragraph(str(caution)) for caution in sorted(map(str, cautions)))
-    sections.append(Section("All figures", table(columns, cells, best) + paragraph(explanation(found)) + notes))
+    text = f"{explanation(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least KL."
+    sections.append(Section("All figures", table(columns, cells, best) + paragraph(text) + notes))
     sections.append(Section("What is left of an image", token_pictures(flags, model, reduced, images)))
     return sections
 
@@ -206,7 +215,7 @@ def token_pictures(flags: Compare, model: Any, rows: Sequence[Row], images: torc
 
 def _stored(flags: Compare, model: Any, row: Row, plans: Sequence[Plan], found: Evaluation) -> dict[str, Any]:
     cost = {p.name: p.macs for p in plans}
-    stored = result_row(flags, model, row.plan.name, None, cost, found)
+    stored = result_row(flags, model, row.plan.name, cost, found)
     stored["method"] = "" if row.plan.method is None else row.plan.method.name
     stored["budget_gmacs"] = round(row.plan.budget / 1e9, 6)
     stored["speedup"] = None if row.timing is None else round(row.timing.speedup, 4)

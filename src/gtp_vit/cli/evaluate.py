@@ -14,7 +14,6 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
-from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, Unreadable
 from gtp_vit.patch import patch
 from gtp_vit.tools.data import InMemory
@@ -74,7 +73,7 @@ def main(words: Sequence[str]) -> None:
             journal.close(finished=False)
         raise
     cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
-    rows = [result_row(flags, model, name, models, cost, found) for name in models]
+    rows = [result_row(flags, model, name, cost, found) for name in models]
     for row in rows:
         row["settings"] = method.to_dict() if row["method"] == method.name else {}
     if flags.results_file is not None:
@@ -117,7 +116,7 @@ def _cost(fast: Any, dataset: Any) -> int:
     return macs(fast, images=next(batches(dataset, batch_size=64, workers=0)).images).total
 
 
-def result_row(flags: Any, model: Any, name: str, models: Any, cost: Any, found: Evaluation) -> dict[str, Any]:
+def result_row(flags: Any, model: Any, name: str, cost: dict[str, int], found: Evaluation) -> dict[str, Any]:
     """One line of the results file: timm's columns first, then ours."""
     score = next(score for score in found.scores if score.name == name)
     config = getattr(model, "pretrained_cfg", None) or {}
@@ -200,7 +199,3 @@ def check_readable(found: Evaluation) -> None:
 
 def command(name: str, words: Sequence[str]) -> str:
     return shlex.join(["gtp-vit", name, *words])
-
-
-def settings_of(method: Method | None) -> str:
-    return "" if method is None else str(method)

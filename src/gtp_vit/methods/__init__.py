@@ -13,6 +13,7 @@ from gtp_vit.methods.dynamicvit import DynamicViT
 from gtp_vit.methods.evit import EViT
 from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.methods.gtp import GTP
+from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.identity import Identity
 from gtp_vit.methods.ppt import PPT
 from gtp_vit.methods.tome import ToMe
@@ -20,6 +21,7 @@ from gtp_vit.methods.trilevel import TriLevel
 
 METHODS: dict[str, type[Method]] = {
     GTP.name: GTP,
+    GTPPlus.name: GTPPlus,
     ToMe.name: ToMe,
     EViT.name: EViT,
     DynamicViT.name: DynamicViT,

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.methods import METHODS, method_from_dict
+from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import patch
@@ -43,15 +43,15 @@ class Row:
     timing: Timing | None  # None = not timed
 
 
-def plan(model: nn.Module, methods: Sequence[str], budgets: Sequence[float]) -> list[Plan]:
-    """The unreduced model, and every method at every budget; a method that does not fit the model is left out.
+def plan(model: nn.Module, methods: Sequence[str], budgets: Sequence[float]) -> tuple[list[Plan], list[str]]:
+    """The unreduced model and every method at every budget, and what was left out and why.
 
     Args:
         model: the unreduced model.
         methods: names; () = all that fit.
         budgets: MACs for one image.
     """
-    found = [Plan(UNREDUCED, None, macs(model).total, macs(model).total)]
+    found, left_out = [Plan(UNREDUCED, None, macs(model).total, macs(model).total)], []
     for budget in budgets:
         for name in methods or [name for name in METHODS if name != Identity.name]:
             try:
@@ -60,10 +60,11 @@ def plan(model: nn.Module, methods: Sequence[str], budgets: Sequence[float]) -> 
             except GTPError as error:
                 if methods:
                     raise BadSetting(f"{name} cannot be compared here: {error}") from error
+                left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
                 continue
             cost = macs(model, method, lossless=True).total
             found.append(Plan(f"{name} @ {budget / 1e9:.3f}", method, budget, cost))
-    return found
+    return found, left_out
 
 
 def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
@@ -103,8 +104,3 @@ def compare(
             timings = {timing.name: timing for timing in benchmark_models(models, timing_images, rounds=rounds)}
     rows = [Row(plan, score, timings.get(plan.name)) for plan, score in zip(plans, evaluation.scores, strict=True)]
     return rows, evaluation
-
-
-def restore(stored: dict[str, Any]) -> Method | None:
-    """A plan's method, read back from a results file."""
-    return method_from_dict(stored) if stored else None

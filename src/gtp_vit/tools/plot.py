@@ -63,7 +63,7 @@ def curves(
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    margin = max(0.05 * (high - low), 0.02 * max(abs(high), abs(low))) or 1.0
     return low - margin, high + margin
 
 

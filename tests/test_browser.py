@@ -1,0 +1,92 @@
+"""The HTML page in a real browser, at the width of a desk and of a phone."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from PIL import Image
+
+from gtp_vit.tools.plot import curves
+from gtp_vit.tools.report import Section, picture, table, write_report
+from gtp_vit.tools.visualise import png
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install Debian's package chromium")
+# What the page looks like to the browser, put where --dump-dom shows it.
+PROBE = """<script>addEventListener("load", () => { document.title = JSON.stringify({
+  page: document.documentElement.scrollWidth, window: innerWidth,
+  loaded: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("data:")),
+  pictures: [...document.images].map(image => image.naturalWidth),
+  plots: document.querySelectorAll("svg circle").length,
+  text: document.body.innerText.length }) })</script>"""
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A report with a wide table, a plot and a picture."""
+    columns = [f"a long column name {number}" for number in range(14)]
+    rows = [["GTP(propagate=(1, 2, 3), alpha=0.3) <b>", *(f"{value:.4f} [0.1, 0.2]" for value in range(13))]] * 4
+    lines = {"gtp": [(0.5, 0.2), (0.7, 0.1)], "to<me": [(0.5, 0.1), (0.7, 0.05)]}
+    sections = [
+        Section("Plot", curves(lines, "MACs", "KL", log_y=True)),
+        Section("Table", table(columns, rows, best=1)),
+        Section("Picture", picture(png(Image.new("RGB", (1200, 300), "navy")), "A wide picture.")),
+    ]
+    path = tmp_path / "report.html"
+    write_report(path, "A <title>", "Made by a test.", sections, "gtp-vit compare --output 'a b'")
+    return path
+
+
+def look(path, width):
+    """What the browser finds at this width."""
+    probed = path.with_name("probed.html")
+    probed.write_text(path.read_text().replace("</body>", f"{PROBE}</body>"))
+    return title_of(probed, f"--window-size={width},900")
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [1280, 500])  # Chromium makes no window narrower than 500
+def test_the_page_fits_and_loads_nothing(page, width):
+    found = look(page, width)
+    assert found["page"] <= found["window"]
+    assert found["loaded"] == []
+    assert found["pictures"] == [1200]
+    assert found["plots"] == 4
+    assert found["text"] > 500
+
+
+@in_a_browser
+def test_the_page_fits_a_phone(page, tmp_path):
+    """As narrow as a phone, in a frame of that width."""
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<iframe id="f" style="width:390px;height:800px;border:0" srcdoc="{_quoted(page.read_text())}"></iframe>'
+        '<script>addEventListener("load", () => { const d = document.getElementById("f").contentDocument;'
+        "document.title = JSON.stringify({page: d.documentElement.scrollWidth}) })</script><title></title></body>"
+    )
+    assert title_of(frame)["page"] <= 390
+
+
+def _quoted(text):
+    return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def title_of(path, *more):
+    """The title that a probe has written, as JSON."""
+    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=3000", *more]
+    done = subprocess.run([*words, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    titles = re.findall(r"<title>(\{.*?\})</title>", done.stdout, re.S)
+    return json.loads(titles[-1].replace("&quot;", '"'))
+
+
+def test_the_page_names_nothing_outside_itself(page):
+    text = page.read_text()
+    assert not re.findall(r'(?:src|href|url\()\s*=?\s*["\']?(?:https?:)?//', text)
+    assert "<script" not in text
+    assert "A &lt;title&gt;" in text
+    assert "&lt;b&gt;" in text
+    assert "gtp-vit compare --output" in text
+    for what in ("torch", "cpu", "commit", "date"):
+        assert f"<td>{what}</td>" in text
