@@ -82,6 +82,7 @@ def test_accuracy_equals_timms_own_validation(model, folder):
         is_training=False,
         use_prefetcher=False,
         num_workers=0,
+        persistent_workers=False,
         device=torch.device("cpu"),
         **{key: config[key] for key in ("input_size", "mean", "std", "crop_pct", "interpolation")},
     )
