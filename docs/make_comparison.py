@@ -26,6 +26,7 @@ mean little. These are Ti models: they neither confirm nor refute the paper's ac
 
 DynamicViT is here with untrained predictors, which prune as good as at random: it is not meant to be used so. ATS has a
 fixed budget here (`ATS(budget=...)`). GTP's defaults (theta 1, alpha 0.2, M 8) were chosen on other, training images.
+GTP+ is younger than these measurements and not in them.
 
 {tables}
 

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 
 from gtp_vit.cli import render
-from gtp_vit.cli.evaluate import check_readable, command, explanation, open_journal, result_row, write_results
+from gtp_vit.cli.evaluate import (
+    change_text,
+    check_readable,
+    command,
+    explanation,
+    open_journal,
+    result_row,
+    write_results,
+)
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
@@ -33,7 +41,6 @@ class Compare(DataFlags):
     share of the unreduced model's, or what GTP takes that propagates so many tokens a layer.
 
     examples:
-      gtp-vit compare
       gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --at-propagate 8 14 --output compared
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --macs 0.65 --methods gtp tome evit
     """
@@ -54,17 +61,6 @@ class Compare(DataFlags):
     """Print JSON instead of a table."""
 
 
-@dataclass(frozen=True)
-class _Journalled:
-    """What `open_journal` looks at."""
-
-    flags: Compare
-    results_file: Path | None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.flags, name)
-
-
 def main(words: Sequence[str]) -> None:
     flags = parse(Compare, words)
     if not has_real_weights(flags):
@@ -82,9 +78,8 @@ def main(words: Sequence[str]) -> None:
     plans, left_out = plan(model, flags.methods, budgets or [share * whole for share in (0.8, 0.65, 0.55)])
     what = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     results = None if flags.output is None else flags.output / "results.csv"
-    journal = open_journal(_Journalled(flags, results), what, dataset)
     timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images
-    try:
+    with open_journal(flags, results, what, dataset) as journal:
         with render.progress("comparing") as progress:
             rows, found = compare(
                 model,
@@ -97,22 +92,16 @@ def main(words: Sequence[str]) -> None:
                 journal=journal,
                 progress=progress,
             )
-    except BaseException:
-        if journal is not None:
-            journal.close(finished=False)
-        raise
-    stored = [_stored(flags, model, row, plans, found) for row in rows]
-    if flags.output is not None:
-        write_results(flags.output / "results.csv", stored)
-        write_results(flags.output / "results.json", stored)
-        sections = report_sections(flags, model, rows, found, timing_images)
-        if left_out:
-            sections.append(Section("Left out", "".join(paragraph(text) for text in left_out)))
-        lead = f"All methods at equal MACs on the same {found.scores[0].images} images."
-        title = f"Token reduction on {flags.model}"
-        write_report(flags.output / "report.html", title, lead, sections, command("compare", words))
-    if journal is not None:
-        journal.close(finished=True)
+        stored = [_stored(flags, model, row, plans, found) for row in rows]
+        if flags.output is not None:
+            write_results(flags.output / "results.csv", stored)
+            write_results(flags.output / "results.json", stored)
+            sections = report_sections(flags, model, rows, found, timing_images)
+            if left_out:
+                sections.append(Section("Left out", "".join(paragraph(text) for text in left_out)))
+            lead = f"All methods at equal MACs on the same {found.scores[0].images} images."
+            title = f"Token reduction on {flags.model}"
+            write_report(flags.output / "report.html", title, lead, sections, command("compare", words))
     if flags.json:
         render.as_json({"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out})
     else:
@@ -128,13 +117,13 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     columns = ["method", "GMACs", "top-1 %", "change", "agreement %", "KL to unreduced", "speed-up", "settings"]
     cells = []
     for row in rows:
-        score, change = row.score, row.score.top1_change
+        score = row.score
         cells.append(
             [
-                row.plan.name.split(" @ ")[0],
+                _name(row),
                 f"{row.plan.macs / 1e9:.3f}" if row.plan.macs > 1e8 else f"{row.plan.macs / 1e9:.4f}",
                 f"{score.top1.value:.2f}",
-                f"{change.value:+.2f} [{change.low:+.2f}, {change.high:+.2f}]",
+                change_text(score.top1_change),
                 f"{score.agreement.value:.2f}",
                 f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
                 "not timed" if row.timing is None else _speed(row.timing),
@@ -142,6 +131,10 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return columns, cells
+
+
+def _name(row: Row) -> str:
+    return row.plan.name if row.plan.method is None else row.plan.method.name
 
 
 def _speed(timing: Timing) -> str:
@@ -154,32 +147,28 @@ def report_sections(
 ) -> list[Section]:
     """The page: plots of KL, accuracy and speed over MACs, the table, and pictures of the tokens."""
     reduced = [row for row in rows if row.plan.method is not None]
-    names = list(dict.fromkeys(row.plan.name.split(" @ ")[0] for row in reduced))
+    names = list(dict.fromkeys(_name(row) for row in reduced))
 
-    def series(value: Any) -> dict[str, list[tuple[float, float]]]:
-        return {
-            name: [(r.plan.macs / rows[0].plan.macs, value(r)) for r in reduced if r.plan.name.startswith(name + " @")]
-            for name in names
-        }
+    def series(x: Any, y: Any) -> dict[str, list[tuple[float, float]]]:
+        return {name: [(x(row), y(row)) for row in reduced if _name(row) == name] for name in names}
+
+    def cost(row: Row) -> float:
+        return row.plan.macs / rows[0].plan.macs
+
+    def top1(row: Row) -> float:
+        return row.score.top1.value
 
     share = "MACs, as a share of the unreduced model's"
     sections = [
         Section(
             "Damage over cost",
-            curves(series(lambda row: row.score.kl.value), share, "KL to the unreduced model", log_y=True)
+            curves(series(cost, lambda row: row.score.kl.value), share, "KL to the unreduced model", log_y=True)
             + paragraph("Lower is better: how far the class probabilities are from the unreduced model's.")
-            + curves(series(lambda row: row.score.top1.value), share, "top-1 accuracy, %"),
+            + curves(series(cost, top1), share, "top-1 accuracy, %"),
         )
     ]
     if all(row.timing is not None for row in reduced):
-        pareto = {
-            name: [
-                (row.timing.speedup, row.score.top1.value)  # type: ignore[union-attr]
-                for row in reduced
-                if row.plan.name.startswith(name + " @")
-            ]
-            for name in names
-        }
+        pareto = series(lambda row: row.timing.speedup, top1)
         text = f"Interleaved medians at batch {flags.timing_batch}, {torch.get_num_threads()} threads."
         sections.append(
             Section("Accuracy over speed", curves(pareto, "speed-up", "top-1 accuracy, %") + paragraph(text))

@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ class Evaluate(DataFlags):
     the same --results-file.
 
     examples:
-      gtp-vit evaluate
       gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --propagate 8 --results-file gtp8.csv
       gtp-vit evaluate deit_tiny_patch16_224 --checkpoint deit.safetensors --data-dir val --method tome --r 14
     """
@@ -57,8 +57,7 @@ def main(words: Sequence[str]) -> None:
     dataset = make_dataset(flags, model)
     fast = patch(model, method)
     models = {UNREDUCED: model, method.name: fast}
-    journal = open_journal(flags, {"methods": {method.name: method.to_dict()}}, dataset)
-    try:
+    with open_journal(flags, flags.results_file, {"methods": {method.name: method.to_dict()}}, dataset) as journal:
         with render.progress("evaluating") as progress:
             found = evaluate(
                 models,
@@ -68,23 +67,17 @@ def main(words: Sequence[str]) -> None:
                 journal=journal,
                 progress=progress,
             )
-    except BaseException:
-        if journal is not None:
-            journal.close(finished=False)
-        raise
-    cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
-    rows = [result_row(flags, model, name, cost, found) for name in models]
-    for row in rows:
-        row["settings"] = method.to_dict() if row["method"] == method.name else {}
-    if flags.results_file is not None:
-        write_results(flags.results_file, rows)
-    if flags.report is not None:
-        columns, cells = score_table(found, cost)
-        sections = [Section("Figures", table(columns, cells) + paragraph(explanation(found)))]
-        title = f"{flags.model} with {method}"
-        write_report(flags.report, title, f"{found.scores[0].images} images.", sections, command("evaluate", words))
-    if journal is not None:
-        journal.close(finished=True)
+        cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
+        rows = [result_row(flags, model, name, cost, found) for name in models]
+        for row in rows:
+            row["settings"] = method.to_dict() if row["method"] == method.name else {}
+        if flags.results_file is not None:
+            write_results(flags.results_file, rows)
+        if flags.report is not None:
+            columns, cells = score_table(found, cost)
+            sections = [Section("Figures", table(columns, cells) + paragraph(explanation(found)))]
+            title = f"{flags.model} with {method}"
+            write_report(flags.report, title, f"{found.scores[0].images} images.", sections, command("evaluate", words))
     if flags.json:
         render.as_json({"flags": flags, "rows": rows, "unreadable": found.unreadable})
     else:
@@ -93,18 +86,17 @@ def main(words: Sequence[str]) -> None:
     check_readable(found)
 
 
-def open_journal(flags: Any, what: dict[str, Any], dataset: Any) -> Journal | None:
+def open_journal(
+    flags: DataFlags, results_file: Path | None, what: dict[str, Any], dataset: Any
+) -> AbstractContextManager[Journal | None]:
     """Beside the results file; runs over images in memory take seconds and need none."""
-    if flags.results_file is None or isinstance(dataset, InMemory):
-        return None
-    keys = ("model", "pretrained", "checkpoint", "img_size", "data_dir", "dataset", "split", "limit", "crop_pct")
-    run = {key: render.plain(getattr(flags, key)) for key in keys}
-    run = {key: str(value) if isinstance(value, Path) else value for key, value in run.items()}
+    if results_file is None or isinstance(dataset, InMemory):
+        return nullcontext()
+    # Everything that changes a figure: a journal of other settings must not be mixed in.
+    keys = ("model", "pretrained", "checkpoint", "num_classes", "img_size", "data_dir", "dataset", "split", "limit")
+    run = {key: render.plain(getattr(flags, key)) for key in (*keys, "crop_pct", "interpolation", "batch_size")}
     images = len(dataset) if hasattr(dataset, "__len__") else None
-    return Journal(
-        flags.results_file.with_name(f"{flags.results_file.name}.journal"),
-        {**run, **what, "batch_size": flags.batch_size, "images": images},
-    )
+    return Journal(results_file.with_name(f"{results_file.name}.journal"), {**run, **what, "images": images})
 
 
 def _cost(fast: Any, dataset: Any) -> int:
@@ -168,7 +160,7 @@ def score_table(found: Evaluation, cost: dict[str, int]) -> tuple[list[str], lis
             f"{cost[score.name] / 1e9:.3f}",
             f"{score.top1.value:.2f}",
             f"{score.top5.value:.2f}",
-            _change(score.top1_change),
+            change_text(score.top1_change),
             f"{score.agreement.value:.2f}",
             f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
         ]
@@ -177,7 +169,7 @@ def score_table(found: Evaluation, cost: dict[str, int]) -> tuple[list[str], lis
     return ["model", "GMACs", "top-1 %", "top-5 %", "top-1 change", "agreement %", "KL to unreduced"], rows
 
 
-def _change(interval: Interval) -> str:
+def change_text(interval: Interval) -> str:
     return f"{interval.value:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
 
 

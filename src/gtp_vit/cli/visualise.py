@@ -27,7 +27,6 @@ class Visualise(ModelFlags):
     """Draw which patches are left after each layer and where the others went: a PNG for each image, and one HTML page.
 
     examples:
-      gtp-vit visualise --propagate 14
       gtp-vit visualise vit_tiny_patch16_224 cat.jpg dog.jpg --pretrained --method tome --r 14 --output pictures
     """
 

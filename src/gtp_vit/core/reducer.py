@@ -71,6 +71,7 @@ class Reducer(nn.Module):
     """
 
     edits_map = False  # does `ask` ever edit the attention map?
+    plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, for those who look it up in every layer
     adaptive = False  # does the number of tokens depend on the image?
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
 
@@ -81,6 +82,12 @@ class Reducer(nn.Module):
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         """How many image tokens each layer removes on such a grid, between attention and MLP."""
         return (0,) * self.vit.depth
+
+    def removals_of(self, tokens: Tokens) -> tuple[int, ...]:
+        """The same for these tokens."""
+        if self.plan is None or tokens.grid != self.vit.grid:
+            return self.removals(tokens.grid)
+        return self.plan
 
     def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
         """The tokens of each layer on such a grid; all that the MAC counter knows of a method's schedule."""

@@ -126,10 +126,7 @@ class ATSReducer(Reducer):
                 "a model that keeps another number of tokens in each image has no fixed shapes and cannot "
                 "be exported; use ATS(budget=...)"
             )
-        return self.ask_look if layer in self.layers or self._plan(tokens)[layer] else None
-
-    def _plan(self, tokens: Tokens) -> tuple[int, ...]:
-        return self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid)
+        return self.ask_look if layer in self.layers or self.removals_of(tokens)[layer] else None
 
     def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
         assert stats.class_row is not None
@@ -140,7 +137,7 @@ class ATSReducer(Reducer):
         length = stats.values.transpose(1, 2).flatten(2).float().norm(dim=2)
         scores = (stats.class_row * length).masked_fill(~valid, 0.0)
         scores = scores / scores.sum(dim=1, keepdim=True)
-        plan = self._plan(tokens)
+        plan = self.removals_of(tokens)
         count, removed = scores.shape[1], plan[layer]
         first = self.layers[0] if self.layers else [bool(number) for number in plan].index(True)
         from_zero = self.method.cdf_min == "zero" and layer > first

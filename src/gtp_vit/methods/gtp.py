@@ -136,7 +136,7 @@ class GTPReducer(Reducer):
     def __init__(self, method: GTP, vit: VitInfo) -> None:
         super().__init__(vit)
         self.method = method
-        self.plan = removals(method.propagate, vit.depth, vit.image_tokens)
+        self.plan = self.removals(vit.grid)
         edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows)
         self.edit = edit if method.theta < 1 else None
         self.edits_map = self.edit is not None and sum(self.plan) > 0
@@ -158,12 +158,10 @@ class GTPReducer(Reducer):
         self.noise = random_scores(vit.depth, cells, generator)
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        if grid == self.vit.grid:
-            return self.plan
         return removals(self.method.propagate, self.vit.depth, grid[0] * grid[1])
 
     def start(self, tokens: Tokens) -> Tokens:
-        plan = self.removals(tokens.grid)
+        plan = self.removals_of(tokens)
         idle = sum(plan) == 0
         if idle or self.method.graph == "none":
             return tokens.but(carry=Carry(plan, idle))

@@ -23,7 +23,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
-from gtp_vit.methods.tome import Pairs, average
+from gtp_vit.methods.tome import Pairs, average, sizes_of, with_sizes
 from gtp_vit.paper.propagation import select_rows
 from gtp_vit.paper.selection import split
 
@@ -72,22 +72,18 @@ class GTPPlusReducer(Reducer):
         super().__init__(vit)
         self.method = method
         self.plan = self.removals(vit.grid)
-        self.statistic = "class_row" if vit.class_token else "column_sums"
-        self.ask_importance = Ask(frozenset({self.statistic}), heads="mean")
+        self.ask_importance = Ask(frozenset({"class_row" if vit.class_token else "column_sums"}), heads="mean")
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         return removals(self.method.propagate, self.vit.depth, grid[0] * grid[1])
 
-    def _plan(self, tokens: Tokens) -> tuple[int, ...]:
-        return self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid)
-
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_importance if self._plan(tokens)[layer] else None
+        return self.ask_importance if self.removals_of(tokens)[layer] else None
 
     def reduce(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
     ) -> tuple[Tokens, Tensor | None]:
-        removed = self._plan(tokens)[layer]
+        removed = self.removals_of(tokens)[layer]
         tokens = tokens.add(branch)
         if removed == 0:
             return tokens, None
@@ -102,16 +98,14 @@ class GTPPlusReducer(Reducer):
             kept, gone = split(worth - redundancy(similarity, importance), removed)
             between = select_rows(similarity, gone).gather(2, kept.unsqueeze(1).expand(-1, removed, -1))
             pairs = Pairs(kept, gone, between.argmax(dim=2))
-            size = torch.ones(tokens.position.shape, device=branch.device) if tokens.carry is None else tokens.carry
-            weights, retain, size = average(pairs, size)
+            weights, retain, size = average(pairs, sizes_of(tokens))
         tokens = tokens.merge(kept, gone, weights, retain)
         if self.method.keep_norm:
             largest = torch.maximum(
                 length.gather(1, kept), ((weights > 0) * length.gather(1, gone).unsqueeze(1)).amax(2)
             )
             tokens = tokens.but(x=_with_norm(tokens.x, tokens.prefix, largest, retain < 1))
-        shown = F.pad(size, (tokens.prefix, 0), value=1.0) if self.method.proportional_attention else None
-        return tokens.but(size=shown, carry=size), None
+        return with_sizes(tokens, size, self.method.proportional_attention), None
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         total = 0

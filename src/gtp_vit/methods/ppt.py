@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
@@ -22,7 +21,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import check_layers, quarters, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
-from gtp_vit.methods.tome import Pairs, average, match, matching_macs, mergeable
+from gtp_vit.methods.tome import Pairs, average, match, matching_macs, mergeable, sizes_of, with_sizes
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,16 +68,13 @@ class PPTReducer(Reducer):
         listed = tuple(self.method.r if layer in self.layers else 0 for layer in range(self.vit.depth))
         return removals(listed, self.vit.depth, grid[0] * grid[1], mergeable)
 
-    def _plan(self, tokens: Tokens) -> tuple[int, ...]:
-        return self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid)
-
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_all if self._plan(tokens)[layer] else None
+        return self.ask_all if self.removals_of(tokens)[layer] else None
 
     def reduce(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
     ) -> tuple[Tokens, Tensor | None]:
-        removed = self._plan(tokens)[layer]
+        removed = self.removals_of(tokens)[layer]
         tokens = tokens.add(branch)
         if removed == 0:
             return tokens, None
@@ -91,13 +87,12 @@ class PPTReducer(Reducer):
             left = order.shape[1] - removed
             kept = torch.where(merging, merged.kept, order[:, :left])
             gone = torch.where(merging, merged.gone, order[:, left:])
-            size = torch.ones(tokens.position.shape, device=branch.device) if tokens.carry is None else tokens.carry
+            size = sizes_of(tokens)
             # Dropped tokens give nothing: as if they had no size.
             given = torch.where(merging, size.gather(1, gone), 0.0)
             weights, retain, size = average(Pairs(kept, gone, merged.target), size.scatter(1, gone, given))
         tokens = tokens.merge(kept, gone, weights, retain)
-        shown = F.pad(size, (tokens.prefix, 0), value=1.0) if self.method.prop_attn else None
-        return tokens.but(size=shown, carry=size), None
+        return with_sizes(tokens, size, self.method.prop_attn), None
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         acting = [step for step in steps[:layers] if step.keys > step.after]

@@ -91,6 +91,17 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return weights, own / total, total
 
 
+def sizes_of(tokens: Tokens) -> Tensor:
+    """Sizes of the image tokens, [B, M], which methods that merge by size carry along."""
+    return torch.ones(tokens.position.shape, device=tokens.x.device) if tokens.carry is None else tokens.carry
+
+
+def with_sizes(tokens: Tokens, size: Tensor, proportional_attention: bool) -> Tokens:
+    """Tokens that carry these sizes, and show them to attention if that is wanted."""
+    shown = F.pad(size, (tokens.prefix, 0), value=1.0) if proportional_attention else None
+    return tokens.but(size=shown, carry=size)
+
+
 def mergeable(tokens: int) -> int:
     """At most half of the tokens can merge."""
     return tokens // 2
@@ -116,26 +127,21 @@ class ToMeReducer(Reducer):
         return removals(self.method.r, self.vit.depth, grid[0] * grid[1], mergeable)
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_keys if self._plan(tokens)[layer] else None
-
-    def _plan(self, tokens: Tokens) -> tuple[int, ...]:
-        return self.plan if tokens.grid == self.vit.grid else self.removals(tokens.grid)
+        return self.ask_keys if self.removals_of(tokens)[layer] else None
 
     def reduce(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
     ) -> tuple[Tokens, Tensor | None]:
-        merged = self._plan(tokens)[layer]
+        merged = self.removals_of(tokens)[layer]
         tokens = tokens.add(branch)
         if merged == 0:
             return tokens, None
         assert stats.keys is not None
         with torch.no_grad():
             pairs = match(stats.keys.mean(dim=1), tokens.prefix, merged, self.vit.class_token)
-            size = torch.ones(tokens.position.shape, device=branch.device) if tokens.carry is None else tokens.carry
-            weights, retain, size = average(pairs, size)
+            weights, retain, size = average(pairs, sizes_of(tokens))
         tokens = tokens.merge(pairs.kept, pairs.gone, weights, retain)
-        shown = F.pad(size, (tokens.prefix, 0), value=1.0) if self.method.prop_attn else None
-        return tokens.but(size=shown, carry=size), None
+        return with_sizes(tokens, size, self.method.prop_attn), None
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)

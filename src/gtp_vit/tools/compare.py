@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,12 +52,12 @@ def plan(model: nn.Module, methods: Sequence[str], budgets: Sequence[float]) -> 
         methods: names; () = all that fit.
         budgets: MACs for one image.
     """
-    found, left_out = [Plan(UNREDUCED, None, macs(model).total, macs(model).total)], []
+    whole = macs(model).total
+    found, left_out = [Plan(UNREDUCED, None, whole, whole)], []
     for budget in budgets:
         for name in methods or [name for name in METHODS if name != Identity.name]:
             try:
                 method = at_macs(model, name, budget)
-                patch_quietly(model, method)
             except GTPError as error:
                 if methods:
                     raise BadSetting(f"{name} cannot be compared here: {error}") from error
@@ -74,8 +75,6 @@ def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
 
 def patch_quietly(model: nn.Module, method: Method) -> Any:
     """Cautions are part of the comparison's own text; once a method is enough."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return patch(model, method)

@@ -73,6 +73,13 @@ class Journal:
             self.file.flush()
             os.fsync(self.file.fileno())
 
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A run that ended by itself needs no journal any more; any other may go on from it."""
+        self.close(finished=kind is None)
+
     def close(self, *, finished: bool) -> None:
         """Let go of the file; a finished run needs no journal any more."""
         if finished:
