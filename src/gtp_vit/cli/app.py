@@ -96,6 +96,13 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         kept = "what was finished is kept with --results-file or --output, and the same command goes on from there"
         print(f"gtp-vit: interrupted; {kept}", file=sys.stderr)
+        return Exit.INTERRUPTED
+    except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)
+        return Exit.OK if stop.code in (0, None) else Exit.USAGE
+    except Exception as error:
+        if debug:
+            raise
+        print(f"gtp-vit: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
         return Exit.FAILED
     return Exit.OK
 
