@@ -23,7 +23,7 @@ INSTRUCTION_SETS = {
     "portable": [],
 }
 SOURCES = "src/gtp_vit/kernels/cpp"
-HEADERS = ["attention.h", "graph.h", "parallel.h", "products.h", "reduce.h", "threshold.h", "vector.h", "workspace.h"]
+HEADERS = [f"{name}.h" for name in "attention conserve graph parallel products reduce threshold vector workspace".split()]
 
 x86 = platform.machine().lower() in ("x86_64", "amd64")
 setup(

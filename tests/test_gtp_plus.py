@@ -4,19 +4,71 @@ import pytest
 import torch
 
 import families
-from gtp_vit import GTPError, GTPPlus, patch, trace
+from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
-from gtp_vit.methods.gtp_plus import redundancy
+from gtp_vit.kernels import conserving
+from gtp_vit.kernels.conserving import damage, earlier_similarity
 
 tensor = torch.tensor
 
 
-def test_redundancy_looks_at_more_important_tokens_only():
-    similarity = tensor([[[1.0, 0.9, 0.2], [0.9, 1.0, 0.4], [0.2, 0.4, 1.0]]])
-    # by importance: token 2, then 0, then 1
-    assert redundancy(similarity, tensor([[0.3, 0.1, 0.6]]))[0].tolist() == pytest.approx([0.2, 0.9, -1.0])
-    # of equally important ones the earlier counts as the more important
-    assert redundancy(similarity, tensor([[0.5, 0.5, 0.5]]))[0].tolist() == pytest.approx([-1.0, 0.9, 0.4])
+def test_only_earlier_tokens_are_looked_at():
+    unit = tensor([[[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]])
+    found = earlier_similarity(unit)[0]
+    assert found[0].tolist() == [-2, -2, -2]
+    assert found[1].tolist() == pytest.approx([0.6, -2, -2])
+    assert found[2].tolist() == pytest.approx([0.0, 0.8, -2])
+
+
+def test_damage_by_hand():
+    similarity = tensor([[[-2.0, -2, -2], [0.9, -2, -2], [0.5, 0.2, -2]]])
+    found = damage(similarity, tensor([[3.0, 2, 1]]), tensor([[1.0, 1, 3]]), 0.5)[0]
+    assert found[0] == torch.inf  # nobody is more important
+    # (2 / 2 + 0.5) * (1 - 0.9) * sqrt(1 * 1 / 2)
+    assert found[1] == pytest.approx(1.5 * 0.1 * 0.5**0.5, rel=1e-5)
+    # (1 / 2 + 0.5) * min((1 - 0.5) sqrt(3 * 1 / 4), (1 - 0.2) sqrt(3 / 4))
+    assert found[2] == pytest.approx(1.0 * 0.5 * 0.75**0.5, rel=1e-5)
+
+
+def conserve_by_hand(kernel):
+    # One prefix token and four image tokens: 0 and 3 nearly alike, 1 and 2 apart; 3 is less important than 0.
+    x = tensor([[[7.0, 7, 7], [3, 0, 0], [0, 1, 0], [0, 0, 1], [0.9, 0.1, 0]]])
+    importance, size = tensor([[0.4, 0.3, 0.2, 0.1]]), tensor([[1.0, 1, 1, 2]])
+    return kernel(x, torch.zeros_like(x), importance, size, 1, 0.5, True, None, None, 0.0)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_one_merge_by_hand(native):
+    if native and kernels.native.PROBLEM is not None:
+        pytest.skip(kernels.native.PROBLEM)
+    x, _, size, kept, gone, target = conserve_by_hand(lambda *a: kernels.conserve(native, *a))
+    assert (kept.tolist(), gone.tolist(), target.tolist()) == ([[0, 1, 2]], [[3]], [[0]])
+    assert size.tolist() == [[3, 1, 1]]
+    assert x[0, 0].tolist() == [7, 7, 7]
+    # (1 * (3, 0, 0) + 2 * (0.9, 0.1, 0)) / 3 = (1.6, 0.0667, 0), stretched to the longer one's length, 3
+    direction = tensor([1.6, 0.2 / 3, 0])
+    assert x[0, 1].tolist() == pytest.approx((3 * direction / direction.norm()).tolist(), rel=1e-5)
+    assert x[0, 2:].tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("tokens,channels,batch", [(5, 3, 1), (33, 40, 2), (197, 192, 3), (64, 17, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
+    if kernels.native.PROBLEM is not None:
+        pytest.skip(kernels.native.PROBLEM)
+    torch.manual_seed(tokens)
+    x, branch = torch.randn(2, batch, tokens, channels).to(dtype)
+    importance, size = torch.rand(batch, tokens - 1), torch.randint(1, 4, (batch, tokens - 1)).float()
+    importance[:, 1] = importance[:, 2]  # a tie
+    weight, bias = torch.randn(2, channels).to(dtype)
+    arguments = (x, branch, importance, size, tokens // 3, 0.5, True, weight, bias, 1e-6)
+    one, other = conserving.conserve(*arguments), kernels.native.conserve(*arguments)
+    for index in (3, 4, 5):
+        assert torch.equal(one[index], other[index])
+    assert torch.equal(one[2], other[2])
+    tolerance = 1e-5 if dtype is torch.float32 else 0.1
+    for index in (0, 1):
+        torch.testing.assert_close(one[index].float(), other[index].float(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("family", ["vit", "gap", "dinov2_registers"])
@@ -54,13 +106,13 @@ def test_without_its_parts_it_still_runs():
     model, images = families.make("vit"), families.images("vit")
     with torch.no_grad():
         one = patch(model, GTPPlus())(images)
-        for method in (GTPPlus(keep_norm=False), GTPPlus(proportional_attention=False), GTPPlus(importance=0)):
+        for method in (GTPPlus(keep_norm=False), GTPPlus(proportional_attention=0), GTPPlus(floor=0)):
             other = patch(model, method)(images)
             assert other.isfinite().all()
             assert not torch.equal(one, other)
 
 
 def test_bad_settings():
-    for method in (GTPPlus(importance=-1), GTPPlus(propagate=16), GTPPlus(propagate="often")):
+    for method in (GTPPlus(floor=-1), GTPPlus(proportional_attention=3), GTPPlus(propagate=16), GTPPlus(propagate="often")):
         with pytest.raises(GTPError):
             patch(families.make("vit"), method)

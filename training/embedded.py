@@ -27,7 +27,7 @@ from gtp_vit.embedded import create, normalise
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gtp_vit" / "embedded"
 # share of the patches that an epoch sees, and how many such epochs
-PHASES = ((0.25, 8), (0.5, 3), (1.0, 1))
+PHASES = ((0.25, 10), (0.5, 3), (1.0, 1))
 SHIPPED = 400  # test images in the package
 
 
@@ -39,9 +39,9 @@ class Options:
     """Folder with the four files of Fashion-MNIST."""
     out: Path = Path("build/embedded")
     """Where checkpoints and the log go."""
-    batch_size: int = 128
+    batch_size: int = 64
     """Images in a step."""
-    lr: float = 2e-3
+    lr: float = 1.5e-3
     """Highest learning rate."""
     weight_decay: float = 0.05
     """Of AdamW."""

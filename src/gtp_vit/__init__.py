@@ -20,8 +20,14 @@ from gtp_vit.methods.trilevel import TriLevel as TriLevel
 from gtp_vit.patch import is_patched as is_patched
 from gtp_vit.patch import patch as patch
 from gtp_vit.patch import unpatch as unpatch
+from gtp_vit.recipes import Recipe as Recipe
+from gtp_vit.recipes import read_recipe as read_recipe
+from gtp_vit.recipes import save_checkpoint as save_checkpoint
 from gtp_vit.tools.macs import macs as macs
 from gtp_vit.tools.models import create_model as create_model
+from gtp_vit.tools.space import Limits as Limits
 from gtp_vit.tools.trace import trace as trace
+from gtp_vit.tools.tune import accelerate as accelerate
+from gtp_vit.tools.tune import tune as tune
 
 __version__ = "0.1.0"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
+from gtp_vit.recipes import is_recipe, read_recipe
 
 Command = TypeVar("Command")
 
@@ -26,15 +27,18 @@ def parse_with_method(command: type[Command], words: Sequence[str], default: str
     """Read `words` into a command and the settings of its --method, whose flags have no prefix."""
     import tyro
 
-    name = _chosen_method(words, default)
-    check_name("method", name, METHODS)
-    check_words(words, command, METHODS[name])
-    method = METHODS[name]
+    chosen = _chosen_method(words, default)
+    if is_recipe(chosen):
+        start = read_recipe(chosen).method
+    else:
+        start = METHODS[check_name("method", chosen, METHODS)]()
+    method = type(start)
+    check_words(words, command, method)
     both = dataclasses.make_dataclass(
         command.__name__,
         [
             ("run", Annotated[command, tyro.conf.arg(name="")]),
-            ("settings", Annotated[method, tyro.conf.arg(name="")]),
+            ("settings", Annotated[method, tyro.conf.arg(name="")], dataclasses.field(default=start)),
         ],
     )
     both.__doc__ = command.__doc__

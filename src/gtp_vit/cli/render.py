@@ -27,7 +27,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def as_json(result: Any) -> None:
     """Print a result as JSON."""
-    print(json.dumps(plain(result), indent=2))
+    print(json_text(result), end="")
+
+
+def json_text(result: Any) -> str:
+    """A result as JSON."""
+    return json.dumps(plain(result), indent=2) + "\n"
 
 
 def plain(result: Any) -> Any:
@@ -42,11 +47,15 @@ def plain(result: Any) -> Any:
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar with the time that is left, on standard error, so that --json stays clean."""
-    from rich.console import Console
-    from rich.progress import Progress
+def progress(text: str, *columns: str) -> Iterator[Callable[..., None]]:
+    """A progress bar with the time that is left, on standard error, so that --json stays clean.
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    `columns` are further texts of rich's, with the fields that the updates name.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    shown = [*Progress.get_default_columns(), *(TextColumn(column) for column in columns)]
+    with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(text, best="")
+        yield lambda done, total, **fields: bar.update(task, completed=done, total=total, **fields)

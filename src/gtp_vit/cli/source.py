@@ -11,6 +11,7 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.recipes import is_recipe, read_recipe
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
 from gtp_vit.tools.models import create_model
 
@@ -60,13 +61,17 @@ def make_model(flags: ModelFlags) -> Any:
     check_range("--threads", flags.threads, 0, 4096, whole=True)
     if flags.threads:
         torch.set_num_threads(flags.threads)
-    return create_model(
+    model = create_model(
         flags.model,
         pretrained=flags.pretrained,
         checkpoint=flags.checkpoint,
         img_size=flags.img_size,
         num_classes=flags.num_classes,
     )
+    method = getattr(flags, "method", "")
+    if is_recipe(method):
+        read_recipe(method).check(model)
+    return model
 
 
 def make_dataset(flags: DataFlags, model: Any) -> Any:

@@ -123,6 +123,8 @@ def run_attention(
     """Attention and reduction, which sits between the two branches of a block; the tokens, and maybe their norm."""
     ask = reducer.ask(layer, tokens) or Ask()
     prefix, size, native = tokens.prefix, tokens.size, tokens.native
+    if size is not None and reducer.size_power != 1:
+        size = size.pow(reducer.size_power)
     if prefix_only:
         # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
         # are not needed then; an edit still is, for it changes what the prefix tokens see.

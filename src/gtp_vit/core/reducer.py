@@ -73,6 +73,7 @@ class Reducer(nn.Module):
     edits_map = False  # does `ask` ever edit the attention map?
     plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, for those who look it up in every layer
     adaptive = False  # does the number of tokens depend on the image?
+    size_power = 1.0  # attention adds so many times the log of a token's size to its logits
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
 
     def __init__(self, vit: VitInfo) -> None:
@@ -158,6 +159,7 @@ class Method:
     learned: ClassVar[str] = "none"  # parts that need training
     asks: ClassVar[str] = "nothing"  # what it needs from attention
     dial: ClassVar[str] = ""  # the setting that says how much is removed
+    tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # settings that a search may change, and their ranges
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

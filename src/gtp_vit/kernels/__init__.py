@@ -1,4 +1,4 @@
-"""The three hot spots as operators, each with a native kernel and a pure-torch twin of the same signature.
+"""The hot spots as operators, each with a native kernel and a pure-torch twin of the same signature.
 
 `choose` is the one place that decides which of the two runs; `status` says what it decided and why. The operators are
 registered with torch (`torch.ops.gtp_vit.*`), so compile, export, the profiler and the FLOP counter see them.
@@ -15,13 +15,26 @@ from torch import Tensor
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import native, twins
 from gtp_vit.kernels.ops import attention as attention
+from gtp_vit.kernels.ops import conserve as conserve
 from gtp_vit.kernels.ops import neighbours as neighbours
 from gtp_vit.kernels.ops import reduce as reduce
 
 Kernels = Literal["auto", "native", "torch"]
 KERNELS = ("auto", "native", "torch")
 
-__all__ = ["KERNELS", "Kernels", "attention", "check", "choose", "exporting", "neighbours", "reduce", "status", "twins"]
+__all__ = [
+    "KERNELS",
+    "Kernels",
+    "attention",
+    "check",
+    "choose",
+    "conserve",
+    "exporting",
+    "neighbours",
+    "reduce",
+    "status",
+    "twins",
+]
 
 
 def check(kernels: Kernels) -> None:

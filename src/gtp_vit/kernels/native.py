@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VERSION = 3  # of the interface; api.cpp has the same
+VERSION = 4  # of the interface; api.cpp has the same
 # instruction sets from best to most common, by the name torch gives to what the processor can do
 BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
 
@@ -24,6 +24,7 @@ BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")
 SIGNATURES = {
     "attention": "plll plll plll ll iiii f l pp i ppp ii i",
     "reduce": "l iiiiii pp pppp p l f pp f pppp i i",
+    "conserve": "l iiii ppp p fi pp f pp pppp i i",
     "graph": "l iiii ppp i",
     "kth_smallest": "p ii ll p",
 }
@@ -58,16 +59,18 @@ def _declare(library: ctypes.CDLL) -> None:
 
 def use(folder: Path) -> None:
     """Run the kernels of this folder from now on."""
-    global INSTRUCTION_SET, PROBLEM, _attention, _reduce, _graph, _kth_smallest
+    global INSTRUCTION_SET, PROBLEM, _attention, _reduce, _conserve, _graph, _kth_smallest
     library, INSTRUCTION_SET, PROBLEM = load(folder)
     # Looked up once. Between products of matrices every line of Python runs from a cold cache, so there are few here.
-    _attention, _reduce, _graph, _kth_smallest = (getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES)
+    functions = [getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES]
+    _attention, _reduce, _conserve, _graph, _kth_smallest = functions
 
 
 INSTRUCTION_SET: str
 PROBLEM: str | None
 _attention: Any
 _reduce: Any
+_conserve: Any
 _graph: Any
 _kth_smallest: Any
 use(Path(__file__).parent)
@@ -124,6 +127,29 @@ def can_reduce(
         and (size is None or size.dtype == torch.float32)
         and neighbours.shape[:2] == root.shape
         and neighbours.shape[0] in (1, x.shape[0])
+        and (norm_weight is None) == (norm_bias is None)
+        and (norm_weight is None or norm_weight.dtype == x.dtype)
+    )
+
+
+def can_conserve(
+    x: Tensor,
+    branch: Tensor,
+    importance: Tensor,
+    size: Tensor,
+    removed: int,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+) -> bool:
+    """The same for `conserve`."""
+    return (
+        x.dtype in DTYPES
+        and (branch.dtype == x.dtype or (x.dtype == torch.float32 and branch.dtype in DTYPES))
+        and (x.is_cpu and branch.is_cpu and importance.is_cpu and size.is_cpu)
+        and x.shape == branch.shape
+        and importance.shape == size.shape
+        and 0 < removed < size.shape[1] <= x.shape[1]
+        and size.dtype == torch.float32
         and (norm_weight is None) == (norm_bias is None)
         and (norm_weight is None or norm_weight.dtype == x.dtype)
     )
@@ -206,6 +232,41 @@ def reduce(
     if failed:
         raise _no_memory()
     return x_out, normed_out, size_out, position_out
+
+
+def conserve(
+    x: Tensor,
+    branch: Tensor,
+    importance: Tensor,
+    size: Tensor,
+    removed: int,
+    floor: float,
+    keep_norm: bool,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, branch, size = x.contiguous(), branch.to(x.dtype).contiguous(), size.contiguous()
+    importance = importance.float().contiguous()
+    batch, tokens, channels = x.shape
+    count, left = size.shape[1], tokens - removed
+    x_out = x.new_empty(batch, left, channels)
+    normed_out = torch.empty_like(x_out) if norm_weight is not None else x.new_empty(0)
+    size_out = size.new_empty(batch, count - removed)
+    kept = size.new_empty(batch, count - removed, dtype=torch.int64)
+    gone, target = size.new_empty(2, batch, removed, dtype=torch.int64)
+    if norm_weight is not None and norm_bias is not None:
+        norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
+    failed = _conserve(
+        *(batch, tokens, tokens - count, channels, removed),
+        *(x.data_ptr(), branch.data_ptr(), importance.data_ptr(), size.data_ptr(), floor, keep_norm),
+        *(_address(norm_weight), _address(norm_bias), epsilon),
+        *(x_out.data_ptr(), normed_out.data_ptr() if norm_weight is not None else None, size_out.data_ptr()),
+        *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), x.dtype == torch.bfloat16, torch.get_num_threads()),
+    )
+    if failed:
+        raise _no_memory()
+    return x_out, normed_out, size_out, kept, gone, target
 
 
 def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:

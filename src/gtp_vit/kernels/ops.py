@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from gtp_vit.kernels import conserving, twins
 from gtp_vit.kernels import native as natives
-from gtp_vit.kernels import twins
 
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
 _ATTENTION = (
@@ -24,6 +24,10 @@ _REDUCE = (
     "reduce(Tensor x, Tensor branch, Tensor scores, Tensor position, Tensor? size, Tensor neighbours, Tensor root,"
     " int removed, float alpha, bool with_size, Tensor? norm_weight, Tensor? norm_bias, float epsilon)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_CONSERVE = (
+    "conserve(Tensor x, Tensor branch, Tensor importance, Tensor size, int removed, float floor, bool keep_norm,"
+    " Tensor? norm_weight, Tensor? norm_bias, float epsilon) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _NEIGHBOURS = "neighbours(Tensor similarity, int rows, int columns, int spatial, int semantic) -> (Tensor, Tensor)"
 
@@ -75,6 +79,15 @@ def _reduce(
     return kernel(x, branch, scores, position, size, neighbours, root, *rest)
 
 
+def _conserve(
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
+    norm_weight: Any, norm_bias: Any, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    fits = natives.PROBLEM is None and natives.can_conserve(x, branch, importance, size, removed, norm_weight, norm_bias)
+    kernel = natives.conserve if fits else conserving.conserve
+    return kernel(x, branch, importance, size, removed, floor, keep_norm, norm_weight, norm_bias, epsilon)
+
+
 def _neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
     patches = rows * columns
     fits = similarity.is_cpu and similarity.shape[1:] == (patches, patches) and 0 < semantic < patches
@@ -104,6 +117,20 @@ def _fake_reduce(
     )
 
 
+def _fake_conserve(
+    x: Tensor, branch: Any, importance: Tensor, size: Tensor, removed: int, floor: Any, keep_norm: Any,
+    norm_weight: Any, norm_bias: Any, epsilon: Any,
+) -> Any:  # fmt: skip
+    batch, tokens, channels = x.shape
+    left, stay = tokens - removed, importance.shape[1] - removed
+    return (
+        x.new_empty(batch, left, channels),
+        x.new_empty((0,) if norm_weight is None else (batch, left, channels)),
+        size.new_empty(batch, stay),
+        *(x.new_empty(batch, count, dtype=torch.int64) for count in (stay, removed, removed)),
+    )
+
+
 def _fake_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> Any:
     batch, patches = similarity.shape[0], rows * columns
     return (
@@ -114,6 +141,7 @@ def _fake_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
 
 _register(_ATTENTION, _attention, twins.attention, _fake_attention)
 _register(_REDUCE, _reduce, twins.reduce, _fake_reduce)
+_register(_CONSERVE, _conserve, conserving.conserve, _fake_conserve)
 _register(_NEIGHBOURS, _neighbours, twins.neighbours, _fake_neighbours)
 
 
@@ -132,6 +160,12 @@ def _reduce_flops(x: Any, branch: Any, scores: Any, position: Any, size: Any, ne
                   alpha: Any, with_size: bool, *_: Any, **__: Any) -> int:  # fmt: skip
     """As the twin's dense product; the kernel does only the part of it that the sparse graph needs."""
     return int(2 * x[0] * (x[1] - removed) * removed * (x[2] + int(with_size)))
+
+
+@register_flop_formula(torch.ops.gtp_vit.conserve)
+def _conserve_flops(x: Any, branch: Any, importance: Any, *_: Any, **__: Any) -> int:
+    """As the twin's strips; the kernel's tiles follow the triangle more closely."""
+    return int(2 * x[0] * x[2] * conserving.similarities(importance[1]))
 
 
 def _unobserved() -> bool:
@@ -154,6 +188,13 @@ def reduce(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tenso
     if not native:
         return twins.reduce(*arguments)
     return _reduce(*arguments) if _unobserved() else torch.ops.gtp_vit.reduce.default(*arguments)
+
+
+def conserve(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """conserving.conserve, by the native kernel if `native`."""
+    if not native:
+        return conserving.conserve(*arguments)
+    return _conserve(*arguments) if _unobserved() else torch.ops.gtp_vit.conserve.default(*arguments)
 
 
 def neighbours(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -124,7 +124,7 @@ def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) ->
         found["models"][name] = {
             "rank": _rank(logits, labels).tolist(),
             "first": logits.argmax(dim=1).tolist(),
-            "kl": [round(value, 9) for value in _kl(base, logits).tolist()],
+            "kl": [round(value, 9) for value in divergence(base, logits).tolist()],
             "seconds": seconds,
         }
     return found
@@ -138,7 +138,7 @@ def _rank(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.where(own.squeeze(1).isnan(), logits.shape[1], rank)
 
 
-def _kl(base: Tensor, logits: Tensor) -> Tensor:
+def divergence(base: Tensor, logits: Tensor) -> Tensor:
     """KL(base || logits) of each image, [B]."""
     base, logits = base.double().log_softmax(dim=1), logits.double().log_softmax(dim=1)
     return (base.exp() * (base - logits)).sum(dim=1)

@@ -1,12 +1,13 @@
 // The C interface that kernels/native.py calls: plain pointers and sizes, no torch and no Python header. One build of
 // this file an instruction set; it works with every version of torch. Returns 0, or 1 if there was no memory.
 #include "attention.h"
+#include "conserve.h"
 #include "graph.h"
 #include "reduce.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT int gtp_vit_version() { return 3; }
+EXPORT int gtp_vit_version() { return 4; }
 
 EXPORT int gtp_vit_attention(const void* q, int64_t q_batch, int64_t q_head, int64_t q_token, const void* k,
                              int64_t k_batch, int64_t k_head, int64_t k_token, const void* v, int64_t v_batch,
@@ -31,6 +32,15 @@ EXPORT int gtp_vit_reduce(int64_t batch, int tokens, int prefix, int channels, i
                         neighbours, root, graph_stride, alpha, norm_weight, norm_bias, epsilon, x_out, normed_out,
                         position_out, size_out};
   return !(is_bfloat16 ? reduce<bfloat16>(task, threads) : reduce<float>(task, threads));
+}
+
+EXPORT int gtp_vit_conserve(int64_t batch, int tokens, int prefix, int channels, int removed, const void* x,
+                            const void* branch, const float* importance, const float* size, float floor, int keep_norm,
+                            const void* norm_weight, const void* norm_bias, float epsilon, void* x_out, void* normed_out,
+                            float* size_out, int64_t* kept, int64_t* gone, int64_t* target, int is_bfloat16, int threads) {
+  const ConserveTask task{batch, tokens, prefix, channels, removed, x, branch, importance, size, floor, keep_norm != 0,
+                          norm_weight, norm_bias, epsilon, x_out, normed_out, size_out, kept, gone, target};
+  return !(is_bfloat16 ? conserve<bfloat16>(task, threads) : conserve<float>(task, threads));
 }
 
 EXPORT int gtp_vit_graph(int64_t batch, int rows, int columns, int spatial, int semantic, const float* similarity,

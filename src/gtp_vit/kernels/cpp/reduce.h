@@ -55,26 +55,21 @@ static void select(const float* scores, int count, int removed, uint64_t* keys, 
   }
 }
 
-// row = x + branch + sum of weights times givers' rows; then its LayerNorm.
+// A finished row of floats as output, and its LayerNorm.
 template <typename T>
-static void make_row(const T* x, const T* branch, int channels, const float* const* givers, const float* weights,
-                     int num_givers, float* row, T* out, const T* norm_weight, const T* norm_bias, float epsilon, T* normed) {
+static void finish_row(const float* row, int channels, T* out, const T* norm_weight, const T* norm_bias, float epsilon,
+                       T* normed) {
   Vector total = {};
   float rest = 0;
   int c = 0;
   for (; c + WIDTH <= channels; c += WIDTH) {
-    Vector value = load(x + c) + load(branch + c);
-    for (int g = 0; g < num_givers; g++) value += weights[g] * load(givers[g] + c);
-    store(row + c, value);
+    const Vector value = load(row + c);
     store(out + c, value);
     total += value;
   }
   for (; c < channels; c++) {
-    float value = load_one(x + c) + load_one(branch + c);
-    for (int g = 0; g < num_givers; g++) value += weights[g] * givers[g][c];
-    row[c] = value;
-    store_one(out + c, value);
-    rest += value;
+    store_one(out + c, row[c]);
+    rest += row[c];
   }
   if (!normed) return;
   const float mean = (sum_of(total) + rest) / (float)channels;
@@ -90,6 +85,24 @@ static void make_row(const T* x, const T* branch, int channels, const float* con
     store(normed + c, (load(row + c) - mean) * factor * load(norm_weight + c) + load(norm_bias + c));
   for (; c < channels; c++)
     store_one(normed + c, (row[c] - mean) * factor * load_one(norm_weight + c) + load_one(norm_bias + c));
+}
+
+// row = x + branch + sum of weights times givers' rows; then its LayerNorm.
+template <typename T>
+static void make_row(const T* x, const T* branch, int channels, const float* const* givers, const float* weights,
+                     int num_givers, float* row, T* out, const T* norm_weight, const T* norm_bias, float epsilon, T* normed) {
+  int c = 0;
+  for (; c + WIDTH <= channels; c += WIDTH) {
+    Vector value = load(x + c) + load(branch + c);
+    for (int g = 0; g < num_givers; g++) value += weights[g] * load(givers[g] + c);
+    store(row + c, value);
+  }
+  for (; c < channels; c++) {
+    float value = load_one(x + c) + load_one(branch + c);
+    for (int g = 0; g < num_givers; g++) value += weights[g] * givers[g][c];
+    row[c] = value;
+  }
+  finish_row(row, channels, out, norm_weight, norm_bias, epsilon, normed);
 }
 
 // What is decided about one image before its rows are made.

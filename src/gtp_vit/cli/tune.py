@@ -1,0 +1,197 @@
+"""gtp-vit tune: give a target, get a schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gtp_vit.cli import render
+from gtp_vit.cli.evaluate import command
+from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.errors import GTPError, Unreadable, check_range
+from gtp_vit.recipes import Recipe
+from gtp_vit.tools.data import InMemory, batches
+from gtp_vit.tools.files import write_atomically
+from gtp_vit.tools.journal import Journal
+from gtp_vit.tools.plot import curves
+from gtp_vit.tools.report import Section, paragraph, table, write_report
+from gtp_vit.tools.space import Limits
+from gtp_vit.tools.tune import Progress, curve, tune
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+@dataclass(frozen=True)
+class Tune(DataFlags):
+    """Find the schedule and settings that change a model least at a given cost, on a few hundred images without labels.
+
+    Give one target: --macs, --speedup (measured here), --max-kl or --min-agreement; without any it is --macs 0.65.
+    The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take. Ctrl-C ends the
+    search with the best so far; a run that was killed goes on when it is started again with the same --output.
+
+    examples:
+      gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir calibration --macs 0.65 --output recipe.json
+      gtp-vit tune vit_tiny_patch16_224 --pretrained --data-dir calibration --min-agreement 95 --output recipe.json
+      gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir calibration --method tome --curve --output curve.json
+    """
+
+    method: str = "gtp_plus"
+    """A method that has a schedule: gtp_plus, gtp or tome; its settings are where the search begins."""
+    macs: float | None = None
+    """Target: share of the unreduced model's MACs."""
+    speedup: float | None = None
+    """Target: speed-up over the unreduced model, measured on this machine at --timing-batch."""
+    max_kl: float | None = None
+    """Target: the cheapest schedule whose KL divergence to the unreduced model is at most this."""
+    min_agreement: float | None = None
+    """Target: the cheapest schedule that agrees with the unreduced model on so many percent of the images."""
+    curve: bool = False
+    """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
+    images: int = 320
+    """Images to use, spread over the data set; a fifth of them is held out to check the result."""
+    evaluations: int = 150
+    """How often the search goes through its images."""
+    minutes: float = 0
+    """End the search after so many minutes; 0 = no limit."""
+    max_layers: int | None = None
+    """At most so many layers remove tokens."""
+    multiple_of: int = 1
+    """Numbers of tokens that are multiples of this, which some accelerators want."""
+    timing_batch: int = 8
+    """Images in a batch where speed is measured."""
+    seed: int = 0
+    """Of the search."""
+    output: Path | None = None
+    """Write the recipe here, as JSON; of a curve, the list of them."""
+    report: Path | None = None
+    """Write an HTML page here."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags, method = parse_with_method(Tune, words, "gtp_plus")
+    if not has_real_weights(flags):
+        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_range("--images", flags.images, 1, 10**6, whole=True)
+    check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
+    check_range("--multiple-of", flags.multiple_of, 1, 1024, whole=True)
+    if flags.max_layers is not None:
+        check_range("--max-layers", flags.max_layers, 1, 1000, whole=True)
+    targets: dict[str, Any] = {
+        key: getattr(flags, key)
+        for key in ("macs", "speedup", "max_kl", "min_agreement")
+        if getattr(flags, key) is not None
+    }
+    if flags.curve and targets:
+        raise GTPError("--curve has targets of its own; leave out the other")
+    model = make_model(flags)
+    images, unreadable = read_images(flags, model)
+    settings: dict[str, Any] = {
+        "method": method,
+        "limits": Limits(flags.max_layers, flags.multiple_of),
+        "evaluations": flags.evaluations,
+        "minutes": flags.minutes,
+        "seed": flags.seed,
+        "timing_batch": flags.timing_batch,
+        "name": flags.model,
+    }
+    with _journal(flags, method.to_dict(), targets) as journal, _progress() as progress:
+        settings |= {"journal": journal, "progress": progress}
+        if flags.curve:
+            recipes = curve(model, images, SHARES, **settings)
+        else:
+            recipes = [tune(model, images, **(targets or {"macs": 0.65}), **settings)]
+        if flags.output is not None:
+            stored = [recipe.to_dict() for recipe in recipes]
+            write_atomically(flags.output, render.json_text(stored if flags.curve else stored[0]))
+    columns, cells = recipe_table(recipes)
+    if flags.report is not None:
+        sections = [Section("Recipes", table(columns, cells) + paragraph(explanation(recipes)))]
+        if flags.curve:
+            points = [(recipe.measured["share"], recipe.measured["held_out"]["kl"]) for recipe in recipes]
+            drawn = curves({method.name: points}, "MACs, as a share of the unreduced model's", "KL on held-out images")
+            sections.insert(0, Section("Damage over cost", drawn))
+        write_report(flags.report, f"{flags.model}, tuned", f"{method.name}.", sections, command("tune", words))
+    if flags.json:
+        render.as_json([recipe.to_dict() for recipe in recipes])
+    else:
+        render.table(f"{flags.model}, {method.name}", columns, cells)
+        print(explanation(recipes))
+        if flags.output is not None:
+            print(f"Written: {flags.output}")
+    if unreadable:
+        raise Unreadable(f"{len(unreadable)} of the images could not be read and were not used: {unreadable[0]}")
+
+
+def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
+    """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
+    dataset = make_dataset(flags, model)
+    if hasattr(dataset, "__len__"):
+        count = min(flags.images, len(dataset))
+        places = [index * len(dataset) // count for index in range(count)]
+        if isinstance(dataset, InMemory):
+            return dataset.images[places], []
+        dataset = torch.utils.data.Subset(dataset, places)
+    found, problems, seen = [], [], 0
+    for batch in batches(dataset, batch_size=32, workers=flags.workers):
+        found.append(batch.images)
+        problems.extend(batch.unreadable.values())
+        seen += len(batch.images)
+        if seen >= flags.images:
+            break
+    return torch.cat(found)[: flags.images], problems
+
+
+def recipe_table(recipes: Sequence[Recipe]) -> tuple[list[str], list[list[str]]]:
+    columns = ["GMACs", "share", "KL", "agreement %", "held-out KL", "held-out agreement %", "speed-up", "settings"]
+    cells = []
+    for recipe in recipes:
+        figures, held_out = recipe.measured, recipe.measured["held_out"]
+        timing = figures.get("speedup")
+        cells.append(
+            [
+                f"{figures['macs'] / 1e9:.4f}",
+                f"{figures['share']:.3f}",
+                f"{figures['kl']:.4f}",
+                f"{figures['agreement']:.1f}",
+                f"{held_out['kl']:.4f}",
+                f"{held_out['agreement']:.1f}",
+                "not timed" if timing is None else f"{timing['median']:.2f}",
+                str(recipe.method),
+            ]
+        )
+    return columns, cells
+
+
+def explanation(recipes: Sequence[Recipe]) -> str:
+    last = recipes[-1]
+    text = (
+        f"KL and agreement are to the unreduced model, on the {last.measured['images']} images of the search and on "
+        f"{last.measured['held_out']['images']} that it did not see; {last.found['candidates']} candidates."
+    )
+    return text + (" The search was interrupted: this is the best so far." if last.found["interrupted"] else "")
+
+
+def _journal(flags: Tune, method: Any, targets: Any) -> AbstractContextManager[Journal | None]:
+    if flags.output is None:
+        return nullcontext()
+    run = render.plain(dataclasses.asdict(flags) | {"output": None, "report": None, "settings": method} | targets)
+    return Journal(flags.output.with_name(f"{flags.output.name}.journal"), run)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    with render.progress("tuning", "{task.fields[best]}") as update:
+
+        def report(now: Progress) -> None:
+            update(round(1000 * now.done), 1000, best=f"KL {now.kl:.4f} at {now.share:.3f} of the MACs")
+
+        yield report

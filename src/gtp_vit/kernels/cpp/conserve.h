@@ -1,0 +1,239 @@
+// GTP+: residual + similarity + selection + merging + LayerNorm.
+#pragma once
+#include "products.h"
+#include "reduce.h"
+
+struct ConserveTask {
+  int64_t batch;
+  int tokens;  // before the reduction, prefix tokens included
+  int prefix;  // tokens that always stay
+  int channels;
+  int removed;              // image tokens to remove
+  const void* x;            // [batch, tokens, channels]
+  const void* branch;       // the same: the attention branch, to be added
+  const float* importance;  // [batch, tokens - prefix]
+  const float* size;        // [batch, tokens - prefix]
+  float floor;              // importance of a token that nobody attends to
+  bool keep_norm;           // bring merged tokens to the largest of the norms involved
+  const void* norm_weight;  // [channels], or null: no LayerNorm
+  const void* norm_bias;
+  float epsilon;
+  void* x_out;       // [batch, tokens - removed, channels]
+  void* normed_out;  // the same, after LayerNorm; null without
+  float* size_out;   // [batch, tokens - removed - prefix]
+  int64_t* kept;     // the same: which image tokens stay
+  int64_t* gone;     // [batch, removed]
+  int64_t* target;   // [batch, removed]: where each of them goes, as a place in `kept`
+};
+
+// What is known of one image between the steps. Rows are in the order of importance.
+struct Ranked {
+  float* rows;        // [rounded up to ROWS, channels]: unit vectors
+  float* panels;      // the same as columns, packed for dot_tile
+  float* similarity;  // [rounded up to ROWS, ld]: filled up to the diagonal
+  float* length;      // [count]: norms, by token
+  float* size;        // [count], by rank
+  float* cost;        // [count], by token
+  int32_t* token;     // [count]: of each rank
+  int32_t* rank;      // [count]: of each token
+};
+
+struct Layout {
+  int count, rows, ld;
+  size_t parts[8];
+  size_t total;
+  explicit Layout(const ConserveTask& task) {
+    count = task.tokens - task.prefix;
+    rows = round_up(count, ROWS), ld = round_up(count, PANEL);
+    const size_t sizes[8] = {(size_t)rows * task.channels, (size_t)ld * task.channels, (size_t)rows * ld,
+                             (size_t)count, (size_t)count, (size_t)count, (size_t)count, (size_t)count};
+    total = 0;
+    for (int i = 0; i < 8; i++) {
+      parts[i] = total;
+      total += (sizes[i] + WIDTH - 1) / WIDTH * WIDTH;
+    }
+  }
+  Ranked at(float* memory) const {
+    return {memory + parts[0], memory + parts[1], memory + parts[2], memory + parts[3], memory + parts[4],
+            memory + parts[5], (int32_t*)(memory + parts[6]), (int32_t*)(memory + parts[7])};
+  }
+};
+
+// Sort by importance, the earlier of equal ones first, and normalise.
+template <typename T>
+static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t image, const Ranked& ranked) {
+  const int count = layout.count;
+  const float* importance = task.importance + image * count;
+  for (int i = 0; i < count; i++) ranked.token[i] = i;
+  std::stable_sort(ranked.token, ranked.token + count, [&](int32_t one, int32_t other) {
+    return order_of(importance[one]) > order_of(importance[other]);
+  });
+  for (int rank = 0; rank < count; rank++) {
+    const int token = ranked.token[rank];
+    ranked.rank[token] = rank;
+    ranked.size[rank] = task.size[image * count + token];
+    const int64_t from = (image * task.tokens + task.prefix + token) * task.channels;
+    const T* x = (const T*)task.x + from;
+    const T* branch = (const T*)task.branch + from;
+    float* row = ranked.rows + (int64_t)rank * task.channels;
+    Vector squares = {};
+    float rest = 0;
+    int c = 0;
+    for (; c + WIDTH <= task.channels; c += WIDTH) {
+      const Vector value = load(x + c) + load(branch + c);
+      store(row + c, value);
+      squares += value * value;
+    }
+    for (; c < task.channels; c++) {
+      row[c] = load_one(x + c) + load_one(branch + c);
+      rest += row[c] * row[c];
+    }
+    const float length = std::max(std::sqrt(sum_of(squares) + rest), 1e-12f);
+    ranked.length[token] = length;
+    copy_row(row, task.channels, 1.0f / length, row);
+  }
+  std::memset(ranked.rows + (int64_t)count * task.channels, 0, (size_t)(layout.rows - count) * task.channels * sizeof(float));
+  pack_keys(ranked.rows, task.channels, count, task.channels, ranked.panels);
+}
+
+// Similarities of ROWS ranks with those before them, and what it costs to merge each.
+static void compare_rows(const ConserveTask& task, const Layout& layout, int64_t image, int first, const Ranked& ranked,
+                         float mean) {
+  const int last = std::min(first + ROWS, layout.count);
+  for (int column = 0; column < last; column += PANEL)
+    dot_tile<2>(ranked.rows + (int64_t)first * task.channels, task.channels,
+                ranked.panels + (int64_t)column * task.channels, ranked.similarity + (int64_t)first * layout.ld + column,
+                layout.ld);
+  for (int rank = first; rank < last; rank++) {
+    const float* similarity = ranked.similarity + (int64_t)rank * layout.ld;
+    const float own = ranked.size[rank];
+    float least = std::numeric_limits<float>::infinity();
+    for (int other = 0; other < rank; other++) {
+      const float apart = std::max(1.0f - similarity[other], 0.0f);
+      const float cost = apart * apart * (own * ranked.size[other] / (own + ranked.size[other]));
+      least = cost < least ? cost : least;
+    }
+    const int token = ranked.token[rank];
+    const float importance = task.importance[image * layout.count + token] / mean;
+    ranked.cost[token] = (importance + task.floor) * std::sqrt(least);
+  }
+}
+
+// Who stays, who goes, and to whom: the most similar more important token that stays.
+static void choose_receivers(const ConserveTask& task, const Layout& layout, int64_t image, const Ranked& ranked,
+                             uint64_t* keys) {
+  const int count = layout.count, stay = count - task.removed;
+  int32_t* kept = (int32_t*)(keys + count);
+  int32_t* gone = kept + stay;
+  int32_t* slot = gone + task.removed;  // place in `kept` of each token, or -1
+  select(ranked.cost, count, task.removed, keys, kept, gone);
+  std::fill(slot, slot + count, -1);
+  for (int i = 0; i < stay; i++) {
+    slot[kept[i]] = i;
+    task.kept[image * stay + i] = kept[i];
+    task.size_out[image * stay + i] = task.size[image * count + kept[i]];
+  }
+  for (int i = 0; i < task.removed; i++) {
+    const int rank = ranked.rank[gone[i]];
+    const float* similarity = ranked.similarity + (int64_t)rank * layout.ld;
+    int best = -1;
+    for (int other = 0; other < rank; other++)
+      if (slot[ranked.token[other]] >= 0 && (best < 0 || similarity[other] > similarity[best])) best = other;
+    // NaN may have moved the most important token out; then the first one takes what there is
+    const int place = best < 0 ? 0 : slot[ranked.token[best]];
+    task.gone[image * task.removed + i] = gone[i];
+    task.target[image * task.removed + i] = place;
+    task.size_out[image * stay + place] += task.size[image * count + gone[i]];
+  }
+}
+
+// A row of the new sequence.
+template <typename T>
+static void make_merged(const ConserveTask& task, const Layout& layout, int64_t image, int row_out, const Ranked& ranked,
+                        float* row) {
+  const int count = layout.count, stay = count - task.removed, left = task.tokens - task.removed;
+  const int channels = task.channels;
+  const int place = row_out - task.prefix;
+  const int64_t source = place < 0 ? row_out : task.prefix + task.kept[image * stay + place];
+  const int64_t from = (image * task.tokens + source) * channels, to = (image * left + row_out) * channels;
+  const T* x = (const T*)task.x + from;
+  const T* branch = (const T*)task.branch + from;
+  const T* weight = (const T*)task.norm_weight;
+  const T* bias = (const T*)task.norm_bias;
+  T* out = (T*)task.x_out + to;
+  T* normed = task.normed_out ? (T*)task.normed_out + to : nullptr;
+  const float total = place < 0 ? 1 : task.size_out[image * stay + place];
+  const float own = place < 0 ? 1 : task.size[image * count + source - task.prefix];
+  if (total == own) {
+    make_row(x, branch, channels, nullptr, nullptr, 0, row, out, weight, bias, task.epsilon, normed);
+    return;
+  }
+  float longest = ranked.length[source - task.prefix];
+  const auto add = [&](const T* x, const T* branch, float share, bool first) {
+    int c = 0;
+    for (; c + WIDTH <= channels; c += WIDTH) {
+      const Vector value = share * (load(x + c) + load(branch + c));
+      store(row + c, first ? value : load(row + c) + value);
+    }
+    for (; c < channels; c++) row[c] = (first ? 0.0f : row[c]) + share * (load_one(x + c) + load_one(branch + c));
+  };
+  add(x, branch, own / total, true);
+  for (int i = 0; i < task.removed; i++) {
+    if (task.target[image * task.removed + i] != place) continue;
+    const int64_t giver = task.gone[image * task.removed + i];
+    const int64_t at = (image * task.tokens + task.prefix + giver) * channels;
+    add((const T*)task.x + at, (const T*)task.branch + at, task.size[image * count + giver] / total, false);
+    longest = std::max(longest, ranked.length[giver]);
+  }
+  if (task.keep_norm) {
+    float squares = 0;
+    for (int c = 0; c < channels; c++) squares += row[c] * row[c];
+    const float factor = longest / std::max(std::sqrt(squares), 1e-12f);
+    copy_row(row, channels, factor, row);
+  }
+  finish_row(row, channels, out, weight, bias, task.epsilon, normed);
+}
+
+template <typename T>
+static bool conserve(const ConserveTask& task, int threads) {
+  const Layout layout(task);
+  const int left = task.tokens - task.removed;
+  Workspace shared;
+  float* memory = shared.floats(task.batch * layout.total);
+  if (!memory) return false;
+  const auto ranked_of = [&](int64_t image) { return layout.at(memory + image * layout.total); };
+  parallel_for(task.batch, threads, [&](int64_t image) { rank_tokens<T>(task, layout, image, ranked_of(image)); });
+  const int tiles = layout.rows / ROWS;
+  parallel_for(task.batch * tiles, threads, [&](int64_t index) {
+    const int64_t image = index / tiles;
+    float mean = 0;
+    for (int i = 0; i < layout.count; i++) mean += task.importance[image * layout.count + i];
+    mean /= (float)layout.count;
+    compare_rows(task, layout, image, (int)(index % tiles) * ROWS, ranked_of(image), mean);
+  });
+  std::atomic<bool> fine{true};
+  parallel_for(task.batch, threads, [&](int64_t image) {
+    static thread_local Workspace workspace;
+    uint64_t* keys = (uint64_t*)workspace.floats(4 * (size_t)layout.count + WIDTH);
+    if (keys)
+      choose_receivers(task, layout, image, ranked_of(image), keys);
+    else
+      fine = false;
+  });
+  if (!fine) return false;
+  constexpr int CHUNK = 32;  // rows of a task
+  const int chunks = (left + CHUNK - 1) / CHUNK;
+  parallel_for(task.batch * chunks, threads, [&](int64_t index) {
+    static thread_local Workspace workspace;
+    const int64_t image = index / chunks;
+    const int first = (int)(index % chunks) * CHUNK, end = std::min(left, first + CHUNK);
+    float* row = workspace.floats((size_t)task.channels + WIDTH);
+    if (!row) {
+      fine = false;
+      return;
+    }
+    for (int target = first; target < end; target++)
+      make_merged<T>(task, layout, image, target, ranked_of(image), row);
+  });
+  return fine;
+}

@@ -1,0 +1,180 @@
+"""Recipes: the settings that were found for one model, with how they were found and what they measured, as JSON.
+
+A recipe is a file of its own, or the metadata of a safetensors checkpoint. Some ship with the package, beside this file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gtp_vit import backbones
+from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.methods import method_from_dict
+from gtp_vit.methods.gtp_plus import GTPPlus
+from gtp_vit.patch import Patched, unpatch
+
+FORMAT = 1
+METADATA = "gtp_vit_recipe"  # key in a checkpoint's metadata
+FOLDER = Path(__file__).parent
+DEFAULT_SHARE = 0.65
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model must have in common with the one a recipe was made for."""
+
+    layers: int
+    channels: int
+    heads: int
+    grid: tuple[int, int]
+    prefix_tokens: int
+
+    def __str__(self) -> str:
+        rows, columns = self.grid
+        return f"{self.layers} layers of {self.channels} channels, {self.heads} heads, {rows} x {columns} patches"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings for one model, and where they come from."""
+
+    model: str
+    sizes: Sizes
+    method: Method
+    found: dict[str, Any]  # target, images, seed, evaluations, versions
+    measured: dict[str, Any]  # macs, share of the unreduced model's, kl and agreement on which images
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "sizes": dataclasses.asdict(self.sizes),
+            "method": self.method.to_dict(),
+            "found": self.found,
+            "measured": self.measured,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+    def check(self, model: nn.Module) -> None:
+        """Is this recipe meant for such a model?"""
+        own = sizes_of_model(model)
+        if own != self.sizes:
+            raise BadSetting(
+                f"the recipe is for {self.model} ({self.sizes}), this model has {own}; run gtp-vit tune on it, or "
+                "patch(model) without a recipe"
+            )
+
+
+def sizes_of_model(model: nn.Module) -> Sizes:
+    """What a recipe says of this model."""
+    plain = unpatch(model)
+    vit = backbones.find(plain).describe(plain)
+    return sizes_of_vit(vit)
+
+
+def sizes_of_vit(vit: VitInfo) -> Sizes:
+    return Sizes(vit.depth, vit.dim, vit.heads, vit.grid, vit.prefix)
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """The recipe in a JSON file, in the metadata of a safetensors checkpoint, or of this name in the package."""
+    path = Path(path)
+    if not path.is_file():
+        shipped = FOLDER / f"{path.name}.json"
+        if len(path.parts) == 1 and shipped.is_file():
+            path = shipped
+        else:
+            names = ", ".join(shipped_recipes())
+            raise GTPError(f"there is no recipe {path}; give a file that gtp-vit tune wrote, or one of {names or 'none'}")
+    try:
+        stored = _metadata(path) if path.suffix == ".safetensors" else json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise GTPError(f"{path} is no recipe: {error}") from error
+    return recipe_from_dict(stored, str(path))
+
+
+def recipe_from_dict(stored: Any, where: str) -> Recipe:
+    """Check and build; `where` is for errors."""
+    if not isinstance(stored, dict) or "format" not in stored:
+        raise GTPError(f"{where} is no recipe: it names no format; make one with gtp-vit tune")
+    if stored["format"] != FORMAT:
+        raise GTPError(
+            f"{where} is a recipe of format {stored['format']}, this version reads format {FORMAT}; update gtp-vit, or "
+            "tune again"
+        )
+    missing = [key for key in ("model", "sizes", "method", "found", "measured") if key not in stored]
+    if missing:
+        raise GTPError(f"{where} is no whole recipe: it lacks {', '.join(missing)}")
+    try:
+        sizes = Sizes(**{**stored["sizes"], "grid": tuple(stored["sizes"]["grid"])})
+        method = method_from_dict(stored["method"])
+    except (TypeError, KeyError) as error:
+        raise GTPError(f"{where} is no recipe: {error}") from error
+    return Recipe(str(stored["model"]), sizes, method, stored["found"], stored["measured"])
+
+
+def is_recipe(name: str) -> bool:
+    """Does a user who writes this in place of a method's name mean a recipe?"""
+    return name.endswith((".json", ".safetensors")) or name in shipped_recipes()
+
+
+def default_method(model: nn.Module) -> Method:
+    """What `patch` does without a method: GTP+ at DEFAULT_SHARE of the MACs.
+
+    Where a recipe for this model is in the package, it is that one; else the schedule has the shape that did well on all
+    models that were measured.
+    """
+    from gtp_vit.tools.space import at_share
+
+    plain = unpatch(model)
+    own, name = sizes_of_model(plain), model_name(plain)
+    for recipe in map(read_recipe, shipped_recipes()):
+        if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
+            return recipe.method
+    return at_share(plain, GTPPlus(), DEFAULT_SHARE)
+
+
+def model_name(model: Any) -> str:
+    """As timm calls it, else its class."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    get = config.get if isinstance(config, dict) else lambda key: getattr(config, key, None)
+    return str(get("architecture") or type(model).__name__)
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes in the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
+    """Weights under their own names, which timm loads, with the recipe in the metadata."""
+    from safetensors.torch import save
+
+    from gtp_vit.tools.files import write_atomically
+
+    recipe.check(model)
+    plain = unpatch(model) if isinstance(model, Patched) else model
+    weights = {key: value.contiguous() for key, value in plain.state_dict().items()}
+    write_atomically(Path(path), save(weights, {METADATA: json.dumps(recipe.to_dict())}))
+
+
+def _metadata(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise GTPError(f"{path} cannot be read: {error}") from error
+    if METADATA not in metadata:
+        raise GTPError(f"{path} has no recipe in its metadata; give a method, or a recipe file")
+    return json.loads(metadata[METADATA])

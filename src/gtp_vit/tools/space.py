@@ -1,0 +1,149 @@
+"""space: the schedules of a method that keep to a number of MACs and to what deployment asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from gtp_vit import backbones
+from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.schedule import quarters, removals
+from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.methods.identity import Identity
+from gtp_vit.patch import unpatch
+from gtp_vit.tools.macs import count_macs
+
+SHAPES = ("constant:1", "middle:1", "late:1", "early:1")  # hand-made starts, scaled to the cost
+# None in the first layer, hardly any in the second, most in the middle, as DiffRate's published schedules have it;
+# shares of all removed tokens for 12 layers, stretched to other depths.
+DIFFRATE_SHAPE = (0, 0.02, 0.05, 0.09, 0.14, 0.14, 0.14, 0.13, 0.11, 0.09, 0.06, 0.03)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a schedule must respect to be deployed."""
+
+    layers: int | None = None  # at most so many layers remove tokens
+    multiple_of: int = 1  # where tokens are removed, the number that stays (prefix included) is a multiple of this
+
+
+class Space:
+    """The schedules of one method that keep to a cost and to the limits."""
+
+    def __init__(self, vit: VitInfo, method: Method, limits: Limits) -> None:
+        self.vit, self.method, self.limits = vit, method, limits
+        # Behind the last layer nobody reads image tokens where the head reads the class token only.
+        self.layers = range(vit.depth if vit.head_reads_image_tokens else vit.depth - 1)
+
+    @property
+    def whole(self) -> int:
+        """MACs of the unreduced model, every block in full."""
+        reducer = Identity().build(self.vit)
+        return count_macs(self.vit, reducer, reducer.steps(self.vit.grid), self.vit.grid, "model", True, False).total
+
+    def cost(self, plan: Sequence[int]) -> int:
+        """MACs of a schedule, the method's own and the shortened last block counted."""
+        reducer = self.with_plan(plan).build(self.vit)
+        lossless = not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
+        steps = reducer.steps(self.vit.grid)
+        return count_macs(self.vit, reducer, steps, self.vit.grid, "model", True, lossless).total
+
+    def with_plan(self, plan: Sequence[int]) -> Method:
+        return dataclasses.replace(self.method, **{self.method.dial: tuple(plan)})  # type: ignore[arg-type]
+
+    def plan_of(self, method: Method) -> list[int]:
+        """The schedule of these settings, layer by layer."""
+        return list(method.build(self.vit).removals(self.vit.grid))
+
+    def settle(self, plan: Sequence[float]) -> list[int] | None:
+        """The nearest schedule that respects the limits and that the method can do; None if there is none."""
+        used = [layer for layer in self.layers if plan[layer] > 0]
+        if self.limits.layers is not None:
+            used = sorted(sorted(used, key=lambda layer: -plan[layer])[: self.limits.layers])
+        left, settled, owed = self.vit.image_tokens, [0] * self.vit.depth, 0.0
+        for layer in used:
+            owed += plan[layer]
+            after = left - round(owed)
+            if self.limits.multiple_of > 1:
+                whole = round((after + self.vit.prefix) / self.limits.multiple_of) * self.limits.multiple_of
+                after = whole - self.vit.prefix
+            after = max(min(after, left), 1)
+            settled[layer] = left - after
+            owed -= settled[layer]
+            left = after
+        try:
+            return self.plan_of(self.with_plan(settled))
+        except GTPError:
+            return None
+
+    def fit(self, shape: Sequence[float], target: float) -> list[int] | None:
+        """A schedule of this shape that costs at most `target`, and as little less as can be."""
+        if sum(shape) <= 0:
+            return None
+        low, high, found = 0.0, self.vit.image_tokens / sum(shape), None
+        for _ in range(24):
+            middle = (low + high) / 2
+            plan = self.settle([middle * share for share in shape])
+            if plan is not None and self.cost(plan) <= target:
+                high, found = middle, plan
+            else:
+                low = middle
+        return found
+
+    def fill(self, plan: Sequence[int], layer: int, target: float) -> list[int] | None:
+        """Let `layer` remove as few tokens as the cost allows."""
+        low, high, found = 0, self.vit.image_tokens - 1, None
+        while low <= high:
+            middle = (low + high) // 2
+            tried = self.settle([*plan[:layer], middle, *plan[layer + 1 :]])
+            if tried is None or self.cost(tried) <= target:
+                found, high = tried or found, middle - 1
+            else:
+                low = middle + 1
+        return found if found is not None and self.cost(found) <= target else None
+
+    def starts(self, target: float) -> Iterator[Method]:
+        """Hand-made schedules at this cost."""
+        tokens, depth = self.vit.image_tokens, self.vit.depth
+        shapes: list[Sequence[float]] = [
+            removals(name.replace(":1", f":{max(tokens // (2 * depth), 1)}"), depth, tokens) for name in SHAPES
+        ]
+        thirds = quarters(depth)
+        shapes.append([float(layer in thirds) for layer in range(depth)])
+        shapes.append(np.interp(np.linspace(0, 11, depth), range(12), DIFFRATE_SHAPE).tolist())
+        shapes.append(self.plan_of(self.method))
+        for shape in shapes:
+            plan = self.fit(shape, target)
+            if plan is not None:
+                yield self.with_plan(plan)
+
+
+def at_share(model: nn.Module, method: Method, share: float) -> Method:
+    """These settings with their schedule scaled so that this share of the model's MACs is left."""
+    plain = unpatch(model)
+    space = Space(backbones.find(plain).describe(plain), method, Limits())
+    plan = space.fit(space.plan_of(method), share * space.whole)
+    if plan is None:
+        raise unreachable(space, share * space.whole)
+    return space.with_plan(plan)
+
+
+def unreachable(space: Space, target: float) -> BadSetting:
+    """What can be reached instead."""
+    whole, least = space.whole, cheapest(space)
+    return BadSetting(
+        f"{target / 1e9:.4g} GMACs cannot be reached by {space.method.name} with these limits; it takes "
+        f"{least / 1e9:.4g} to {space.cost([0] * space.vit.depth) / 1e9:.4g} on this model: ask for a share of "
+        f"{least / whole:.2f} or more"
+    )
+
+
+def cheapest(space: Space) -> int:
+    """MACs that the method cannot go below."""
+    most = [float(layer == 0) * space.vit.image_tokens for layer in range(space.vit.depth)]
+    plan = space.settle(most)
+    return space.cost(plan if plan is not None else [(space.vit.image_tokens - 1) // space.vit.depth] * space.vit.depth)

@@ -1,0 +1,443 @@
+"""tune: the schedule and settings of a method that do least damage to a model at a given cost.
+
+Damage is the KL divergence to the unreduced model on a few hundred unlabelled images. The search is local: take tokens
+from one layer, let another remove what is then missing to keep the cost, and stay there if the damage falls. A
+candidate that is clearly worse on the first images is given up early. A fifth of the images takes no part in the
+search; what they show is in the recipe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gtp_vit import backbones
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.methods import METHODS
+from gtp_vit.patch import patch, unpatch
+from gtp_vit.recipes import Recipe, model_name, sizes_of_vit
+from gtp_vit.tools.benchmark import benchmark_models
+from gtp_vit.tools.compare import patch_quietly
+from gtp_vit.tools.evaluate import Array, divergence
+from gtp_vit.tools.journal import Journal
+from gtp_vit.tools.space import Limits, Space, cheapest, unreachable
+
+FEWEST_IMAGES = 20
+HELD_OUT = 0.2  # share of the images that the search does not see
+RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
+
+
+@dataclass(frozen=True)
+class Damage:
+    """How far some images are from the unreduced model."""
+
+    kl: Array
+    same: Array  # is the first class the same?
+
+    @property
+    def mean_kl(self) -> float:
+        return float(self.kl.mean())
+
+    @property
+    def agreement(self) -> float:
+        return 100 * float(self.same.mean())
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a caller sees while the search runs."""
+
+    done: float  # share of the search
+    best: Method
+    kl: float
+    share: float  # of the unreduced model's MACs
+
+
+Report = Callable[[Progress], None]
+
+
+class Ruler:
+    """Measures the damage of settings on fixed images; what a journal has is not measured again."""
+
+    def __init__(self, model: nn.Module, images: Tensor, batch_size: int, journal: Journal | None) -> None:
+        self.model, self.images, self.batch_size, self.journal = unpatch(model), images, batch_size, journal
+        self.seen = 0  # images that went through a reduced model
+        self.seconds = 0.0
+        self.known: dict[Any, Damage] = {}
+        if journal is not None:
+            for entry in journal.entries:
+                key = (_hashable(entry["settings"]), entry["first"], entry["last"])
+                self.known[key] = Damage(np.array(entry["kl"]), np.array(entry["same"], dtype=bool))
+        with torch.inference_mode():
+            self.base = torch.cat([self.model(part) for part in images.split(batch_size)])
+
+    def damage(self, method: Method, first: int, last: int) -> Damage:
+        """Of these settings on images `first` to `last`."""
+        key = (_hashable(method.to_dict()), first, last)
+        self.seen += last - first
+        if key not in self.known:
+            begin = time.perf_counter()
+            fast = patch_quietly(self.model, method)
+            with torch.inference_mode():
+                logits = torch.cat([fast(part) for part in self.images[first:last].split(self.batch_size)])
+            base = self.base[first:last]
+            kl = divergence(base, logits).numpy(force=True).round(9)
+            same = (base.argmax(dim=1) == logits.argmax(dim=1)).numpy(force=True)
+            self.known[key] = Damage(kl, same)
+            self.seconds += time.perf_counter() - begin
+            if self.journal is not None:
+                entry = {"settings": method.to_dict(), "first": first, "last": last}
+                self.journal.append({**entry, "kl": kl.tolist(), "same": same.astype(int).tolist()})
+        return self.known[key]
+
+
+def _hashable(settings: dict[str, Any]) -> Any:
+    return tuple((key, tuple(v) if isinstance(v, (list, tuple)) else v) for key, v in sorted(settings.items()))
+
+
+def neighbour(space: Space, method: Method, target: float, choose: random.Random) -> Callable[[Method], Method | None]:
+    """A random small change, as something that can be done again where it helped."""
+    ranges = type(method).tunes
+    if ranges and choose.random() < 0.15:
+        name = choose.choice(sorted(ranges))
+        factor = choose.choice((0.7, 1 / 0.7))
+        low, high = ranges[name]
+
+        def scale(of: Method) -> Method | None:
+            value = float(f"{min(max(getattr(of, name) * factor, low), high):.4g}")
+            return dataclasses.replace(of, **{name: value}) if value != getattr(of, name) else None
+
+        return scale
+    plan = space.plan_of(method)
+    taken = choose.choice([layer for layer in space.layers if plan[layer]])
+    amount = choose.choice((1, 2, 4, 8, 16, 10**6))
+    others = [layer for layer in space.layers if layer != taken]
+    used = sum(bool(number) for number in plan)
+    if space.limits.layers is not None and used >= space.limits.layers and amount < plan[taken]:
+        others = [layer for layer in others if plan[layer]] or others
+    filled = choose.choice(others)
+
+    def shift(of: Method) -> Method | None:
+        plan = space.plan_of(of)
+        if not plan[taken]:
+            return None
+        plan[taken] -= min(amount, plan[taken])
+        changed = space.fill(plan, filled, target)
+        return None if changed is None else dataclasses.replace(of, **{of.dial: tuple(changed)})  # type: ignore[arg-type]
+
+    return shift
+
+
+@dataclass
+class Found:
+    """The best so far."""
+
+    method: Method
+    damage: Damage
+    tried: int
+    interrupted: bool = False
+
+
+def search(
+    ruler: Ruler,
+    space: Space,
+    target: float,
+    *,
+    images: int,
+    evaluations: float,
+    seconds: float,
+    seed: int,
+    report: Callable[[float, Found], None] | None = None,
+    start: Sequence[Method] = (),
+) -> Found:
+    """Local search at a cost of `target` MACs, over the first `images` images, for so many passes over them."""
+    choose = random.Random(seed)
+    begin_seen, begin_seconds = ruler.seen, ruler.seconds
+    found: Found | None = None
+    tried: set[Method] = set()
+    again: Callable[[Method], Method | None] | None = None
+
+    def spent() -> float:
+        by_time = (ruler.seconds - begin_seconds) / seconds if seconds else 0.0
+        return max((ruler.seen - begin_seen) / images / evaluations, by_time)
+
+    def race(method: Method) -> Damage | None:
+        """Damage on all images, or None if it is clearly not less than the best's."""
+        parts: list[Damage] = []
+        edges = [0, *(round(share * images) for share in RACE)]
+        for first, last in zip(edges, edges[1:], strict=False):
+            parts.append(ruler.damage(method, first, last))
+            if found is not None:
+                gain = np.concatenate([part.kl for part in parts]) - found.damage.kl[:last]
+                if gain.mean() > gain.std() / len(gain) ** 0.5 * (0.5 if last < images else 0):
+                    return None
+        return Damage(np.concatenate([p.kl for p in parts]), np.concatenate([p.same for p in parts]))
+
+    try:
+        first_candidates = [*start, *space.starts(target)]
+        if not first_candidates:
+            raise unreachable(space, target)
+        idle = 0
+        while spent() < 1 and idle < 2000:
+            change = None
+            if first_candidates:
+                candidate: Method | None = first_candidates.pop(0)
+            else:
+                assert found is not None
+                change = again or neighbour(space, found.method, target, choose)
+                candidate, again = change(found.method), None
+            if candidate is None or candidate in tried:
+                idle += 1
+                continue
+            idle = 0
+            tried.add(candidate)
+            damage = race(candidate)
+            if damage is not None and (found is None or damage.mean_kl < found.damage.mean_kl):
+                found, again = Found(candidate, damage, 0), change
+            assert found is not None
+            found.tried = len(tried)
+            if report is not None:
+                report(min(spent(), 1.0), found)
+    except KeyboardInterrupt:
+        if found is None:
+            raise
+        found.interrupted = True
+    assert found is not None
+    return found
+
+
+def tune(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    macs: float | None = None,
+    speedup: float | None = None,
+    max_kl: float | None = None,
+    min_agreement: float | None = None,
+    method: Method | str = "gtp_plus",
+    limits: Limits = Limits(),  # noqa: B008  it is frozen
+    evaluations: int = 150,
+    minutes: float = 0,
+    seed: int = 0,
+    batch_size: int = 32,
+    timing_batch: int = 8,
+    name: str = "",
+    journal: Journal | None = None,
+    progress: Report | None = None,
+) -> Recipe:
+    """The settings of a method with the least damage at one target; a recipe that `patch` takes.
+
+    Args:
+        model: a supported ViT in eval mode, with the weights it will be used with.
+        images: a few hundred, prepared as the model wants them, [I, channels, height, width]. No labels are needed.
+        macs: the target as a share of the unreduced model's MACs,
+        speedup: or as a speed-up that is measured here,
+        max_kl: or as the largest KL divergence to the unreduced model,
+        min_agreement: or as the least agreement with it, in percent. Give one of the four.
+        method: a method with a schedule, by name or with its settings.
+        limits: what deployment asks for.
+        evaluations: how often the images are gone through.
+        minutes: end the search after so many; 0 = no limit of time.
+        seed: of the search.
+        batch_size: images at a time.
+        timing_batch: images in a batch where speed is measured.
+        name: of the model, for the recipe.
+        journal: of this run; what is in it is not measured again.
+        progress: told what is best so far.
+
+    Ctrl-C ends the search early with the best so far.
+    """
+    targets = {"macs": macs, "speedup": speedup, "max_kl": max_kl, "min_agreement": min_agreement}
+    given = {key: value for key, value in targets.items() if value is not None}
+    if len(given) != 1:
+        raise BadSetting(f"{len(given)} targets are given; give one of {', '.join(targets)}")
+    goal, value = next(iter(given.items()))
+    low, high = {"macs": (0, 1), "speedup": (1, 100), "max_kl": (0, 100), "min_agreement": (0, 100)}[goal]
+    check_range(goal, value, low, high, above_low=True)
+    check_range("evaluations", evaluations, 1, 10**6)
+    check_range("minutes", minutes, 0, 10**6)
+    if len(images) < FEWEST_IMAGES:
+        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
+    settings = starting_point(method)
+    plain: Any = unpatch(model)
+    vit = backbones.find(plain).describe(plain)
+    settings.build(vit)  # says what does not fit
+    space = Space(vit, settings, limits)
+    whole = space.whole
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal)
+    searched = len(images) - round(HELD_OUT * len(images))
+
+    def run(target: float, budget: float, done: float, start: Sequence[Method] = ()) -> Found:
+        def report(share: float, found: Found) -> None:
+            if progress is not None:
+                cost = space.cost(space.plan_of(found.method)) / whole
+                kl = found.damage.mean_kl
+                progress(Progress(done + share * budget / evaluations, found.method, kl, cost))
+
+        seconds = 60 * minutes * budget / evaluations
+        return search(
+            ruler,
+            space,
+            target,
+            images=searched,
+            evaluations=budget,
+            seconds=seconds,
+            seed=seed,
+            report=report,
+            start=start,
+        )
+
+    begin = time.time()
+    timing = None
+    if goal == "macs":
+        found = run(value * whole, evaluations, 0)
+    elif goal == "speedup":
+        found, timing = _at_speedup(plain, ruler.images[:timing_batch], space, whole, value, evaluations, run)
+    else:
+        found = _at_damage(goal, space, whole, value, evaluations, run)
+    cost = space.cost(space.plan_of(found.method))
+    held_out = ruler.damage(found.method, searched, len(images))
+    measured: dict[str, Any] = {
+        "macs": cost,
+        "share": round(cost / whole, 4),
+        "kl": round(found.damage.mean_kl, 6),
+        "agreement": round(found.damage.agreement, 2),
+        "images": searched,
+        "held_out": {
+            "kl": round(held_out.mean_kl, 6),
+            "agreement": round(held_out.agreement, 2),
+            "images": len(images) - searched,
+        },
+    }
+    if timing is not None:
+        measured["speedup"] = timing
+    import gtp_vit
+
+    history = {
+        "by": "gtp-vit tune",
+        "version": gtp_vit.__version__,
+        "target": {goal: value},
+        "limits": dataclasses.asdict(limits),
+        "seed": seed,
+        "candidates": found.tried,
+        "interrupted": found.interrupted,
+        "minutes": round((time.time() - begin) / 60, 1),
+    }
+    return Recipe(name or model_name(plain), sizes_of_vit(vit), found.method, history, measured)
+
+
+def starting_point(method: Method | str) -> Method:
+    """Settings to begin with, of a method that has a schedule."""
+    if isinstance(method, str):
+        method = METHODS[check_name("method", method, METHODS)]()
+    if method.dial not in ("propagate", "r") or method.name == "ppt":
+        names = [cls.name for cls in METHODS.values() if cls.dial in ("propagate", "r") and cls.name != "ppt"]
+        raise BadSetting(f"{method.name} has no schedule that could be searched; these have: {', '.join(names)}")
+    return method
+
+
+Run = Callable[..., Found]
+
+
+def _at_damage(goal: str, space: Space, whole: int, value: float, evaluations: float, run: Run) -> Found:
+    """The cheapest settings with at most this damage: halve the range of costs, each time with a short search."""
+    low, high, good, steps = cheapest(space) / whole, 1.0, None, 6
+    last: Found | None = None
+    for step in range(steps):
+        middle = (low + high) / 2
+        last = run(middle * whole, evaluations / steps, step / steps, [] if last is None else _moved(space, last, middle * whole))
+        fine = last.damage.mean_kl <= value if goal == "max_kl" else last.damage.agreement >= value
+        if fine:
+            good, high = last, middle
+        else:
+            low = middle
+        if last.interrupted:
+            break
+    if good is None:
+        assert last is not None
+        raise BadSetting(
+            f"{goal} {value:g} was not met by any settings that save something: at a share of {low:.3f} of the MACs "
+            f"KL is {last.damage.mean_kl:.4f} and agreement {last.damage.agreement:.1f} %; ask for less, or for macs"
+        )
+    return good
+
+
+def _at_speedup(
+    model: nn.Module, images: Tensor, space: Space, whole: int, value: float, evaluations: float, run: Run
+) -> tuple[Found, dict[str, Any]]:
+    """Find the cost at which the starting shape is that fast, tune there, and correct by what the result measures."""
+
+    def faster(method: Method) -> float:
+        models = {"unreduced": model, "reduced": patch_quietly(model, method)}
+        return benchmark_models(models, images, rounds=15)[1].speedup
+
+    low, high = cheapest(space) / whole, 1.0
+    shape = space.plan_of(space.method)
+    for _ in range(6):
+        middle = (low + high) / 2
+        plan = space.fit(shape, middle * whole)
+        reached = faster(space.with_plan(plan)) if plan is not None else 1.0
+        low, high = (middle, high) if reached >= value else (low, middle)
+    share = low
+    if share <= cheapest(space) / whole:
+        raise BadSetting(
+            f"a speed-up of {value:g} was not reached here at the least number of tokens; ask for less than {reached:.2f}"
+        )
+    found = run(share * whole, 0.7 * evaluations, 0)
+    for attempt in range(4):
+        reached = faster(found.method)
+        if reached >= value or found.interrupted:
+            break
+        share *= max(min(reached / value, 0.99), 0.8)
+        found = run(share * whole, 0.1 * evaluations, 0.7 + 0.1 * min(attempt, 2), _moved(space, found, share * whole))
+    timing = benchmark_models({"unreduced": model, "reduced": patch_quietly(model, found.method)}, images, rounds=31)[1]
+    if timing.speedup < value * 0.97:
+        raise BadSetting(
+            f"a speed-up of {value:g} was not reached: the best schedule at {share:.3f} of the MACs measures "
+            f"{timing.speedup:.2f} at batch {len(images)}; ask for less, or for macs"
+        )
+    return found, {
+        "median": round(timing.speedup, 3),
+        "quartiles": [round(edge, 3) for edge in timing.speedup_quartiles],
+        "batch": len(images),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _moved(space: Space, found: Found, target: float) -> list[Method]:
+    """The shape that was found, at another cost."""
+    plan = space.fit(space.plan_of(found.method), target)
+    return [] if plan is None else [dataclasses.replace(found.method, **{found.method.dial: tuple(plan)})]  # type: ignore[arg-type]
+
+
+def curve(
+    model: nn.Module, images: Tensor, shares: Sequence[float], *, progress: Report | None = None, **settings: Any
+) -> list[Recipe]:
+    """Recipes at several costs, cheapest last: the trade-off that this model offers."""
+    ordered = sorted(set(shares), reverse=True)
+    found: list[Recipe] = []
+    for index, share in enumerate(ordered):
+
+        def part(now: Progress, index: int = index) -> None:
+            if progress is not None:
+                progress(dataclasses.replace(now, done=(index + now.done) / len(ordered)))
+
+        found.append(tune(model, images, macs=share, progress=part, **settings))
+        if found[-1].found["interrupted"]:
+            break
+    return found
+
+
+def accelerate(model: Any, images: Tensor, *, macs: float = 0.65, **settings: Any) -> Any:
+    """Tune a model on a few hundred unlabelled images and patch it, in one call; settings as in `tune`."""
+    return patch(model, tune(model, images, macs=macs, **settings))
