@@ -23,7 +23,10 @@ INSTRUCTION_SETS = {
     "portable": [],
 }
 SOURCES = "src/gtp_vit/kernels/cpp"
-HEADERS = [f"{name}.h" for name in "attention conserve graph parallel products reduce threshold vector workspace".split()]
+NAMES = ("attention", "conserve", "graph", "parallel", "products", "reduce", "threshold", "vector", "workspace")
+    f"{name}.h"
+    for name in ["attention", "conserve", "graph", "parallel", "products", "reduce", "threshold", "vector", "workspace"]
+]
 
 x86 = platform.machine().lower() in ("x86_64", "amd64")
 setup(
@@ -31,7 +34,7 @@ setup(
         Extension(
             f"gtp_vit.kernels._{name}",
             [f"{SOURCES}/api.cpp"],
-            depends=[f"{SOURCES}/{header}" for header in HEADERS],
+            depends=[f"{SOURCES}/{header}.h" for header in NAMES],
             extra_compile_args=FLAGS + flags,
             language="c++",
             optional=True,

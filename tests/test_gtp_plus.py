@@ -113,6 +113,11 @@ def test_without_its_parts_it_still_runs():
 
 
 def test_bad_settings():
-    for method in (GTPPlus(floor=-1), GTPPlus(proportional_attention=3), GTPPlus(propagate=16), GTPPlus(propagate="often")):
+    for method in (
+        GTPPlus(floor=-1),
+        GTPPlus(proportional_attention=3),
+        GTPPlus(propagate=16),
+        GTPPlus(propagate="often"),
+    ):
         with pytest.raises(GTPError):
             patch(families.make("vit"), method)

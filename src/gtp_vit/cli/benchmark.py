@@ -12,9 +12,9 @@ import torch
 import tyro
 
 from gtp_vit.cli import render
-from gtp_vit.cli.evaluate import command
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.macs import layer_rows
+from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_range

@@ -7,21 +7,17 @@ from dataclasses import dataclass
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
+from gtp_vit.cli.output import OutputFlags, command, show
 from gtp_vit.tools.environment import environment
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(OutputFlags):
     """Show versions, hardware and known traps of this machine."""
-
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:
     flags = parse(Check, words)
     found = environment()
-    if flags.json:
-        render.as_json(found)
-    else:
-        render.table("gtp-vit check", ["what", "found"], [[k, str(v)] for k, v in render.plain(found).items()])
+    rows = [[key, str(value)] for key, value in render.plain(found).items()]
+    show(flags, command("check", words), "gtp-vit check", ["what", "found"], rows, found)

@@ -13,13 +13,13 @@ from gtp_vit.cli import render
 from gtp_vit.cli.evaluate import (
     change_text,
     check_readable,
-    command,
     explanation,
     open_journal,
     result_row,
     write_results,
 )
 from gtp_vit.cli.flags import parse
+from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.tools.benchmark import Timing

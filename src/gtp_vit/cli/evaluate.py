@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, Unreadable
 from gtp_vit.patch import patch
@@ -187,7 +187,3 @@ def check_readable(found: Evaluation) -> None:
     if found.unreadable:
         names = "; ".join(found.unreadable[:5])
         raise Unreadable(f"{len(found.unreadable)} of the images could not be read and were not counted: {names}")
-
-
-def command(name: str, words: Sequence[str]) -> str:
-    return shlex.join(["gtp-vit", name, *words])

@@ -9,8 +9,9 @@ from typing import Any
 import tyro
 from torch import Tensor
 
-from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.output import OutputFlags, command, show
+from gtp_vit.cli.source import check_recipe
 from gtp_vit.core.reducer import Convention
 from gtp_vit.patch import patch
 from gtp_vit.tools.macs import macs, steps_on
@@ -18,7 +19,7 @@ from gtp_vit.tools.models import create_model
 
 
 @dataclass(frozen=True)
-class Macs:
+class Macs(OutputFlags):
     """Count the multiply-accumulates of a model with and without token reduction, for one image."""
 
     model: tyro.conf.Positional[str] = "deit_small_patch16_224"
@@ -31,20 +32,18 @@ class Macs:
     """Height and width of the images, if not the model's own."""
     lossless: bool = True
     """The last block computes only what the head reads."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Macs, words)
     model = create_model(flags.model, meta=True, img_size=flags.img_size)
+    check_recipe(flags.method, model)
     fast = patch(model, method, lossless=flags.lossless)
-    if flags.json:
-        before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)
-        result = {"unreduced": before.total, method.name: after.total, "parts": after, "settings": method.to_dict()}
-        render.as_json({"flags": flags, **result})
-        return
-    render.table(f"{flags.model}, {method.name}", *layer_rows(model, fast, flags.convention))
+    before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)
+    result = {"unreduced": before.total, method.name: after.total, "parts": after, "settings": method.to_dict()}
+    columns, rows = layer_rows(model, fast, flags.convention)
+    title = f"{flags.model}, {method.name}"
+    show(flags, command("macs", words), title, columns, rows, {"flags": flags, **result})
 
 
 def layer_rows(

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import tyro
 
-from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
+from gtp_vit.cli.output import OutputFlags, command, show
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
 
 
 @dataclass(frozen=True)
-class Methods:
+class Methods(OutputFlags):
     """List the methods, or with a name the settings of one.
 
     examples:
@@ -25,8 +25,6 @@ class Methods:
 
     name: tyro.conf.Positional[str] = ""
     """A method, to see its settings and their defaults."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -34,11 +32,9 @@ def main(words: Sequence[str]) -> None:
     if flags.name:
         method = METHODS[check_name("method", flags.name, METHODS)]
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
-        if flags.json:
-            render.as_json(defaults)
-        else:
-            rows = [[f"--{name.replace('_', '-')}", repr(value)] for name, value in defaults.items()]
-            render.table(f"{method.name}: {method.__doc__}", ["setting", "default"], rows)
+        rows = [[f"--{name.replace('_', '-')}", repr(value)] for name, value in defaults.items()]
+        title = f"{method.name}: {method.__doc__}"
+        show(flags, command("methods", words), title, ["setting", "default"], rows, defaults)
         return
     rows = [
         [
@@ -51,7 +47,4 @@ def main(words: Sequence[str]) -> None:
         for m in METHODS.values()
     ]
     columns = ["method", "what it does", "class token", "learned parts", "licence of the original"]
-    if flags.json:
-        render.as_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        render.table("methods", columns, rows)
+    show(flags, command("methods", words), "methods", columns, rows)

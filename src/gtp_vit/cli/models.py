@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import tyro
 
 from gtp_vit import embedded
-from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
+from gtp_vit.cli.output import OutputFlags, command, show
 from gtp_vit.errors import GTPError
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.models import create_model, names
 
 
 @dataclass(frozen=True)
-class Models:
+class Models(OutputFlags):
     """List models that can be patched: timm's plain vision transformers, and those inside the package.
 
     examples:
@@ -30,8 +30,6 @@ class Models:
     """Which names, with * and ?."""
     details: bool = False
     """Also tokens, channels, layers and GMACs of each; makes each model without weights."""
-    json: bool = False
-    """Print JSON instead of a list."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -41,18 +39,15 @@ def main(words: Sequence[str]) -> None:
         near = difflib.get_close_matches(flags.pattern.strip("*?"), names("*"), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; e.g. gtp-vit models 'deit*' or {embedded.NAME}"
         raise GTPError(f"no model is called {flags.pattern!r}{hint}")
+    if not flags.details and not flags.json and flags.report is None:
+        print("\n".join(found))  # a plain list, for pipes
+        return
     if not flags.details:
-        if flags.json:
-            render.as_json(found)
-        else:
-            print("\n".join(found))
+        show(flags, command("models", words), "models", ["model"], [[name] for name in found], found)
         return
     columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs", "supported"]
     rows = [_details(name) for name in found]
-    if flags.json:
-        render.as_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        render.table("models", columns, rows)
+    show(flags, command("models", words), "models", columns, rows)
 
 
 def _details(name: str) -> list[str]:

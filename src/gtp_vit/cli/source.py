@@ -68,10 +68,14 @@ def make_model(flags: ModelFlags) -> Any:
         img_size=flags.img_size,
         num_classes=flags.num_classes,
     )
-    method = getattr(flags, "method", "")
+    check_recipe(getattr(flags, "method", ""), model)
+    return model
+
+
+def check_recipe(method: str, model: Any) -> None:
+    """If --method names a recipe: is it meant for this model?"""
     if is_recipe(method):
         read_recipe(method).check(model)
-    return model
 
 
 def make_dataset(flags: DataFlags, model: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from gtp_vit.cli import render
-from gtp_vit.cli.evaluate import command
 from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.recipes import Recipe

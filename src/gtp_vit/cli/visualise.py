@@ -10,8 +10,8 @@ from typing import Any
 import tyro
 
 from gtp_vit import embedded
-from gtp_vit.cli.evaluate import command
 from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.output import command
 from gtp_vit.cli.source import ModelFlags, has_real_weights, make_model
 from gtp_vit.errors import GTPError
 from gtp_vit.patch import patch

@@ -83,7 +83,9 @@ def _conserve(
     x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
     norm_weight: Any, norm_bias: Any, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    fits = natives.PROBLEM is None and natives.can_conserve(x, branch, importance, size, removed, norm_weight, norm_bias)
+    fits = natives.PROBLEM is None and natives.can_conserve(
+        x, branch, importance, size, removed, norm_weight, norm_bias
+    )
     kernel = natives.conserve if fits else conserving.conserve
     return kernel(x, branch, importance, size, removed, floor, keep_norm, norm_weight, norm_bias, epsilon)
 

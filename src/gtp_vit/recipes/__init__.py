@@ -94,7 +94,9 @@ def read_recipe(path: str | Path) -> Recipe:
             path = shipped
         else:
             names = ", ".join(shipped_recipes())
-            raise GTPError(f"there is no recipe {path}; give a file that gtp-vit tune wrote, or one of {names or 'none'}")
+            raise GTPError(
+                f"there is no recipe {path}; give a file that gtp-vit tune wrote, or one of {names or 'none'}"
+            )
     try:
         stored = _metadata(path) if path.suffix == ".safetensors" else json.loads(path.read_text())
     except (ValueError, OSError) as error:

@@ -116,10 +116,12 @@ class Space:
         shapes.append([float(layer in thirds) for layer in range(depth)])
         shapes.append(np.interp(np.linspace(0, 11, depth), range(12), DIFFRATE_SHAPE).tolist())
         shapes.append(self.plan_of(self.method))
-        for shape in shapes:
-            plan = self.fit(shape, target)
-            if plan is not None:
-                yield self.with_plan(plan)
+        found = [plan for plan in (self.fit(shape, target) for shape in shapes) if plan is not None]
+        if not found:  # nothing is cheaper than to remove all that can be removed at once
+            last_resort = self.fit([float(layer == 0) for layer in range(depth)], target)
+            found = [] if last_resort is None else [last_resort]
+        for plan in found:
+            yield self.with_plan(plan)
 
 
 def at_share(model: nn.Module, method: Method, share: float) -> Method:

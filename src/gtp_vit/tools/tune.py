@@ -118,6 +118,8 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
 
         return scale
     plan = space.plan_of(method)
+    if not any(plan):
+        return lambda of: None  # the target is met without removing anything
     taken = choose.choice([layer for layer in space.layers if plan[layer]])
     amount = choose.choice((1, 2, 4, 8, 16, 10**6))
     others = [layer for layer in space.layers if layer != taken]
@@ -355,7 +357,12 @@ def _at_damage(goal: str, space: Space, whole: int, value: float, evaluations: f
     last: Found | None = None
     for step in range(steps):
         middle = (low + high) / 2
-        last = run(middle * whole, evaluations / steps, step / steps, [] if last is None else _moved(space, last, middle * whole))
+        last = run(
+            middle * whole,
+            evaluations / steps,
+            step / steps,
+            [] if last is None else _moved(space, last, middle * whole),
+        )
         fine = last.damage.mean_kl <= value if goal == "max_kl" else last.damage.agreement >= value
         if fine:
             good, high = last, middle
