@@ -23,10 +23,7 @@ INSTRUCTION_SETS = {
     "portable": [],
 }
 SOURCES = "src/gtp_vit/kernels/cpp"
-NAMES = ("attention", "conserve", "graph", "parallel", "products", "reduce", "threshold", "vector", "workspace")
-    f"{name}.h"
-    for name in ["attention", "conserve", "graph", "parallel", "products", "reduce", "threshold", "vector", "workspace"]
-]
+HEADERS = ("attention", "conserve", "graph", "parallel", "products", "reduce", "threshold", "vector", "workspace")
 
 x86 = platform.machine().lower() in ("x86_64", "amd64")
 setup(
@@ -34,7 +31,7 @@ setup(
         Extension(
             f"gtp_vit.kernels._{name}",
             [f"{SOURCES}/api.cpp"],
-            depends=[f"{SOURCES}/{header}.h" for header in NAMES],
+            depends=[f"{SOURCES}/{header}.h" for header in HEADERS],
             extra_compile_args=FLAGS + flags,
             language="c++",
             optional=True,

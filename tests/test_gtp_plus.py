@@ -51,7 +51,7 @@ def test_one_merge_by_hand(native):
     assert x[0, 2:].tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
-@pytest.mark.parametrize("tokens,channels,batch", [(5, 3, 1), (33, 40, 2), (197, 192, 3), (64, 17, 1)])
+@pytest.mark.parametrize(("tokens", "channels", "batch"), [(5, 3, 1), (33, 40, 2), (197, 192, 3), (64, 17, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
     if kernels.native.PROBLEM is not None:

@@ -28,10 +28,7 @@ def parse_with_method(command: type[Command], words: Sequence[str], default: str
     import tyro
 
     chosen = _chosen_method(words, default)
-    if is_recipe(chosen):
-        start = read_recipe(chosen).method
-    else:
-        start = METHODS[check_name("method", chosen, METHODS)]()
+    start = read_recipe(chosen).method if is_recipe(chosen) else METHODS[check_name("method", chosen, METHODS)]()
     method = type(start)
     check_words(words, command, method)
     both = dataclasses.make_dataclass(

@@ -11,8 +11,9 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.evaluate import command, write_results
+from gtp_vit.cli.evaluate import write_results
 from gtp_vit.cli.flags import parse
+from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_name
 from gtp_vit.tools.data import batches

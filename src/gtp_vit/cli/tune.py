@@ -140,7 +140,9 @@ def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
         if isinstance(dataset, InMemory):
             return dataset.images[places], []
         dataset = torch.utils.data.Subset(dataset, places)
-    found, problems, seen = [], [], 0
+    found: list[torch.Tensor] = []
+    problems: list[str] = []
+    seen = 0
     for batch in batches(dataset, batch_size=32, workers=flags.workers):
         found.append(batch.images)
         problems.extend(batch.unreadable.values())

@@ -1,7 +1,7 @@
 """GTP+: conserving graph propagation, a method of our own. What is removed goes whole to its most similar kept token.
 
-In a layer that removes P tokens, after the attention residual, those go whose merging costs least: tokens that the class
-token hardly attends to and that look like a more important one. Each gives all its mass to the most similar more
+In a layer that removes P tokens, after the attention residual, those go whose merging costs least: tokens that the
+class token hardly attends to and that look like a more important one. Each gives all its mass to the most similar more
 important token that stays: features are averaged by size and brought back to the largest of the norms involved, sizes
 add up to the number of patches, and attention favours tokens by their size.
 """
@@ -28,7 +28,7 @@ from gtp_vit.paper.propagation import summarise
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GTPPlus(Method):
-    """Remove tokens that are unimportant and look like a more important one; give each whole to the most similar one."""
+    """Merge tokens that are unimportant and look like a more important one into the most similar of those."""
 
     name: ClassVar[str] = "gtp_plus"
     source: ClassVar[Source] = Source("none, our own", "this package", "Apache-2.0")

@@ -1,6 +1,7 @@
 """Recipes: the settings that were found for one model, with how they were found and what they measured, as JSON.
 
-A recipe is a file of its own, or the metadata of a safetensors checkpoint. Some ship with the package, beside this file.
+A recipe is a file of its own, or the metadata of a safetensors checkpoint. Some ship with the package, beside this
+file.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ def is_recipe(name: str) -> bool:
 def default_method(model: nn.Module) -> Method:
     """What `patch` does without a method: GTP+ at DEFAULT_SHARE of the MACs.
 
-    Where a recipe for this model is in the package, it is that one; else the schedule has the shape that did well on all
-    models that were measured.
+    Where a recipe for this model is in the package, it is that one; else the schedule has the shape that did well on
+    all models that were measured.
     """
     from gtp_vit.tools.space import at_share
 

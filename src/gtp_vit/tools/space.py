@@ -53,7 +53,7 @@ class Space:
         return count_macs(self.vit, reducer, steps, self.vit.grid, "model", True, lossless).total
 
     def with_plan(self, plan: Sequence[int]) -> Method:
-        return dataclasses.replace(self.method, **{self.method.dial: tuple(plan)})  # type: ignore[arg-type]
+        return dataclasses.replace(self.method, **{self.method.dial: tuple(plan)})
 
     def plan_of(self, method: Method) -> list[int]:
         """The schedule of these settings, layer by layer."""

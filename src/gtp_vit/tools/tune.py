@@ -9,6 +9,7 @@ search; what they show is in the recipe.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -134,7 +135,7 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
             return None
         plan[taken] -= min(amount, plan[taken])
         changed = space.fill(plan, filled, target)
-        return None if changed is None else dataclasses.replace(of, **{of.dial: tuple(changed)})  # type: ignore[arg-type]
+        return None if changed is None else dataclasses.replace(of, **{of.dial: tuple(changed)})
 
     return shift
 
@@ -176,7 +177,7 @@ def search(
         """Damage on all images, or None if it is clearly not less than the best's."""
         parts: list[Damage] = []
         edges = [0, *(round(share * images) for share in RACE)]
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in itertools.pairwise(edges):
             parts.append(ruler.damage(method, first, last))
             if found is not None:
                 gain = np.concatenate([part.kl for part in parts]) - found.damage.kl[:last]
@@ -398,7 +399,8 @@ def _at_speedup(
     share = low
     if share <= cheapest(space) / whole:
         raise BadSetting(
-            f"a speed-up of {value:g} was not reached here at the least number of tokens; ask for less than {reached:.2f}"
+            f"a speed-up of {value:g} was not reached here at the least number of tokens; ask for less than "
+            f"{reached:.2f}"
         )
     found = run(share * whole, 0.7 * evaluations, 0)
     for attempt in range(4):
@@ -424,7 +426,7 @@ def _at_speedup(
 def _moved(space: Space, found: Found, target: float) -> list[Method]:
     """The shape that was found, at another cost."""
     plan = space.fit(space.plan_of(found.method), target)
-    return [] if plan is None else [dataclasses.replace(found.method, **{found.method.dial: tuple(plan)})]  # type: ignore[arg-type]
+    return [] if plan is None else [dataclasses.replace(found.method, **{found.method.dial: tuple(plan)})]
 
 
 def curve(
