@@ -5,8 +5,11 @@ OLDEST := .venv-oldest
 
 .PHONY: demo test test-oldest sanitize benchmark format clean
 
+# All methods on the small model inside the package. For a real one:
+#   make demo DEMO="--model deit_small_patch16_224 --pretrained --data-dir imagenet/val"
+DEMO :=
 demo: $(VENV)/ready
-	$(VENV)/bin/gtp-vit benchmark deit_small_patch16_224 --propagate 8 --batch-size 8
+	$(VENV)/bin/gtp-vit compare $(DEMO) --output build/demo
 
 test: $(VENV)/ready
 	$(VENV)/bin/ruff format --check .

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,3 +340,42 @@ def test_visualise_writes_pictures_and_a_page(folder, tmp_path, capsys):
     assert "has layers 0 to 5" in capsys.readouterr().err
     assert main(["visualise", "test_vit", "no.jpg", "--checkpoint", str(weights)]) == Exit.USAGE
     assert "there is no picture no.jpg" in capsys.readouterr().err
+
+
+def tar_of_pictures(folder, count=12):
+    """A WebDataset of one shard, as timm wants it."""
+    import io
+    import tarfile
+
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    with tarfile.open(folder / "val-0000.tar", "w") as tar:
+        for number in range(count):
+            picture = io.BytesIO()
+            Image.fromarray(generator.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(picture, "PNG")
+            for ending, content in (("png", picture.getvalue()), ("cls", str(number % 4).encode())):
+                member = tarfile.TarInfo(f"{number:05}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    split = {"name": "validation", "filenames": ["val-0000.tar"], "num_samples": count, "shard_lengths": [count]}
+    (folder / "_info.json").write_text(json.dumps({"splits": {"validation": split}}))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")  # of webdataset itself
+def test_webdatasets_are_read_through_timm(folder, tmp_path, capsys):
+    pytest.importorskip("webdataset")
+    words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--propagate", "4", "--json")
+    words[words.index("--data-dir") + 1] = str(tar_of_pictures(tmp_path / "shards"))
+    assert main(words) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["rows"][0]["images"] == 12
+
+
+@pytest.mark.filterwarnings("ignore")  # of datasets itself
+def test_hugging_face_data_sets_are_read_through_timm(folder, tmp_path, capsys):
+    pytest.importorskip("datasets", reason="Hugging Face's datasets is an extra: pip install gtp-vit[data]")
+    shutil.copytree(folder, tmp_path / "hf" / "validation")
+    words = evaluate_words(folder, tmp_path, "--dataset", f"hfds/{tmp_path}/hf", "--workers", "0", "--json")
+    words[words.index("--data-dir") + 1] = str(tmp_path / "cache")
+    assert main([*words, "--propagate", "4"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["rows"][0]["images"] == 40

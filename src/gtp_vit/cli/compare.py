@@ -22,6 +22,7 @@ from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.recipes import read_recipe
 from gtp_vit.tools.benchmark import Timing
 from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, patch_quietly, plan
 from gtp_vit.tools.data import batches
@@ -41,6 +42,7 @@ class Compare(DataFlags):
     share of the unreduced model's, or what GTP takes that propagates so many tokens a layer.
 
     examples:
+      gtp-vit compare --output compared
       gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --at-propagate 8 14 --output compared
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --macs 0.65 --methods gtp tome evit
     """
@@ -51,6 +53,8 @@ class Compare(DataFlags):
     """Budgets as shares of the unreduced model's MACs."""
     at_propagate: tuple[int, ...] = ()
     """Budgets as the MACs of GTP with so many propagated tokens a layer. Without any budget: 0.8, 0.65 and 0.55."""
+    recipes: tuple[str, ...] = ()
+    """Files that gtp-vit tune wrote, or names of recipes in the package, to compare as well."""
     rounds: int = 7
     """How often each model is timed, interleaved; 0 does not time."""
     timing_batch: int = 8
@@ -75,7 +79,8 @@ def main(words: Sequence[str]) -> None:
     dataset = make_dataset(flags, model)
     whole = macs(model).total
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
-    plans, left_out = plan(model, flags.methods, budgets or [share * whole for share in (0.8, 0.65, 0.55)])
+    budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
+    plans, left_out = plan(model, flags.methods, budgets, [read_recipe(recipe) for recipe in flags.recipes])
     what = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     results = None if flags.output is None else flags.output / "results.csv"
     timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images
@@ -134,7 +139,7 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _name(row: Row) -> str:
-    return row.plan.name if row.plan.method is None else row.plan.method.name
+    return row.plan.label
 
 
 def _speed(timing: Timing) -> str:
@@ -205,7 +210,7 @@ def token_pictures(flags: Compare, model: Any, rows: Sequence[Row], images: torc
 def _stored(flags: Compare, model: Any, row: Row, plans: Sequence[Plan], found: Evaluation) -> dict[str, Any]:
     cost = {p.name: p.macs for p in plans}
     stored = result_row(flags, model, row.plan.name, cost, found)
-    stored["method"] = "" if row.plan.method is None else row.plan.method.name
+    stored["method"] = "" if row.plan.method is None else row.plan.label
     stored["budget_gmacs"] = round(row.plan.budget / 1e9, 6)
     stored["speedup"] = None if row.timing is None else round(row.timing.speedup, 4)
     stored["settings"] = {} if row.plan.method is None else row.plan.method.to_dict()

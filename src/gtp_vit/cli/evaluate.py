@@ -33,6 +33,7 @@ class Evaluate(DataFlags):
     the same --results-file.
 
     examples:
+      gtp-vit evaluate
       gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --propagate 8 --results-file gtp8.csv
       gtp-vit evaluate deit_tiny_patch16_224 --checkpoint deit.safetensors --data-dir val --method tome --r 14
     """

@@ -20,6 +20,7 @@ def parse(command: type[Command], words: Sequence[str]) -> Command:
     import tyro
 
     check_words(words, command)
+    words = _model_first(words)
     return tyro.cli(command, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__)
 
 
@@ -31,6 +32,7 @@ def parse_with_method(command: type[Command], words: Sequence[str], default: str
     start = read_recipe(chosen).method if is_recipe(chosen) else METHODS[check_name("method", chosen, METHODS)]()
     method = type(start)
     check_words(words, command, method)
+    words = _model_first(words)
     both = dataclasses.make_dataclass(
         command.__name__,
         [
@@ -59,6 +61,17 @@ def check_words(words: Sequence[str], *sources: Any) -> None:
             check_name("flag", f"--{flag}", [f"--{known}" for known in choices])
             if choices[flag]:
                 check_name(f"--{flag}", value or following, choices[flag])
+
+
+def _model_first(words: Sequence[str]) -> list[str]:
+    """--model NAME, as timm's scripts have it, means the same as NAME in the first place."""
+    found = list(words)
+    for index, word in enumerate(found):
+        if word.startswith("--model="):
+            return [word.split("=", 1)[1], *found[:index], *found[index + 1 :]]
+        if word == "--model" and index + 1 < len(found):
+            return [found[index + 1], *found[:index], *found[index + 2 :]]
+    return found
 
 
 def _chosen_method(words: Sequence[str], default: str) -> str:

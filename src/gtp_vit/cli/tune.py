@@ -37,6 +37,7 @@ class Tune(DataFlags):
     search with the best so far; a run that was killed goes on when it is started again with the same --output.
 
     examples:
+      gtp-vit tune --macs 0.65
       gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir calibration --macs 0.65 --output recipe.json
       gtp-vit tune vit_tiny_patch16_224 --pretrained --data-dir calibration --min-agreement 95 --output recipe.json
       gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir calibration --method tome --curve --output curve.json

@@ -10,6 +10,7 @@ from typing import Any
 import tyro
 
 from gtp_vit import embedded
+from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import ModelFlags, has_real_weights, make_model
@@ -27,6 +28,7 @@ class Visualise(ModelFlags):
     """Draw which patches are left after each layer and where the others went: a PNG for each image, and one HTML page.
 
     examples:
+      gtp-vit visualise --propagate 14
       gtp-vit visualise vit_tiny_patch16_224 cat.jpg dog.jpg --pretrained --method tome --r 14 --output pictures
     """
 
@@ -38,6 +40,8 @@ class Visualise(ModelFlags):
     """Which layers to draw, counted from 0; four of them by default."""
     output: Path = Path("visualised")
     """Folder for the pictures and index.html."""
+    json: bool = False
+    """Print JSON instead of a sentence."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -51,11 +55,15 @@ def main(words: Sequence[str]) -> None:
     wrong = [layer for layer in layers if not 0 <= layer < depth]
     if wrong:
         raise GTPError(f"--layers has {wrong[0]}; this model has layers 0 to {depth - 1}")
-    sections = []
+    sections, drawn = [], {}
     for name, seen, tensor in _pictures(flags, model):
         found = trace(fast, tensor[None])
         data = png(panels(seen, found, layers))
         write_atomically(flags.output / f"{name}.png", data)
+        drawn[str(flags.output / f"{name}.png")] = {
+            "kept": [layer.kept.shape[1] for layer in found.layers],
+            "lost": int(found.lost()[0]),
+        }
         sections.append(Section(name, picture(data, "Above: what is left. Below: which patches share a token.")))
         sections.append(Section(f"{name}, layer by layer", table(*layer_table(found)) + paragraph(_lost(found))))
     title = f"{flags.model} with {method}"
@@ -63,7 +71,10 @@ def main(words: Sequence[str]) -> None:
         "A patch in colour shares its token with the patches of the same colour; grey ones are alone, white ones lost."
     )
     write_report(flags.output / "index.html", title, lead, sections, command("visualise", words))
-    print(f"Written: {flags.output / 'index.html'} and {len(sections) // 2} pictures")
+    if flags.json:
+        render.as_json({"page": flags.output / "index.html", "pictures": drawn, "settings": method.to_dict()})
+    else:
+        print(f"Written: {flags.output / 'index.html'} and {len(drawn)} pictures")
 
 
 def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:

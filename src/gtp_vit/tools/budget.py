@@ -17,9 +17,11 @@ from gtp_vit.errors import BadSetting, GTPError, check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.ats import ATS
 from gtp_vit.methods.diffrate import DiffRate
+from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.ppt import PPT
 from gtp_vit.patch import unpatch
 from gtp_vit.tools.macs import macs
+from gtp_vit.tools.space import at_macs_of
 
 FINEST = 1 / 512  # of the search over shares
 
@@ -32,6 +34,8 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     0.6015625
     """
     check_name("method", name, METHODS)
+    if name == GTPPlus.name:  # it has a schedule of its own shape
+        return at_macs_of(model, GTPPlus(), target)
     plain = unpatch(model)
     vit = backbones.find(plain).describe(plain)
     choices = _choices(name, vit)

@@ -17,6 +17,7 @@ from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import patch
+from gtp_vit.recipes import Recipe
 from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import at_macs
 from gtp_vit.tools.data import Item
@@ -30,6 +31,7 @@ class Plan:
     """One method at one budget."""
 
     name: str  # unique in the comparison
+    label: str  # what it is called in tables and plots
     method: Method | None  # None = the unreduced model
     budget: float  # MACs aimed at
     macs: int  # MACs it has
@@ -44,16 +46,19 @@ class Row:
     timing: Timing | None  # None = not timed
 
 
-def plan(model: nn.Module, methods: Sequence[str], budgets: Sequence[float]) -> tuple[list[Plan], list[str]]:
+def plan(
+    model: nn.Module, methods: Sequence[str], budgets: Sequence[float], recipes: Sequence[Recipe] = ()
+) -> tuple[list[Plan], list[str]]:
     """The unreduced model and every method at every budget, and what was left out and why.
 
     Args:
         model: the unreduced model.
         methods: names; () = all that fit.
         budgets: MACs for one image.
+        recipes: settings that were tuned for this model, compared as they are.
     """
     whole = macs(model).total
-    found, left_out = [Plan(UNREDUCED, None, whole, whole)], []
+    found, left_out = [Plan(UNREDUCED, UNREDUCED, None, whole, whole)], []
     for budget in budgets:
         for name in methods or [name for name in METHODS if name != Identity.name]:
             try:
@@ -64,7 +69,13 @@ def plan(model: nn.Module, methods: Sequence[str], budgets: Sequence[float]) -> 
                 left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
                 continue
             cost = macs(model, method, lossless=True).total
-            found.append(Plan(f"{name} @ {budget / 1e9:.3f}", method, budget, cost))
+            found.append(Plan(f"{name} @ {budget / 1e9:.3f}", name, method, budget, cost))
+    for number, recipe in enumerate(recipes):
+        recipe.check(model)
+        cost = macs(model, recipe.method, lossless=True).total
+        label = f"{recipe.method.name}, tuned"
+        budget = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
+        found.append(Plan(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
     return found, left_out
 
 

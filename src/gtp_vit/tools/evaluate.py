@@ -159,21 +159,16 @@ def summarise(names: list[str], entries: list[Any]) -> Evaluation:
         for name in names
     }
     unreadable = tuple(text for entry in entries for text in entry["unreadable"].values())
+    figures = ("top1", "top5", "agreement", "kl")
+    every = [_figure(per_image, name, figure) for name in names for figure in figures]
+    top1 = every[:: len(figures)]
+    intervals = bootstrap_all(np.stack([*every, *(own - top1[0] for own in top1)]))
     scores = []
-    for name in names:
-        top1, base = _figure(per_image, name, "top1"), _figure(per_image, UNREDUCED, "top1")
-        scores.append(
-            Score(
-                name=name,
-                images=len(indices),
-                top1=bootstrap(top1),
-                top5=bootstrap(_figure(per_image, name, "top5")),
-                agreement=bootstrap(_figure(per_image, name, "agreement")),
-                kl=bootstrap(_figure(per_image, name, "kl")),
-                top1_change=bootstrap(top1 - base),
-                seconds=sum(entry["models"][name]["seconds"] for entry in entries),
-            )
-        )
+    for index, name in enumerate(names):
+        own = dict(zip(figures, intervals[index * len(figures) :], strict=False))
+        seconds = sum(entry["models"][name]["seconds"] for entry in entries)
+        change = intervals[len(every) + index]
+        scores.append(Score(name=name, images=len(indices), **own, top1_change=change, seconds=seconds))
     return Evaluation(tuple(scores), unreadable, per_image)
 
 
@@ -188,11 +183,22 @@ def _figure(per_image: dict[str, dict[str, Array]], name: str, figure: str) -> A
 
 
 def bootstrap(values: Array) -> Interval:
-    """The mean and its 95 % interval, by resampling images; the same resamples for every call of that size."""
-    mean = float(values.mean())
-    if len(values) < 2 or not math.isfinite(mean):
-        return Interval(mean, math.nan, math.nan)
+    """The mean of [I] values and its 95 % interval, by resampling images."""
+    return bootstrap_all(values[None])[0]
+
+
+def bootstrap_all(values: Array) -> list[Interval]:
+    """The same for each row of [figures, I], all on the same resamples, which depend on the number of images alone."""
+    means, count = values.mean(axis=1), values.shape[1]
+    if count < 2:
+        return [Interval(float(mean), math.nan, math.nan) for mean in means]
     generator = np.random.default_rng(0)
-    means = np.array([values[generator.integers(0, len(values), len(values))].mean() for _ in range(RESAMPLES)])
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(mean, float(low), float(high))
+    at_once = max(1, 2_000_000 // count)  # resamples, to bound the memory
+    resampled = []
+    for begin in range(0, RESAMPLES, at_once):
+        # How often each image was drawn; the product then has the means of all figures.
+        draws = [generator.integers(0, count, count) for _ in range(min(at_once, RESAMPLES - begin))]
+        times = np.stack([np.bincount(draw, minlength=count) for draw in draws])
+        resampled.append(times @ values.T / count)
+    low, high = np.quantile(np.concatenate(resampled), [0.025, 0.975], axis=0)
+    return [Interval(float(m), float(a), float(b)) for m, a, b in zip(means, low, high, strict=True)]

@@ -124,14 +124,24 @@ class Space:
             yield self.with_plan(plan)
 
 
-def at_share(model: nn.Module, method: Method, share: float) -> Method:
-    """These settings with their schedule scaled so that this share of the model's MACs is left."""
+def space_of(model: nn.Module, method: Method, limits: Limits | None = None) -> Space:
+    """The schedules of this method on this model."""
     plain = unpatch(model)
-    space = Space(backbones.find(plain).describe(plain), method, Limits())
-    plan = space.fit(space.plan_of(method), share * space.whole)
+    return Space(backbones.find(plain).describe(plain), method, limits or Limits())
+
+
+def at_macs_of(model: nn.Module, method: Method, target: float) -> Method:
+    """These settings with their schedule scaled to a number of MACs."""
+    space = space_of(model, method)
+    plan = space.fit(space.plan_of(method), target)
     if plan is None:
-        raise unreachable(space, share * space.whole)
+        raise unreachable(space, target)
     return space.with_plan(plan)
+
+
+def at_share(model: nn.Module, method: Method, share: float) -> Method:
+    """The same for a share of the unreduced model's MACs."""
+    return at_macs_of(model, method, share * space_of(model, method).whole)
 
 
 def unreachable(space: Space, target: float) -> BadSetting:

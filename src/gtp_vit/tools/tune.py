@@ -35,6 +35,7 @@ from gtp_vit.tools.space import Limits, Space, cheapest, unreachable
 FEWEST_IMAGES = 20
 HELD_OUT = 0.2  # share of the images that the search does not see
 RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
+CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # until this share of the search, so many local searches go on together
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,28 @@ class Found:
     interrupted: bool = False
 
 
+@dataclass
+class Climb:
+    """One local search: where it is, and the change that helped last, which is tried again."""
+
+    method: Method
+    damage: Damage
+    again: Callable[[Method], Method | None] | None = None
+
+
+def race(ruler: Ruler, method: Method, images: int, best: Damage | None) -> Damage | None:
+    """Damage on all images, or None as soon as it is clearly not less than the best's."""
+    parts: list[Damage] = []
+    for first, last in itertools.pairwise([0, *(round(share * images) for share in RACE)]):
+        parts.append(ruler.damage(method, first, last))
+        if best is not None:
+            worse = np.concatenate([part.kl for part in parts]) - best.kl[:last]
+            doubt = 0.5 * worse.std() / len(worse) ** 0.5 if last < images else 0.0
+            if worse.mean() >= doubt:
+                return None
+    return Damage(np.concatenate([p.kl for p in parts]), np.concatenate([p.same for p in parts]))
+
+
 def search(
     ruler: Ruler,
     space: Space,
@@ -162,60 +185,62 @@ def search(
     report: Callable[[float, Found], None] | None = None,
     start: Sequence[Method] = (),
 ) -> Found:
-    """Local search at a cost of `target` MACs, over the first `images` images, for so many passes over them."""
+    """Local search at a cost of `target` MACs, over the first `images` images, for so many passes over them.
+
+    It climbs from the best few starts at once; the worse climbs are given up on the way.
+    """
     choose = random.Random(seed)
     begin_seen, begin_seconds = ruler.seen, ruler.seconds
-    found: Found | None = None
+    climbs: list[Climb] = []
     tried: set[Method] = set()
-    again: Callable[[Method], Method | None] | None = None
 
     def spent() -> float:
         by_time = (ruler.seconds - begin_seconds) / seconds if seconds else 0.0
         return max((ruler.seen - begin_seen) / images / evaluations, by_time)
 
-    def race(method: Method) -> Damage | None:
-        """Damage on all images, or None if it is clearly not less than the best's."""
-        parts: list[Damage] = []
-        edges = [0, *(round(share * images) for share in RACE)]
-        for first, last in itertools.pairwise(edges):
-            parts.append(ruler.damage(method, first, last))
-            if found is not None:
-                gain = np.concatenate([part.kl for part in parts]) - found.damage.kl[:last]
-                if gain.mean() > gain.std() / len(gain) ** 0.5 * (0.5 if last < images else 0):
-                    return None
-        return Damage(np.concatenate([p.kl for p in parts]), np.concatenate([p.same for p in parts]))
+    def best() -> Found:
+        leader = min(climbs, key=lambda climb: climb.damage.mean_kl)
+        return Found(leader.method, leader.damage, len(tried))
+
+    def tell() -> None:
+        if report is not None:
+            report(min(spent(), 1.0), best())
 
     try:
-        first_candidates = [*start, *space.starts(target)]
-        if not first_candidates:
+        for candidate in dict.fromkeys([*start, *space.starts(target)]):
+            tried.add(candidate)
+            damage = race(ruler, candidate, images, None)
+            assert damage is not None
+            climbs.append(Climb(candidate, damage))
+            tell()
+            if spent() >= 1:
+                break
+        if not climbs:
             raise unreachable(space, target)
-        idle = 0
+        turn, idle = 0, 0
         while spent() < 1 and idle < 2000:
-            change = None
-            if first_candidates:
-                candidate: Method | None = first_candidates.pop(0)
-            else:
-                assert found is not None
-                change = again or neighbour(space, found.method, target, choose)
-                candidate, again = change(found.method), None
-            if candidate is None or candidate in tried:
+            together = next(number for until, number in CLIMBS if spent() <= until)
+            climbs = sorted(climbs, key=lambda climb: climb.damage.mean_kl)[:together]
+            turn += 1
+            climb = climbs[turn % len(climbs)]
+            change = climb.again or neighbour(space, climb.method, target, choose)
+            changed, climb.again = change(climb.method), None
+            if changed is None or changed in tried:
                 idle += 1
                 continue
             idle = 0
-            tried.add(candidate)
-            damage = race(candidate)
-            if damage is not None and (found is None or damage.mean_kl < found.damage.mean_kl):
-                found, again = Found(candidate, damage, 0), change
-            assert found is not None
-            found.tried = len(tried)
-            if report is not None:
-                report(min(spent(), 1.0), found)
+            tried.add(changed)
+            less = race(ruler, changed, images, climb.damage)
+            if less is not None:
+                climb.method, climb.damage, climb.again = changed, less, change
+            tell()
     except KeyboardInterrupt:
-        if found is None:
+        if not climbs:
             raise
+        found = best()
         found.interrupted = True
-    assert found is not None
-    return found
+        return found
+    return best()
 
 
 def tune(
