@@ -269,7 +269,7 @@ def test_shipped_recipes_fit_their_model_and_cost_what_they_say(name):
     whole, cost = macs(model).total, macs(model, recipe.method, lossless=True).total
     assert cost == recipe.measured["macs"]
     assert recipe.found["target"]["macs"] - 0.01 < cost / whole <= recipe.found["target"]["macs"]
-    assert recipe.found["images"] == "calibration"
+    assert recipe.found["data"] == "calibration"  # never validation images
 
 
 def test_recipes_ship_for_both_models_at_three_costs():

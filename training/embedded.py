@@ -3,8 +3,10 @@
     python training/embedded.py --data-dir /usr/share/datasets/fashion-mnist --out build/embedded
 
 The data is in Debian's package dataset-fashion-mnist (MIT licence). Most epochs see a random quarter or half of each
-image's patches, which is several times as fast and regularises; the last ones see all. Stopped and started again, it
-goes on after the last finished epoch. `--export` writes weights and test images into the package.
+image's patches, which is several times as fast and regularises; the last ones see all. There are two rounds, each with
+its own cosine; the first one's was cut before it reached zero, because it was clear that the model could learn more.
+Stopped and started again, it goes on after the last finished epoch. `--export` writes weights and test images into the
+package.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +29,17 @@ from torch import Tensor
 from gtp_vit.embedded import create, normalise
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gtp_vit" / "embedded"
-# share of the patches that an epoch sees, and how many such epochs
-PHASES = ((0.25, 10), (0.5, 3), (1.0, 1))
+
+
+class Round(NamedTuple):
+    """Epochs with one cosine."""
+
+    lr: float  # the highest
+    shares: tuple[float, ...]  # of the patches, that each epoch sees
+    horizon: int  # epochs until the cosine reaches zero
+
+
+ROUNDS = (Round(1.5e-3, (0.25,) * 10 + (0.5,) * 3, 14), Round(8e-4, (0.5, 1.0, 1.0), 3))
 SHIPPED = 400  # test images in the package
 
 
@@ -41,8 +53,6 @@ class Options:
     """Where checkpoints and the log go."""
     batch_size: int = 64
     """Images in a step."""
-    lr: float = 1.5e-3
-    """Highest learning rate."""
     weight_decay: float = 0.05
     """Of AdamW."""
     threads: int = 2
@@ -95,14 +105,14 @@ def train(options: Options) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     images, labels = read(options.data_dir, "train")
     test_images, test_labels = read(options.data_dir, "t10k")
-    shares = [share for share, epochs in PHASES for _ in range(epochs)]
+    epochs = [(part, number) for part in ROUNDS for number in range(len(part.shares))]
     steps = len(images) // options.batch_size
     torch.manual_seed(0)
     model = create(pretrained=False)
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=options.lr)
+    optimiser = torch.optim.AdamW(groups)
     checkpoint, finished = options.out / "last.pth", 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -110,23 +120,29 @@ def train(options: Options) -> None:
         optimiser.load_state_dict(state["optimiser"])
         finished = state["epoch"]
         print(f"resuming after epoch {finished}")
-    for epoch in range(finished, len(shares)):
+    for epoch in range(finished, len(epochs)):
+        part, number = epochs[epoch]
         torch.manual_seed(epoch)
         model.train()
         begin, total = time.time(), 0.0
         for step, batch in enumerate(torch.randperm(len(images))[: steps * options.batch_size].view(steps, -1)):
-            done = (epoch * steps + step) / (len(shares) * steps)
-            rate = options.lr * min(done * 20, 0.5 + 0.5 * math.cos(math.pi * done))
+            done = (number + step / steps) / part.horizon
+            rate = part.lr * min(done * 20, 0.5 + 0.5 * math.cos(math.pi * done))
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            logits = logits_of_some_patches(model, normalise(augment(images[batch])), shares[epoch])
+            logits = logits_of_some_patches(model, normalise(augment(images[batch])), part.shares[number])
             loss = F.cross_entropy(logits, labels[batch].long(), label_smoothing=0.1)
             optimiser.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             total += loss.item()
-        line = {"epoch": epoch + 1, "patches": shares[epoch], "loss": total / steps, "seconds": time.time() - begin}
+        line = {
+            "epoch": epoch + 1,
+            "patches": part.shares[number],
+            "loss": total / steps,
+            "seconds": time.time() - begin,
+        }
         line["test_accuracy"] = accuracy(model, test_images, test_labels)
         print(json.dumps(line), flush=True)
         with (options.out / "log.jsonl").open("a") as log:

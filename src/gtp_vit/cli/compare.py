@@ -213,5 +213,19 @@ def _stored(flags: Compare, model: Any, row: Row, plans: Sequence[Plan], found: 
     stored["method"] = "" if row.plan.method is None else row.plan.label
     stored["budget_gmacs"] = round(row.plan.budget / 1e9, 6)
     stored["speedup"] = None if row.timing is None else round(row.timing.speedup, 4)
+    stored |= against_best(row.plan, plans, found)
     stored["settings"] = {} if row.plan.method is None else row.plan.method.to_dict()
     return stored
+
+
+def against_best(own: Plan, plans: Sequence[Plan], found: Evaluation) -> dict[str, Any]:
+    """How far it is from the plan with the least KL at the same budget, with paired intervals."""
+    kl = {score.name: score.kl.value for score in found.scores}
+    rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
+    best = min(rivals, key=lambda name: kl[name])
+    differences: dict[str, Any] = {"best_at_budget": best}
+    for figure in ("kl", "agreement", "top1"):
+        difference = found.difference(own.name, best, figure)
+        key = f"{figure}_minus_best"
+        differences |= {key: difference.value, f"{key}_low": difference.low, f"{key}_high": difference.high}
+    return differences

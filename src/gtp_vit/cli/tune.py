@@ -103,6 +103,7 @@ def main(words: Sequence[str]) -> None:
         "seed": flags.seed,
         "timing_batch": flags.timing_batch,
         "name": flags.model,
+        "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
     with _journal(flags, method.to_dict(), targets) as journal, _progress() as progress:
         settings |= {"journal": journal, "progress": progress}

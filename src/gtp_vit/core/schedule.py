@@ -9,6 +9,7 @@ A schedule is an int (the same in every layer), a sequence with one int a layer,
     "late:8"               8 a layer on average, rising from 0 to 16
     "keep:0.7:3:6:9"       layers 3, 6 and 9 (counted from 0) keep 70 % of the image tokens they have
     "middle:8"             8 a layer on average, none in the first layer, most a third of the way through
+    "searched:8"           8 a layer on average, in the shape that searches on real models had in common
     "inflection:8:-1"      ToMe's (r, inflection): 8 a layer on average, here falling from 16 to 0
 """
 
@@ -49,10 +50,28 @@ def middle(depth: int, tokens: int, average: float) -> list[int]:
     """None at first, most a third of the way through, half the average at the end: the shape that searches find."""
     peak = max(depth // 3, 1)
     slope = [layer / peak if layer <= peak else 1 - 0.75 * (layer - peak) / (depth - peak) for layer in range(depth)]
-    total, scale = round(average * depth), average * depth / max(sum(slope), 1e-9)
-    # Rounding the running sum keeps the total.
-    sums = [round(scale * sum(slope[: layer + 1])) for layer in range(depth)]
-    sums[-1] = total
+    return _rounded(slope, average * depth)
+
+
+# Of two 12-layer models on calibration images: none in the first two layers, most a third of the way through.
+SEARCHED = (0, 0, 21, 28, 28, 26, 18, 12, 10, 10, 4, 0)
+
+
+def searched(depth: int, tokens: int, average: float) -> list[int]:
+    """The shape that searches found, stretched to the depth: what GTP+ uses where nothing was searched."""
+    shape = []
+    for layer in range(depth):
+        place = layer * (len(SEARCHED) - 1) / max(depth - 1, 1)
+        left = min(int(place), len(SEARCHED) - 2)
+        shape.append(SEARCHED[left] + (place - left) * (SEARCHED[left + 1] - SEARCHED[left]))
+    return _rounded(shape if sum(shape) > 0 else [1.0] * depth, average * depth)
+
+
+def _rounded(shape: list[float], total: float) -> list[int]:
+    """Whole numbers in these proportions; rounding the running sum keeps the total."""
+    scale = total / max(sum(shape), 1e-9)
+    sums = [round(scale * sum(shape[: layer + 1])) for layer in range(len(shape))]
+    sums[-1] = round(total)
     return [now - before for now, before in zip(sums, [0, *sums], strict=False)]
 
 
@@ -85,6 +104,7 @@ SCHEDULES: dict[str, Callable[..., list[int]]] = {
     "early": early,
     "late": late,
     "middle": middle,
+    "searched": searched,
     "inflection": inflection,
     "keep": keep,
 }

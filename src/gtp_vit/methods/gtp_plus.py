@@ -36,7 +36,7 @@ class GTPPlus(Method):
     dial: ClassVar[str] = "propagate"
     tunes: ClassVar[dict[str, tuple[float, float]]] = {"floor": (0.02, 20.0), "proportional_attention": (0.3, 1.5)}
 
-    propagate: Schedule = 8
+    propagate: Schedule = "searched:8"
     """Tokens removed in each layer: a number, one a layer, or a named schedule."""
     floor: float = 0.5
     """Importance of a token that nobody attends to, against 1 for the mean one; large values ignore importance."""

@@ -259,6 +259,7 @@ def tune(
     batch_size: int = 32,
     timing_batch: int = 8,
     name: str = "",
+    data: str = "",
     journal: Journal | None = None,
     progress: Report | None = None,
 ) -> Recipe:
@@ -279,6 +280,7 @@ def tune(
         batch_size: images at a time.
         timing_batch: images in a batch where speed is measured.
         name: of the model, for the recipe.
+        data: what the images are, for the recipe.
         journal: of this run; what is in it is not measured again.
         progress: told what is best so far.
 
@@ -356,6 +358,7 @@ def tune(
         "version": gtp_vit.__version__,
         "target": {goal: value},
         "limits": dataclasses.asdict(limits),
+        "data": data,
         "seed": seed,
         "candidates": found.tried,
         "interrupted": found.interrupted,
