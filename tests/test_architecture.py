@@ -22,10 +22,11 @@ MAY_IMPORT = {
     "methods": {"core", "paper", "kernels"},
     "backbones": {"core"},
     "models": {"core"},
-    "patch": {"core", "methods", "backbones", "kernels"},
+    "recipes": {"core", "methods"},
+    "patch": {"core", "methods", "backbones", "kernels", "recipes"},
     "embedded": set(),
-    "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper"},
-    "cli": {"core", "methods", "backbones", "embedded", "patch", "tools"},
+    "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper", "recipes"},
+    "cli": {"core", "methods", "backbones", "embedded", "patch", "recipes", "tools"},
 }
 
 
@@ -67,8 +68,9 @@ def test_importing_the_package_imports_torch_only():
 def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
-        "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity METHODS Method PPT ToMe TriLevel "
-        "UnsupportedBackbone create_model is_patched macs make_method method_from_dict patch trace unpatch"
+        "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits METHODS Method PPT Recipe ToMe "
+        "TriLevel UnsupportedBackbone accelerate create_model is_patched macs make_method method_from_dict patch "
+        "read_recipe save_checkpoint trace tune unpatch"
     )
 
 

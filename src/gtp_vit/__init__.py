@@ -1,6 +1,7 @@
 """gtp-vit: make a pre-trained Vision Transformer faster in one call, without finetuning."""
 
 from gtp_vit.core.reducer import Method as Method
+from gtp_vit.core.space import Limits as Limits
 from gtp_vit.errors import GTPError as GTPError
 from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
 from gtp_vit.methods import METHODS as METHODS
@@ -22,10 +23,9 @@ from gtp_vit.patch import patch as patch
 from gtp_vit.patch import unpatch as unpatch
 from gtp_vit.recipes import Recipe as Recipe
 from gtp_vit.recipes import read_recipe as read_recipe
-from gtp_vit.recipes import save_checkpoint as save_checkpoint
+from gtp_vit.tools.checkpoint import save_checkpoint as save_checkpoint
 from gtp_vit.tools.macs import macs as macs
 from gtp_vit.tools.models import create_model as create_model
-from gtp_vit.tools.space import Limits as Limits
 from gtp_vit.tools.trace import trace as trace
 from gtp_vit.tools.tune import accelerate as accelerate
 from gtp_vit.tools.tune import tune as tune

@@ -6,20 +6,18 @@ import functools
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
-from gtp_vit import backbones
+from gtp_vit import backbones, recipes
 from gtp_vit.core.loop import Backbone
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.errors import BadSetting
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import METHODS
-
-if TYPE_CHECKING:
-    from gtp_vit.recipes import Recipe
+from gtp_vit.recipes import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -70,17 +68,11 @@ def patch(
     """
     if not isinstance(model, nn.Module):
         raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
-    if method is None or not isinstance(method, (Method, type)):
-        method = _from_recipe(model, method)
-    if isinstance(method, type) and issubclass(method, Method):
-        raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
-    if not isinstance(method, Method):
-        names = ", ".join(cls.__name__ for cls in METHODS.values())
-        raise BadSetting(f"method is {method!r}; give one of {names} with its settings")
     check_kernels(kernels)
     shell: Any = unpatch(model) if is_patched(model) else _shell(model)
     backbone = backbones.find(shell)
     vit = backbone.describe(shell)
+    method = _settings(recipes.resolve(method, shell, vit))
     reducer = method.build(vit).train(shell.training)
     caution = method.caution()
     if caution is not None:
@@ -93,17 +85,13 @@ def patch(
     return shell
 
 
-def _from_recipe(model: nn.Module, source: Any) -> Any:
-    """The settings of a recipe, checked against the model; anything else comes back as it is."""
-    from gtp_vit import recipes  # it counts MACs, for which it patches models
-
-    if source is None:
-        return recipes.default_method(model)
-    recipe = recipes.read_recipe(source) if isinstance(source, (str, Path)) else source
-    if not isinstance(recipe, recipes.Recipe):
-        return source
-    recipe.check(model)
-    return recipe.method
+def _settings(method: Any) -> Method:
+    if isinstance(method, type) and issubclass(method, Method):
+        raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
+    if not isinstance(method, Method):
+        names = ", ".join(cls.__name__ for cls in METHODS.values())
+        raise BadSetting(f"method is {method!r}; give one of {names} with its settings")
+    return method
 
 
 def unpatch(model: Model) -> Model:

@@ -12,6 +12,7 @@ import tyro
 from gtp_vit import embedded
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.recipes import is_recipe, read_recipe
+from gtp_vit.tools.checkpoint import describe
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
 from gtp_vit.tools.models import create_model
 
@@ -75,7 +76,7 @@ def make_model(flags: ModelFlags) -> Any:
 def check_recipe(method: str, model: Any) -> None:
     """If --method names a recipe: is it meant for this model?"""
     if is_recipe(method):
-        read_recipe(method).check(model)
+        read_recipe(method).check(describe(model))
 
 
 def make_dataset(flags: DataFlags, model: Any) -> Any:

@@ -15,6 +15,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.core.space import Limits
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.data import InMemory, batches
@@ -22,7 +23,6 @@ from gtp_vit.tools.files import write_atomically
 from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, paragraph, table, write_report
-from gtp_vit.tools.space import Limits
 from gtp_vit.tools.tune import Progress, curve, tune
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)

@@ -17,14 +17,14 @@ from torch import Tensor
 from gtp_vit.paper.propagation import select_rows
 from gtp_vit.paper.selection import split
 
-BLOCKS = 4  # the lower triangle in so many strips: 5/8 of the square
+BLOCKS = 8  # the lower triangle in so many strips: 9/16 of the square
 
 
 def strips(tokens: int) -> list[tuple[int, int]]:
     """First and last row of each strip.
 
-    >>> strips(10)
-    [(0, 3), (3, 6), (6, 9), (9, 10)]
+    >>> strips(20)
+    [(0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 18), (18, 20)]
     """
     height = math.ceil(tokens / BLOCKS)
     return [(first, min(first + height, tokens)) for first in range(0, tokens, height)]

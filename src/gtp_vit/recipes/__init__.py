@@ -14,12 +14,11 @@ from typing import Any
 
 from torch import nn
 
-from gtp_vit import backbones
 from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.space import Limits, Space
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.methods import method_from_dict
 from gtp_vit.methods.gtp_plus import GTPPlus
-from gtp_vit.patch import Patched, unpatch
 
 FORMAT = 1
 METADATA = "gtp_vit_recipe"  # key in a checkpoint's metadata
@@ -65,21 +64,14 @@ class Recipe:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
-    def check(self, model: nn.Module) -> None:
+    def check(self, vit: VitInfo) -> None:
         """Is this recipe meant for such a model?"""
-        own = sizes_of_model(model)
+        own = sizes_of_vit(vit)
         if own != self.sizes:
             raise BadSetting(
                 f"the recipe is for {self.model} ({self.sizes}), this model has {own}; run gtp-vit tune on it, or "
                 "patch(model) without a recipe"
             )
-
-
-def sizes_of_model(model: nn.Module) -> Sizes:
-    """What a recipe says of this model."""
-    plain = unpatch(model)
-    vit = backbones.find(plain).describe(plain)
-    return sizes_of_vit(vit)
 
 
 def sizes_of_vit(vit: VitInfo) -> Sizes:
@@ -130,20 +122,29 @@ def is_recipe(name: str) -> bool:
     return name.endswith((".json", ".safetensors")) or name in shipped_recipes()
 
 
-def default_method(model: nn.Module) -> Method:
+def default_method(model: nn.Module, vit: VitInfo) -> Method:
     """What `patch` does without a method: GTP+ at DEFAULT_SHARE of the MACs.
 
     Where a recipe for this model is in the package, it is that one; else the schedule has the shape that did well on
     all models that were measured.
     """
-    from gtp_vit.tools.space import at_share
-
-    plain = unpatch(model)
-    own, name = sizes_of_model(plain), model_name(plain)
+    own, name = sizes_of_vit(vit), model_name(model)
     for recipe in map(read_recipe, shipped_recipes()):
         if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
             return recipe.method
-    return at_share(plain, GTPPlus(), DEFAULT_SHARE)
+    space = Space(vit, GTPPlus(), Limits())
+    return space.scaled(DEFAULT_SHARE * space.whole)
+
+
+def resolve(source: Any, model: nn.Module, vit: VitInfo) -> Any:
+    """Settings of a recipe, of its file or name, or the default, checked; anything else comes back as it is."""
+    if source is None:
+        return default_method(model, vit)
+    recipe = read_recipe(source) if isinstance(source, (str, Path)) else source
+    if not isinstance(recipe, Recipe):
+        return source
+    recipe.check(vit)
+    return recipe.method
 
 
 def model_name(model: Any) -> str:
@@ -156,18 +157,6 @@ def model_name(model: Any) -> str:
 def shipped_recipes() -> list[str]:
     """Names of the recipes in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
-
-
-def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
-    """Weights under their own names, which timm loads, with the recipe in the metadata."""
-    from safetensors.torch import save
-
-    from gtp_vit.tools.files import write_atomically
-
-    recipe.check(model)
-    plain = unpatch(model) if isinstance(model, Patched) else model
-    weights = {key: value.contiguous() for key, value in plain.state_dict().items()}
-    write_atomically(Path(path), save(weights, {METADATA: json.dumps(recipe.to_dict())}))
 
 
 def _metadata(path: Path) -> Any:

@@ -13,6 +13,7 @@ from torch import nn
 
 from gtp_vit import backbones
 from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.space import Limits, Space
 from gtp_vit.errors import BadSetting, GTPError, check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.ats import ATS
@@ -21,7 +22,6 @@ from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.ppt import PPT
 from gtp_vit.patch import unpatch
 from gtp_vit.tools.macs import macs
-from gtp_vit.tools.space import at_macs_of
 
 FINEST = 1 / 512  # of the search over shares
 
@@ -34,10 +34,10 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     0.6015625
     """
     check_name("method", name, METHODS)
-    if name == GTPPlus.name:  # it has a schedule of its own shape
-        return at_macs_of(model, GTPPlus(), target)
     plain = unpatch(model)
     vit = backbones.find(plain).describe(plain)
+    if name == GTPPlus.name:  # it has a schedule of its own shape
+        return Space(vit, GTPPlus(), Limits()).scaled(target)
     choices = _choices(name, vit)
 
     def cost(index: int) -> float:

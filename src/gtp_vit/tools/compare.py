@@ -20,6 +20,7 @@ from gtp_vit.patch import patch
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import at_macs
+from gtp_vit.tools.checkpoint import describe
 from gtp_vit.tools.data import Item
 from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Progress, Score, evaluate
 from gtp_vit.tools.journal import Journal
@@ -71,7 +72,7 @@ def plan(
             cost = macs(model, method, lossless=True).total
             found.append(Plan(f"{name} @ {budget / 1e9:.3f}", name, method, budget, cost))
     for number, recipe in enumerate(recipes):
-        recipe.check(model)
+        recipe.check(describe(model))
         cost = macs(model, recipe.method, lossless=True).total
         label = f"{recipe.method.name}, tuned"
         budget = min(budgets, key=lambda budget: abs(budget - cost), default=cost)

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gtp_vit import backbones
+from gtp_vit.core.counting import Macs, count_macs
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import CONVENTIONS, Convention, Elementwise, Method, Reducer, Step, VitInfo
+from gtp_vit.core.reducer import CONVENTIONS, Convention, Method, Step
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import is_patched, patch, unpatch
-
-
-@dataclass(frozen=True)
-class Macs:
-    """MACs for one image, part by part."""
-
-    embed: int
-    layers: tuple[int, ...]
-    head: int
-    method: int  # the method's own work; 0 if it was not counted
-
-    @property
-    def total(self) -> int:
-        return self.embed + sum(self.layers) + self.head + self.method
-
-    def __int__(self) -> int:
-        return self.total
-
-    def __str__(self) -> str:
-        return f"{self.total / 1e9:.3f} GMACs"
 
 
 def macs(
@@ -118,46 +98,3 @@ def _mean(counts: list[Macs]) -> Macs:
         head=mean(count.head for count in counts),
         method=mean(count.method for count in counts),
     )
-
-
-def count_macs(
-    vit: VitInfo,
-    reducer: Reducer,
-    steps: Sequence[Step],
-    grid: tuple[int, int],
-    convention: Convention,
-    include_method: bool,
-    lossless: bool,
-) -> Macs:
-    """The same from a description of the model, which need not exist, and the tokens of its layers."""
-    official = convention == "torchprofile"
-    extra = vit.elementwise_macs if official else Elementwise(0, 0, 0, 0)
-    width = vit.heads * vit.head_dim
-    qkv = 3 * vit.dim * width + extra.keys + extra.queries
-    output = vit.linear_macs[0] - 3 * vit.dim * width + extra.output
-    mlp = vit.linear_macs[1] + extra.mlp
-    embed = grid[0] * grid[1] * (vit.embed_macs_per_patch + official * vit.embed_elementwise_macs_per_patch)
-    layers = []
-    tokens = vit.prefix if lossless else vit.prefix + steps[-1].after
-    for layer, step in enumerate(steps):
-        keys, rows = vit.prefix + step.keys, vit.prefix + step.rows
-        if lossless and layer == vit.depth - 1:
-            layers.append(_prefix_only_layer(vit, reducer, keys, extra))
-        else:
-            layers.append(keys * qkv + 2 * rows * keys * width + rows * output + (vit.prefix + step.mlp) * mlp)
-    head = vit.head_macs + vit.head_macs_per_token * (tokens if vit.head_reads_prefix_too else tokens - vit.prefix)
-    if official:
-        head += tokens * vit.final_elementwise_macs + vit.pooled_elementwise_macs
-    own = reducer.own_macs(grid, steps, vit.depth - lossless, convention) if include_method else 0
-    return Macs(embed, tuple(layers), head, own)
-
-
-def _prefix_only_layer(vit: VitInfo, reducer: Reducer, tokens: int, extra: Elementwise) -> int:
-    """The last block when only prefix tokens are read: keys and values of all, the rest of the prefix."""
-    width, prefix = vit.heads * vit.head_dim, vit.prefix
-    project = vit.dim * width
-    # An edit of the map has to see the whole map, so queries of all tokens are needed then.
-    queries = tokens if reducer.edits_map else prefix
-    total = queries * (project + extra.queries) + tokens * (2 * project + extra.keys)
-    total += (queries + prefix) * tokens * width
-    return total + prefix * (project + extra.output + vit.linear_macs[1] + extra.mlp)

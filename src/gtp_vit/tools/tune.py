@@ -1,57 +1,34 @@
 """tune: the schedule and settings of a method that do least damage to a model at a given cost.
 
-Damage is the KL divergence to the unreduced model on a few hundred unlabelled images. The search is local: take tokens
-from one layer, let another remove what is then missing to keep the cost, and stay there if the damage falls. A
-candidate that is clearly worse on the first images is given up early. A fifth of the images takes no part in the
-search; what they show is in the recipe.
+Damage is the KL divergence to the unreduced model on a few hundred unlabelled images. A fifth of the images takes no
+part in the search (search.py); what they show is in the recipe.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gtp_vit import backbones
 from gtp_vit.core.reducer import Method
+from gtp_vit.core.space import Limits, Space, cheapest
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods import METHODS
 from gtp_vit.patch import patch, unpatch
 from gtp_vit.recipes import Recipe, model_name, sizes_of_vit
 from gtp_vit.tools.benchmark import benchmark_models
 from gtp_vit.tools.compare import patch_quietly
-from gtp_vit.tools.evaluate import Array, divergence
 from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.space import Limits, Space, cheapest, unreachable
+from gtp_vit.tools.search import Found, Ruler, search
 
 FEWEST_IMAGES = 20
 HELD_OUT = 0.2  # share of the images that the search does not see
-RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
-CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # until this share of the search, so many local searches go on together
-
-
-@dataclass(frozen=True)
-class Damage:
-    """How far some images are from the unreduced model."""
-
-    kl: Array
-    same: Array  # is the first class the same?
-
-    @property
-    def mean_kl(self) -> float:
-        return float(self.kl.mean())
-
-    @property
-    def agreement(self) -> float:
-        return 100 * float(self.same.mean())
 
 
 @dataclass(frozen=True)
@@ -65,182 +42,6 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
-
-
-class Ruler:
-    """Measures the damage of settings on fixed images; what a journal has is not measured again."""
-
-    def __init__(self, model: nn.Module, images: Tensor, batch_size: int, journal: Journal | None) -> None:
-        self.model, self.images, self.batch_size, self.journal = unpatch(model), images, batch_size, journal
-        self.seen = 0  # images that went through a reduced model
-        self.seconds = 0.0
-        self.known: dict[Any, Damage] = {}
-        if journal is not None:
-            for entry in journal.entries:
-                key = (_hashable(entry["settings"]), entry["first"], entry["last"])
-                self.known[key] = Damage(np.array(entry["kl"]), np.array(entry["same"], dtype=bool))
-        with torch.inference_mode():
-            self.base = torch.cat([self.model(part) for part in images.split(batch_size)])
-
-    def damage(self, method: Method, first: int, last: int) -> Damage:
-        """Of these settings on images `first` to `last`."""
-        key = (_hashable(method.to_dict()), first, last)
-        self.seen += last - first
-        if key not in self.known:
-            begin = time.perf_counter()
-            fast = patch_quietly(self.model, method)
-            with torch.inference_mode():
-                logits = torch.cat([fast(part) for part in self.images[first:last].split(self.batch_size)])
-            base = self.base[first:last]
-            kl = divergence(base, logits).numpy(force=True).round(9)
-            same = (base.argmax(dim=1) == logits.argmax(dim=1)).numpy(force=True)
-            self.known[key] = Damage(kl, same)
-            self.seconds += time.perf_counter() - begin
-            if self.journal is not None:
-                entry = {"settings": method.to_dict(), "first": first, "last": last}
-                self.journal.append({**entry, "kl": kl.tolist(), "same": same.astype(int).tolist()})
-        return self.known[key]
-
-
-def _hashable(settings: dict[str, Any]) -> Any:
-    return tuple((key, tuple(v) if isinstance(v, (list, tuple)) else v) for key, v in sorted(settings.items()))
-
-
-def neighbour(space: Space, method: Method, target: float, choose: random.Random) -> Callable[[Method], Method | None]:
-    """A random small change, as something that can be done again where it helped."""
-    ranges = type(method).tunes
-    if ranges and choose.random() < 0.15:
-        name = choose.choice(sorted(ranges))
-        factor = choose.choice((0.7, 1 / 0.7))
-        low, high = ranges[name]
-
-        def scale(of: Method) -> Method | None:
-            value = float(f"{min(max(getattr(of, name) * factor, low), high):.4g}")
-            return dataclasses.replace(of, **{name: value}) if value != getattr(of, name) else None
-
-        return scale
-    plan = space.plan_of(method)
-    if not any(plan):
-        return lambda of: None  # the target is met without removing anything
-    taken = choose.choice([layer for layer in space.layers if plan[layer]])
-    amount = choose.choice((1, 2, 4, 8, 16, 10**6))
-    others = [layer for layer in space.layers if layer != taken]
-    used = sum(bool(number) for number in plan)
-    if space.limits.layers is not None and used >= space.limits.layers and amount < plan[taken]:
-        others = [layer for layer in others if plan[layer]] or others
-    filled = choose.choice(others)
-
-    def shift(of: Method) -> Method | None:
-        plan = space.plan_of(of)
-        if not plan[taken]:
-            return None
-        plan[taken] -= min(amount, plan[taken])
-        changed = space.fill(plan, filled, target)
-        return None if changed is None else dataclasses.replace(of, **{of.dial: tuple(changed)})
-
-    return shift
-
-
-@dataclass
-class Found:
-    """The best so far."""
-
-    method: Method
-    damage: Damage
-    tried: int
-    interrupted: bool = False
-
-
-@dataclass
-class Climb:
-    """One local search: where it is, and the change that helped last, which is tried again."""
-
-    method: Method
-    damage: Damage
-    again: Callable[[Method], Method | None] | None = None
-
-
-def race(ruler: Ruler, method: Method, images: int, best: Damage | None) -> Damage | None:
-    """Damage on all images, or None as soon as it is clearly not less than the best's."""
-    parts: list[Damage] = []
-    for first, last in itertools.pairwise([0, *(round(share * images) for share in RACE)]):
-        parts.append(ruler.damage(method, first, last))
-        if best is not None:
-            worse = np.concatenate([part.kl for part in parts]) - best.kl[:last]
-            doubt = 0.5 * worse.std() / len(worse) ** 0.5 if last < images else 0.0
-            if worse.mean() >= doubt:
-                return None
-    return Damage(np.concatenate([p.kl for p in parts]), np.concatenate([p.same for p in parts]))
-
-
-def search(
-    ruler: Ruler,
-    space: Space,
-    target: float,
-    *,
-    images: int,
-    evaluations: float,
-    seconds: float,
-    seed: int,
-    report: Callable[[float, Found], None] | None = None,
-    start: Sequence[Method] = (),
-) -> Found:
-    """Local search at a cost of `target` MACs, over the first `images` images, for so many passes over them.
-
-    It climbs from the best few starts at once; the worse climbs are given up on the way.
-    """
-    choose = random.Random(seed)
-    begin_seen, begin_seconds = ruler.seen, ruler.seconds
-    climbs: list[Climb] = []
-    tried: set[Method] = set()
-
-    def spent() -> float:
-        by_time = (ruler.seconds - begin_seconds) / seconds if seconds else 0.0
-        return max((ruler.seen - begin_seen) / images / evaluations, by_time)
-
-    def best() -> Found:
-        leader = min(climbs, key=lambda climb: climb.damage.mean_kl)
-        return Found(leader.method, leader.damage, len(tried))
-
-    def tell() -> None:
-        if report is not None:
-            report(min(spent(), 1.0), best())
-
-    try:
-        for candidate in dict.fromkeys([*start, *space.starts(target)]):
-            tried.add(candidate)
-            damage = race(ruler, candidate, images, None)
-            assert damage is not None
-            climbs.append(Climb(candidate, damage))
-            tell()
-            if spent() >= 1:
-                break
-        if not climbs:
-            raise unreachable(space, target)
-        turn, idle = 0, 0
-        while spent() < 1 and idle < 2000:
-            together = next(number for until, number in CLIMBS if spent() <= until)
-            climbs = sorted(climbs, key=lambda climb: climb.damage.mean_kl)[:together]
-            turn += 1
-            climb = climbs[turn % len(climbs)]
-            change = climb.again or neighbour(space, climb.method, target, choose)
-            changed, climb.again = change(climb.method), None
-            if changed is None or changed in tried:
-                idle += 1
-                continue
-            idle = 0
-            tried.add(changed)
-            less = race(ruler, changed, images, climb.damage)
-            if less is not None:
-                climb.method, climb.damage, climb.again = changed, less, change
-            tell()
-    except KeyboardInterrupt:
-        if not climbs:
-            raise
-        found = best()
-        found.interrupted = True
-        return found
-    return best()
 
 
 def tune(
@@ -417,12 +218,15 @@ def _at_speedup(
         models = {"unreduced": model, "reduced": patch_quietly(model, method)}
         return benchmark_models(models, images, rounds=15)[1].speedup
 
-    low, high = cheapest(space) / whole, 1.0
+    low, high, reached = cheapest(space) / whole, 1.0, 1.0
     shape = space.plan_of(space.method)
     for _ in range(6):
         middle = (low + high) / 2
         plan = space.fit(shape, middle * whole)
-        reached = faster(space.with_plan(plan)) if plan is not None else 1.0
+        if plan is None:  # this shape cannot be that cheap
+            low = middle
+            continue
+        reached = faster(space.with_plan(plan))
         low, high = (middle, high) if reached >= value else (low, middle)
     share = low
     if share <= cheapest(space) / whole:

@@ -7,15 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
-from gtp_vit import backbones
-from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.counting import count_macs
+from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.schedule import quarters, removals
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import unpatch
-from gtp_vit.tools.macs import count_macs
 
 SHAPES = ("constant:1", "middle:1", "late:1", "early:1")  # hand-made starts, scaled to the cost
 # None in the first layer, hardly any in the second, most in the middle, as DiffRate's published schedules have it;
@@ -42,7 +38,7 @@ class Space:
     @property
     def whole(self) -> int:
         """MACs of the unreduced model, every block in full."""
-        reducer = Identity().build(self.vit)
+        reducer = Reducer(self.vit)
         return count_macs(self.vit, reducer, reducer.steps(self.vit.grid), self.vit.grid, "model", True, False).total
 
     def cost(self, plan: Sequence[int]) -> int:
@@ -106,6 +102,13 @@ class Space:
                 low = middle + 1
         return found if found is not None and self.cost(found) <= target else None
 
+    def scaled(self, target: float) -> Method:
+        """The settings with their schedule scaled to a cost."""
+        plan = self.fit(self.plan_of(self.method), target)
+        if plan is None:
+            raise unreachable(self, target)
+        return self.with_plan(plan)
+
     def starts(self, target: float) -> Iterator[Method]:
         """Hand-made schedules at this cost."""
         tokens, depth = self.vit.image_tokens, self.vit.depth
@@ -122,26 +125,6 @@ class Space:
             found = [] if last_resort is None else [last_resort]
         for plan in found:
             yield self.with_plan(plan)
-
-
-def space_of(model: nn.Module, method: Method, limits: Limits | None = None) -> Space:
-    """The schedules of this method on this model."""
-    plain = unpatch(model)
-    return Space(backbones.find(plain).describe(plain), method, limits or Limits())
-
-
-def at_macs_of(model: nn.Module, method: Method, target: float) -> Method:
-    """These settings with their schedule scaled to a number of MACs."""
-    space = space_of(model, method)
-    plan = space.fit(space.plan_of(method), target)
-    if plan is None:
-        raise unreachable(space, target)
-    return space.with_plan(plan)
-
-
-def at_share(model: nn.Module, method: Method, share: float) -> Method:
-    """The same for a share of the unreduced model's MACs."""
-    return at_macs_of(model, method, share * space_of(model, method).whole)
 
 
 def unreachable(space: Space, target: float) -> BadSetting:

@@ -1,0 +1,29 @@
+"""checkpoint: weights that timm loads, with the recipe of their reduction in the metadata."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torch import nn
+
+from gtp_vit import backbones
+from gtp_vit.core.reducer import VitInfo
+from gtp_vit.patch import unpatch
+from gtp_vit.recipes import METADATA, Recipe
+from gtp_vit.tools.files import write_atomically
+
+
+def describe(model: nn.Module) -> VitInfo:
+    """Sizes of a patched or plain model."""
+    plain = unpatch(model)
+    return backbones.find(plain).describe(plain)
+
+
+def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
+    """Weights under their own names, which timm loads, with the recipe in the metadata."""
+    from safetensors.torch import save
+
+    recipe.check(describe(model))
+    weights = {key: value.contiguous() for key, value in unpatch(model).state_dict().items()}
+    write_atomically(Path(path), save(weights, {METADATA: json.dumps(recipe.to_dict())}))
