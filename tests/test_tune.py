@@ -351,6 +351,13 @@ def test_the_command_writes_a_recipe_that_other_commands_take(words, tmp_path, c
     assert "the recipe is for test_vit" in capsys.readouterr().err
 
 
+def test_the_command_tunes_a_method_that_has_a_seed_of_its_own(words, capsys):
+    assert (
+        main(["tune", *words, "--method", "gtp", "--seed", "3", "--search-seed", "1", "--evaluations", "7"]) == Exit.OK
+    )
+    capsys.readouterr()
+
+
 def test_the_command_draws_a_curve(words, tmp_path, capsys):
     out, page = tmp_path / "curve.json", tmp_path / "curve.html"
     more = ["--curve", "--method", "tome", "--evaluations", "7", "--output", str(out), "--report", str(page), "--json"]

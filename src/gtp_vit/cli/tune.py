@@ -67,8 +67,8 @@ class Tune(DataFlags):
     """Numbers of tokens that are multiples of this, which some accelerators want."""
     timing_batch: int = 8
     """Images in a batch where speed is measured."""
-    seed: int = 0
-    """Of the search."""
+    search_seed: int = 0
+    """Of the search; --seed is a setting of some methods."""
     output: Path | None = None
     """Write the recipe here, as JSON; of a curve, the list of them."""
     report: Path | None = None
@@ -100,7 +100,7 @@ def main(words: Sequence[str]) -> None:
         "limits": Limits(flags.max_layers, flags.multiple_of),
         "evaluations": flags.evaluations,
         "minutes": flags.minutes,
-        "seed": flags.seed,
+        "seed": flags.search_seed,
         "timing_batch": flags.timing_batch,
         "name": flags.model,
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),

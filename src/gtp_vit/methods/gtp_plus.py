@@ -45,6 +45,11 @@ class GTPPlus(Method):
     proportional_attention: float = 0.9
     """How much attention favours large tokens: 1 = as if each were as many tokens as it has merged, 0 = not at all."""
 
+    @classmethod
+    def for_model(cls, vit: VitInfo) -> GTPPlus:
+        """Half of the tokens of a model removed in the default shape, to be scaled to what is wanted."""
+        return cls(propagate=f"searched:{vit.image_tokens / (2 * vit.depth)}")
+
     def build(self, vit: VitInfo) -> GTPPlusReducer:
         check_range("floor", self.floor, 0, 1000)
         check_range("proportional_attention", self.proportional_attention, 0, 2)

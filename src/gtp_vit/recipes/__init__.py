@@ -132,7 +132,7 @@ def default_method(model: nn.Module, vit: VitInfo) -> Method:
     for recipe in map(read_recipe, shipped_recipes()):
         if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
             return recipe.method
-    space = Space(vit, GTPPlus(), Limits())
+    space = Space(vit, GTPPlus.for_model(vit), Limits())
     return space.scaled(DEFAULT_SHARE * space.whole)
 
 

@@ -37,7 +37,7 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     plain = unpatch(model)
     vit = backbones.find(plain).describe(plain)
     if name == GTPPlus.name:  # it has a schedule of its own shape
-        return Space(vit, GTPPlus(), Limits()).scaled(target)
+        return Space(vit, GTPPlus.for_model(vit), Limits()).scaled(target)
     choices = _choices(name, vit)
 
     def cost(index: int) -> float:
