@@ -218,10 +218,11 @@ def batches(
     """
     rank, processes = share
     if isinstance(dataset, InMemory):  # no copy, no process
-        places = torch.arange(skip + rank, len(dataset), processes)
-        for part in places.split(batch_size) if len(places) else ():
-            own = slice(int(part[0]), int(part[-1]) + 1, processes)
-            yield Batch(part, dataset.images[own], dataset.labels[own], {})
+        places = range(skip + rank, len(dataset), processes)
+        for begin in range(0, len(places), batch_size):
+            part = places[begin : begin + batch_size]
+            own = slice(part.start, part.stop, part.step)
+            yield Batch(torch.tensor(part), dataset.images[own], dataset.labels[own], {})
         return
     if isinstance(dataset, ImageStream):
         if processes > 1:

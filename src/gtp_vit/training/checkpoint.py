@@ -85,7 +85,7 @@ def write_weights(
         from safetensors.torch import save
 
         write_atomically(folder / PREDICTORS, save({key: value.contiguous() for key, value in learned.items()}))
-        method = dataclasses.replace(method, predictors=str(folder / PREDICTORS))  # type: ignore[call-arg]
+        method = dataclasses.replace(method, predictors=PREDICTORS)  # type: ignore[call-arg]
     save_checkpoint(model, folder / WEIGHTS, Recipe(name, sizes_of_model(model), method, found, measured))
 
 

@@ -51,7 +51,7 @@ def steps_of_epoch(images: int, settings: Training) -> int:
 
 def order(images: int, settings: Training, epoch: int) -> Tensor:
     """Places of the images in the order of this epoch; each `repeats` times, as many as there are images in all."""
-    with drawn_from(ORDER, settings.seed, epoch):
+    with drawn_from(ORDER, settings.train_seed, epoch):
         shuffled = torch.randperm(images)
     return shuffled.repeat_interleave(settings.repeats)[:images]
 
@@ -74,7 +74,7 @@ def load(
 ) -> Iterator[Batch]:
     """This process's parts of an epoch, from step `first` on."""
     parts = parts_of(len(dataset), settings, epoch, first, share)  # type: ignore[arg-type]
-    draws = Draws(dataset, settings.seed, epoch)
+    draws = Draws(dataset, settings.train_seed, epoch)
     return iter(DataLoader(draws, batch_sampler=parts, num_workers=workers, collate_fn=collate))
 
 

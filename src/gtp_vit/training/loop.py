@@ -84,6 +84,10 @@ def finetune(
         raise BadSetting(
             "the model has no classifier: there is nothing that a loss could compare; give one with classes"
         )
+    if getattr(plain, "global_pool", None) == "":
+        raise BadSetting(
+            "the model has logits of every token (global_pool is empty); create it with pooling to finetune"
+        )
     check_processes(settings)
     if settings.amp != "off" and next(plain.parameters()).device.type == "cpu":
         verdict = bf16_verdict()  # in a process of its own, because it may die

@@ -67,8 +67,8 @@ class Training:
     """Label smoothing."""
     repeats: int = 3
     """How often an image is drawn in its epoch; an epoch then sees the so-manyth part of the images (DeiT: 3)."""
-    seed: int = 0
-    """Of everything that is drawn."""
+    train_seed: int = 0
+    """Of everything that training draws: order, augmentation, mixing, dropped layers."""
     save_every: int = 0
     """Steps between two checkpoints inside an epoch; 0 = only after each epoch."""
     log_every: int = 20
@@ -79,7 +79,7 @@ class Training:
         for name in ("epochs", "batch_size", "micro_batch", "repeats", "log_every"):
             check_range(name, getattr(self, name), 1, 10**6, whole=True)
         check_range("save_every", self.save_every, 0, 10**9, whole=True)
-        check_range("seed", self.seed, 0, 2**32 - 1, whole=True)
+        check_range("train_seed", self.train_seed, 0, 2**32 - 1, whole=True)
         for name, high in (("lr", 10.0), ("clip_grad", 1e9)):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 0, high, above_low=True)

@@ -55,8 +55,7 @@ class Trainee:
         self.shared: Any = self.student
         processes = distributed.share()[1]
         if processes > 1:
-            # A head that only some methods read, e.g. LV-ViT's second one, may have no part in the loss.
-            self.shared = nn.parallel.DistributedDataParallel(self.student, find_unused_parameters=True)
+            self.shared = nn.parallel.DistributedDataParallel(self.student)
         groups = parameter_groups(protocol, self.model, self.student.extra)
         self.optimiser: Any = create_optimizer_v2(groups, "adamw", lr=protocol.lr, weight_decay=protocol.weight_decay)
         self.schedule = CosineLRScheduler(
@@ -86,7 +85,7 @@ class Trainee:
         self.optimiser.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(parts):
-            key = (PART, self.settings.seed, epoch, within, rank + index * processes)
+            key = (PART, self.settings.train_seed, epoch, within, rank + index * processes)
             waits = processes > 1 and index < len(parts) - 1
             with drawn_from(*key), self.shared.no_sync() if waits else contextlib.nullcontext():
                 terms = self.terms(batch)
