@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "patch": {"core", "methods", "backbones", "kernels"},
     "embedded": set(),
     "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper"},
-    "cli": {"core", "methods", "backbones", "embedded", "patch", "tools"},
+    "training": {"core", "methods", "patch", "recipes", "tools"},
+    "cli": {"core", "methods", "backbones", "embedded", "patch", "tools", "training"},
 }
 
 

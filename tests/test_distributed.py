@@ -150,7 +150,6 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
             assert right[key] == (pytest.approx(value, rel=1e-3, abs=1e-6) if isinstance(value, float) else value), key
     assert "1 of the images could not be read" in done.stderr
     assert_same_run(tmp_path / "out", alone)
-    assert "Traceback" not in done.stderr.split("torch.distributed")[0]
     capsys.readouterr()
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import gzip
 import json
 import os
 
@@ -15,11 +16,25 @@ from safetensors.torch import load_file, save_file
 
 import families
 import gtp_vit
-from gtp_vit import ATS, GTP, METHODS, DynamicViT, EViT, EvoViT, GTPError, ToMe, Training, TriLevel, finetune, patch
+from gtp_vit import (
+    ATS,
+    GTP,
+    METHODS,
+    DynamicViT,
+    EViT,
+    EvoViT,
+    GTPError,
+    ToMe,
+    Training,
+    TriLevel,
+    embedded,
+    finetune,
+    patch,
+)
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.loop import run
 from gtp_vit.methods import dynamicvit_training
-from gtp_vit.tools.data import Batch, DataSettings, InMemory
+from gtp_vit.tools.data import Batch, DataSettings, InMemory, open_images
 from gtp_vit.training.checkpoint import locked, state_of
 from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
 from gtp_vit.training.loop import check_processes
@@ -258,6 +273,28 @@ def test_augmentation_depends_on_the_draw_alone(folder):
     torch.random.set_rng_state(before)
     draws[(5, 1)]
     assert torch.equal(torch.random.get_rng_state(), before)  # the user's own numbers are left alone
+
+
+def test_grey_images_in_mnists_files(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 28, 28), dtype=np.uint8)
+    labels = np.arange(12, dtype=np.uint8) % 10
+    for name in ("train", "t10k"):
+        head = b"\0\0\x08\x03" + np.array(pixels.shape, ">u4").tobytes()
+        (tmp_path / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pixels.tobytes()))
+        head = b"\0\0\x08\x01" + np.array([12], ">u4").tobytes()
+        (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
+    model = embedded.create(pretrained=False)
+    plain = open_images(model, DataSettings(data_dir=tmp_path))
+    assert len(plain) == 12
+    torch.testing.assert_close(plain[3].image, embedded.normalise(torch.from_numpy(pixels[3:4]))[0])
+    assert plain[3].label == 3
+    augmented = open_training_images(model, DataSettings(data_dir=tmp_path, split="train"), Training())
+    assert not augmented[3].problem
+    assert augmented[3].image.shape == (1, 28, 28)
+    assert {Draws(augmented, 0, 0)[(draw, 5)].problem for draw in range(30)} == {""}
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    with pytest.raises(GTPError, match="has no file train-labels-idx1-ubyte or train-labels"):
+        open_training_images(model, DataSettings(data_dir=tmp_path, split="train"), Training())
 
 
 def test_mixing_copes_with_an_image_that_could_not_be_read():

@@ -129,9 +129,12 @@ def open_images(
         hint = f"; did you mean {near[0]}?" if near else ""
         raise GTPError(f"there is no folder {folder}{hint}")
     config = preparation(model, settings)
-    transform, shape = _transform(config, augment), tuple(config["input_size"])
+    shape = tuple(config["input_size"])
     if not settings.dataset and idx.has_idx(folder):
-        return ImageFiles(idx.IdxReader(folder, settings.split), transform, shape, settings.limit)
+        whole = {**config, "crop_pct": settings.crop_pct or 1.0}  # such images are small, and of one size
+        files = idx.IdxReader(folder, settings.split)
+        return ImageFiles(files, _transform(whole, augment), shape, settings.limit)
+    transform = _transform(config, augment)
     try:
         dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split)
     except Exception as error:
