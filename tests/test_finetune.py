@@ -5,6 +5,9 @@ import csv
 import gzip
 import json
 import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +40,7 @@ from gtp_vit.methods import dynamicvit_training
 from gtp_vit.tools.data import Batch, DataSettings, InMemory, open_images
 from gtp_vit.training.checkpoint import locked, state_of
 from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
+from gtp_vit.training.log import Log
 from gtp_vit.training.loop import check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
 from gtp_vit.training.shrink import weaker
@@ -220,7 +224,7 @@ def test_reduction_can_grow(model):
     assert weaker(EViT(keep_rate=0.6), vit, 0.5).keep_rate == pytest.approx(0.8)
     assert weaker(TriLevel(keep_ratio=0.6, attn_ratio=0.2), vit, 0.5).attn_ratio == pytest.approx(0.6)
     assert weaker(GTP(propagate="linear:2:8"), vit, 0.5).propagate == (1, 2, 3, 4)
-    assert weaker(ToMe(r=8), vit, 0.0).r == (0, 0, 0, 0)
+    assert weaker(ToMe(r=8), vit, 0.25).r == 2
     assert weaker(ToMe(r=8), vit, 1.0) == ToMe(r=8)
     with pytest.raises(GTPError, match="ats has no strength that could grow"):
         weaker(ATS(), vit, 0.5)
@@ -305,6 +309,15 @@ def test_mixing_copes_with_an_image_that_could_not_be_read():
     assert labels.argmax(1).tolist() == [0, 1, 2]
 
 
+def test_processes_that_read_images_change_nothing(model, images, tmp_path):
+    found = []
+    for workers in (0, 1):
+        settings = Training(**QUICK | {"epochs": 1})
+        finetune(model, GTP(propagate=8), images, settings, output=tmp_path / str(workers), workers=workers)
+        found.append(state(tmp_path / str(workers)))
+    assert same(found[0]["student"], found[1]["student"])
+
+
 # checkpoints
 
 
@@ -379,6 +392,26 @@ def test_the_command_writes_weights_log_and_page_and_evaluate_reads_them(words, 
     assert rows[1]["top1"] == pytest.approx(lines[2]["top1"])
 
 
+def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            written.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, *scalar):
+            written.append(scalar)
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    log = Log(tmp_path, [{"kind": "step", "step": 4, "epoch": 1.0, "loss": 2.0}])
+    log.add({"kind": "step", "step": 5, "epoch": 1.25, "loss": 1.0})
+    log.close()
+    assert written == [("tensorboard", 5), ("step/epoch", 1.25, 5), ("step/loss", 1.0, 5), "closed"]
+
+
 def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
     flat = tmp_path / "flat"
     flat.mkdir()
@@ -441,6 +474,8 @@ def test_models_and_labels_that_do_not_fit(model, images, tmp_path):
         go(model, InMemory(images.images, torch.full((24,), 10)), tmp_path)
     with pytest.raises(GTPError, match="keep_ratio is 1: no token ever leaves"):
         go(model, images, tmp_path, DynamicViT(keep_ratio=1.0))
+    with pytest.raises(GTPError, match="DynamicViT finds its way to keep_ratio by its loss"):
+        go(model, images, tmp_path, DynamicViT(), shrink_epochs=1)
     with pytest.raises(GTPError, match="has no stochastic depth"):
         go(families.make("lvvit"), images, tmp_path, drop_path=0.2)
 

@@ -50,6 +50,10 @@ class Finetune(Training, DataFlags):
     """Folder of images to evaluate on after each epoch; by default the split --val-split of --data-dir."""
     val_split: str = "validation"
     """Split to evaluate on, where the data has splits."""
+    limit: int = 0
+    """Learn from so many images only, spread over the data set; 0 = all."""
+    val_limit: int = 0
+    """Evaluate on so many images only, spread over the data set; 0 = all."""
     device: str = "auto"
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
     output: Path = Path("finetuned")
@@ -66,6 +70,7 @@ def main(words: Sequence[str]) -> None:
     settings.check()
     check_range("--workers", flags.workers, 0, 256, whole=True)
     check_range("--limit", flags.limit, 0, 10**9, whole=True)
+    check_range("--val-limit", flags.val_limit, 0, 10**9, whole=True)
     with distributed.group():
         model = make_model(flags).to(distributed.device_of(flags.device))
         dataset, validation = make_datasets(flags, settings, model)
@@ -106,9 +111,15 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
         images = embedded.normalise(images)
         return InMemory(images[:cut], labels[:cut]), InMemory(images[cut:], labels[cut:])
     dataset = open_training_images(model, data_settings(flags, flags.data_dir, flags.split), settings)
-    if flags.limit and flags.limit < len(dataset):  # spread over the classes, which data sets are sorted by
-        dataset = Subset(dataset, [index * len(dataset) // flags.limit for index in range(flags.limit)])
-    return dataset, open_validation(flags, model)
+    validation = open_validation(flags, model)
+    return spread(dataset, flags.limit), None if validation is None else spread(validation, flags.val_limit)
+
+
+def spread(dataset: Any, limit: int) -> Any:
+    """Some of the images of all classes, by which data sets are sorted."""
+    if not limit or not hasattr(dataset, "__len__") or limit >= len(dataset):
+        return dataset
+    return Subset(dataset, [index * len(dataset) // limit for index in range(limit)])
 
 
 def open_validation(flags: Finetune, model: Any) -> Any:

@@ -160,6 +160,7 @@ class _Run:
         self.saved = 0  # steps in the last checkpoint
         self.unreadable: dict[str, None] = {}
         self.trainee = Trainee(model, method, self.protocol, settings, self.steps)
+        weaker(method, self.trainee.model.reduction.vit, strength(0, settings))  # refused now, not in the first epoch
         self.macs = macs(self.trainee.model).total if not self.trainee.model.reducer.adaptive else None
         self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
 

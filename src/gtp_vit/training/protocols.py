@@ -59,7 +59,7 @@ class Protocol:
         """The method when this share of the run is done."""
         return method
 
-    def check(self, method: Method) -> None:
+    def check(self, method: Method, settings: Training) -> None:
         """Is there anything to be learned with these settings?"""
 
     def teach(self, teacher: Any, images: Tensor) -> Any:
@@ -119,9 +119,13 @@ class DynamicViTProtocol(Protocol):
     frozen: float = 5 / 30
     untrained: tuple[str, ...] = ("cls_token", "pos_embed")
 
-    def check(self, method: Method) -> None:
+    def check(self, method: Method, settings: Training) -> None:
         if isinstance(method, DynamicViT) and method.keep_ratio == 1:
             raise BadSetting("keep_ratio is 1: no token ever leaves, so there is nothing to be learned; give less")
+        if settings.shrink_start or settings.shrink_epochs:
+            raise BadSetting(
+                "DynamicViT finds its way to keep_ratio by its loss; leave out shrink_start and shrink_epochs"
+            )
 
     def needs_teacher(self, settings: Training) -> bool:
         return True
@@ -179,7 +183,7 @@ PROTOCOLS: dict[str, Protocol] = {
 def protocol_of(method: Method, settings: Training) -> Protocol:
     """Checked, with the user's settings in it."""
     found = PROTOCOLS.get(method.name, Protocol()).with_settings(settings)
-    found.check(method)
+    found.check(method, settings)
     return found
 
 

@@ -34,8 +34,12 @@ def weaker(method: Method, vit: VitInfo, share: float) -> Method:
     names = [field.name for field in dataclasses.fields(method)]
     if method.dial in SHARES:
         changes: dict[str, Any] = {name: 1 - share * (1 - getattr(method, name)) for name in SHARES if name in names}
-    elif method.dial in ("propagate", "r") and (plan := method.build(vit).plan) is not None:
-        changes = {method.dial: tuple(round(share * number) for number in plan)}
+    elif method.dial in ("propagate", "r"):
+        value = getattr(method, method.dial)
+        plan = value if isinstance(value, int) else method.build(vit).plan
+        changes = {
+            method.dial: round(share * plan) if isinstance(plan, int) else [round(share * n) for n in plan or ()]
+        }
     else:
         raise BadSetting(
             f"{method.name} has no strength that could grow during training; leave out shrink_start and shrink_epochs"
