@@ -587,5 +587,8 @@ def test_the_command_wants_weights_and_images(words, tmp_path, capsys):
     place = words.index("--data-dir")
     assert main([*words[:place], *words[place + 2 :]]) == Exit.USAGE
     assert "needs images: give --data-dir" in capsys.readouterr().err
+    (tmp_path / "val").mkdir()
+    assert main([*words[: place + 1], str(tmp_path), *words[place + 2 :]]) == Exit.USAGE
+    assert "has images to evaluate on, but no folder train to learn from" in capsys.readouterr().err
     assert main([*words, "--device", "nothing"]) == Exit.USAGE
     assert "device 'nothing' cannot be used" in capsys.readouterr().err

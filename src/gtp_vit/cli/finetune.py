@@ -110,6 +110,11 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
         cut = 3 * len(images) // 4
         images = embedded.normalise(images)
         return InMemory(images[:cut], labels[:cut]), InMemory(images[cut:], labels[cut:])
+    folder = flags.data_dir
+    if folder is not None and has_split(folder, *EVALUATION) and not has_split(folder, flags.split, *TRAINING):
+        raise GTPError(
+            f"{folder} has images to evaluate on, but no folder {flags.split} to learn from; give another one"
+        )
     dataset = open_training_images(model, data_settings(flags, flags.data_dir, flags.split), settings)
     validation = open_validation(flags, model)
     return spread(dataset, flags.limit), None if validation is None else spread(validation, flags.val_limit)
@@ -126,7 +131,7 @@ def open_validation(flags: Finetune, model: Any) -> Any:
     """None if the data has no split of its own for that: images that were learned from prove nothing."""
     folder = flags.val_dir or flags.data_dir
     if flags.val_dir is None and not flags.dataset and folder is not None:
-        if not has_idx(folder) and not any((folder / name).is_dir() for name in (flags.val_split, *SPLITS)):
+        if not has_idx(folder) and not has_split(folder, flags.val_split, *EVALUATION):
             return None
     return open_images(model, data_settings(flags, folder, flags.val_split))
 
@@ -143,7 +148,11 @@ def data_settings(flags: Finetune, folder: Path | None, split: str) -> DataSetti
     )
 
 
-SPLITS = ("val", "valid", "validation", "eval", "evaluation")  # as timm looks for them
+TRAINING, EVALUATION = ("train", "training"), ("val", "valid", "validation", "eval", "evaluation")  # as timm has them
+
+
+def has_split(folder: Path, *names: str) -> bool:
+    return any((folder / name).is_dir() for name in names)
 
 
 @contextmanager
