@@ -301,6 +301,13 @@ def test_grey_images_in_mnists_files(tmp_path):
         open_training_images(model, DataSettings(data_dir=tmp_path, split="train"), Training())
 
 
+def test_parts_of_one_image(model, images, tmp_path):
+    assert go(model, images, tmp_path, epochs=1, micro_batch=1, mixup=0, cutmix=0).log
+    own = trainee(model, GTP(propagate=8))
+    with pytest.raises(GTPError, match="too few images of one part could be read: a"):
+        own.terms(batch(count=4)._replace(images=torch.zeros(1, 3, 64, 64), unreadable={3: "a.png: broken"}))
+
+
 def test_mixing_copes_with_an_image_that_could_not_be_read():
     mixer = Mixer(Training(), 10)
     images, labels = mixer(families.images("vit", 3), torch.arange(3))

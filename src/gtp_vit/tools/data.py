@@ -179,7 +179,8 @@ def _transform(config: dict[str, Any], augment: Mapping[str, Any] | None) -> Any
     if augment is not None and max(config["input_size"][1:]) <= 32:
         from torchvision.transforms import RandomCrop
 
-        transform.transforms[0] = RandomCrop(config["input_size"][1:], padding=4)  # as DeiT does with small images
+        shift = 0 if augment["scale"][0] == 1 else 4  # as DeiT does with small images, which it never enlarges
+        transform.transforms[0] = RandomCrop(config["input_size"][1:], padding=shift)
     return OneChannel(transform) if grey else transform
 
 

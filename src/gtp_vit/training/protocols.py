@@ -39,12 +39,12 @@ class Protocol:
     drop_path: float = 0.1
     eval_mode: bool = False  # no dropout and no stochastic depth in training
     frozen: float = 0.0  # share of the run in which only the learned parts of the method are trained
-    learned_factor: float = 100.0  # how much faster these parts learn
+    learned_lr: float | None = None  # of these parts; None: 100 times the model's
     untrained: tuple[str, ...] = ()  # parameters of the model that stay as they are
 
     def with_settings(self, settings: Training) -> Protocol:
         """The user's word counts before the authors'."""
-        names = ("lr", "min_lr", "weight_decay", "warmup", "drop_path")
+        names = ("lr", "min_lr", "learned_lr", "weight_decay", "warmup", "drop_path")
         given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
         found = dataclasses.replace(self, **given)
         if found.min_lr > found.lr:
@@ -202,7 +202,7 @@ def _groups(protocol: Protocol, model: Any, extra: nn.Module, *, learned: bool) 
         if own:
             yield {
                 "params": own,
-                "lr": protocol.lr * (protocol.learned_factor if learned else 1),
+                "lr": (protocol.learned_lr or 100 * protocol.lr) if learned else protocol.lr,
                 "weight_decay": protocol.weight_decay if decays else 0.0,
                 "frozen": protocol.frozen > 0 and not learned,
             }

@@ -29,6 +29,8 @@ class Training:
     """Highest learning rate; by default 1e-5, and what the authors of EViT and DynamicViT used for these."""
     min_lr: float | None = None
     """Learning rate at the end; by default 1e-6, EViT 2e-6."""
+    learned_lr: float | None = None
+    """Highest learning rate of a method's own parts, DynamicViT's predictors; by default 100 times --lr."""
     weight_decay: float | None = None
     """Of AdamW; by default 0.05, EViT 1e-6."""
     warmup: float | None = None
@@ -54,7 +56,8 @@ class Training:
     auto_augment: str = "rand-m9-mstd0.5-inc1"
     """timm's description of the automatic augmentation; empty = none."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area of the random part of an image that is shown. Images of up to 32 pixels are shifted instead, as in DeiT."""
+    """Area of the random part of an image that is shown. Images of up to 32 pixels are shifted instead, as in DeiT;
+    with 1 1 not even that."""
     hflip: float = 0.5
     """How often an image is mirrored."""
     reprob: float = 0.25
@@ -80,7 +83,7 @@ class Training:
             check_range(name, getattr(self, name), 1, 10**6, whole=True)
         check_range("save_every", self.save_every, 0, 10**9, whole=True)
         check_range("train_seed", self.train_seed, 0, 2**32 - 1, whole=True)
-        for name, high in (("lr", 10.0), ("clip_grad", 1e9)):
+        for name, high in (("lr", 10.0), ("learned_lr", 10.0), ("clip_grad", 1e9)):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 0, high, above_low=True)
         for name, high in (("min_lr", 10.0), ("weight_decay", 10.0), ("warmup", 1.0), ("drop_path", 0.9)):

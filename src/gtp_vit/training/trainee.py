@@ -112,8 +112,8 @@ class Trainee:
                 group["lr"] = 0.0
 
     def terms(self, batch: Batch) -> Terms:
-        if len(batch.images) < 2:
-            problem = next(iter(batch.unreadable.values()), "a part of one image cannot be mixed")
+        if len(batch.images) < 1 + self.settings.mixes:
+            problem = next(iter(batch.unreadable.values()))
             raise GTPError(f"too few images of one part could be read: {problem}; mend or remove them")
         images, labels = self.mixer(batch.images.to(self.device), batch.labels.to(self.device))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp == "bfloat16"):
