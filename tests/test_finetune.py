@@ -432,6 +432,17 @@ def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
     assert "has 1 classes, but the model tells 4 apart" in capsys.readouterr().err
 
 
+def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatch, capsys):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (16, 28, 28), generator=generator, dtype=torch.uint8)
+    monkeypatch.setattr(embedded, "test_images", lambda: (pixels, torch.arange(16) % 10))
+    save_file(embedded.create(pretrained=False).state_dict(), tmp_path / "w.safetensors")
+    words = ["finetune", "--checkpoint", str(tmp_path / "w.safetensors"), "--epochs", "1", "--batch-size", "6"]
+    assert main([*words, "--workers", "0", "--output", str(tmp_path / "o"), "--json"]) == Exit.OK
+    log = json.loads(capsys.readouterr().out)["log"]
+    assert log[-1] | {"step": 2, "epoch": 1} == log[-1]  # 12 to learn from, 4 to evaluate on
+
+
 def test_unreadable_images_are_left_out_and_named(words, folder, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     for path in folder.rglob("*.png"):
