@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "patch": {"core", "methods", "backbones", "kernels", "recipes"},
     "embedded": set(),
     "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper", "recipes"},
-    "cli": {"core", "methods", "backbones", "embedded", "patch", "recipes", "tools"},
+    "training": {"core", "methods", "patch", "recipes", "tools"},
+    "cli": {"core", "methods", "backbones", "embedded", "patch", "recipes", "tools", "training"},
 }
 
 
@@ -69,8 +70,8 @@ def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
         "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits METHODS Method PPT Recipe ToMe "
-        "TriLevel UnsupportedBackbone accelerate create_model is_patched macs make_method method_from_dict patch "
-        "read_recipe save_checkpoint trace tune unpatch"
+        "Training TriLevel UnsupportedBackbone accelerate create_model finetune is_patched macs make_method "
+        "method_from_dict patch read_recipe save_checkpoint trace tune unpatch"
     )
 
 

@@ -29,5 +29,7 @@ from gtp_vit.tools.models import create_model as create_model
 from gtp_vit.tools.trace import trace as trace
 from gtp_vit.tools.tune import accelerate as accelerate
 from gtp_vit.tools.tune import tune as tune
+from gtp_vit.training.loop import finetune as finetune
+from gtp_vit.training.settings import Training as Training
 
 __version__ = "0.1.0"

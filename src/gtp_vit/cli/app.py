@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("gtp_vit.cli.evaluate", "Accuracy with a method on your images, against the unreduced model"),
     "compare": ("gtp_vit.cli.compare", "All methods at equal MACs on the same images: table, plot, page"),
     "tune": ("gtp_vit.cli.tune", "Give a target, get the schedule that changes the model least"),
+    "finetune": ("gtp_vit.cli.finetune", "Train with a method active, on one machine or many; no labels needed"),
     "visualise": (
         "gtp_vit.cli.visualise",
         "Pictures of what is left of an image after each layer, and where the rest went",

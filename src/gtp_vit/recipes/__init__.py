@@ -94,7 +94,16 @@ def read_recipe(path: str | Path) -> Recipe:
         stored = _metadata(path) if path.suffix == ".safetensors" else json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise GTPError(f"{path} is no recipe: {error}") from error
-    return recipe_from_dict(stored, str(path))
+    return _with_files(recipe_from_dict(stored, str(path)), path.parent)
+
+
+def _with_files(recipe: Recipe, folder: Path) -> Recipe:
+    """What a method has learned is in a file beside its recipe, which names it without a folder."""
+    name = getattr(recipe.method, "predictors", None)
+    if name is None or not (folder / name).is_file():
+        return recipe
+    stored = {**recipe.method.to_dict(), "predictors": str(folder / name)}
+    return dataclasses.replace(recipe, method=method_from_dict(stored))
 
 
 def recipe_from_dict(stored: Any, where: str) -> Recipe:

@@ -10,7 +10,7 @@ from torch import nn
 from gtp_vit import backbones
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.patch import unpatch
-from gtp_vit.recipes import METADATA, Recipe
+from gtp_vit.recipes import METADATA, Recipe, Sizes, sizes_of_vit
 from gtp_vit.tools.files import write_atomically
 
 
@@ -18,6 +18,11 @@ def describe(model: nn.Module) -> VitInfo:
     """Sizes of a patched or plain model."""
     plain = unpatch(model)
     return backbones.find(plain).describe(plain)
+
+
+def sizes_of_model(model: nn.Module) -> Sizes:
+    """What a recipe says of this model."""
+    return sizes_of_vit(describe(model))
 
 
 def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from gtp_vit.errors import GTPError
+from gtp_vit.tools import idx
 
 MOST_PIXELS = 100_000_000  # of one image; more is taken for a decompression bomb
 
@@ -53,6 +54,7 @@ class DataSettings:
     crop_pct: float | None = None
     interpolation: str = ""
     limit: int = 0  # only the first so many; 0 = all
+    labels: bool = True  # False: nobody reads them, so folders need not be the model's classes
 
 
 class ImageFiles(Dataset[Item]):
@@ -115,8 +117,10 @@ def preparation(model: nn.Module, settings: DataSettings) -> dict[str, Any]:
     return config
 
 
-def open_images(model: nn.Module, settings: DataSettings) -> ImageFiles | ImageStream:
-    """The data set, checked against the model's classes."""
+def open_images(
+    model: nn.Module, settings: DataSettings, augment: Mapping[str, Any] | None = None
+) -> ImageFiles | ImageStream:
+    """The data set, checked against the model's classes; for training with the settings of timm's augmentation."""
     import timm.data
 
     folder = settings.data_dir
@@ -125,25 +129,69 @@ def open_images(model: nn.Module, settings: DataSettings) -> ImageFiles | ImageS
         hint = f"; did you mean {near[0]}?" if near else ""
         raise GTPError(f"there is no folder {folder}{hint}")
     config = preparation(model, settings)
-    transform = timm.data.create_transform(**config, is_training=False)
+    shape = tuple(config["input_size"])
+    if not settings.dataset and idx.has_idx(folder):
+        whole = {**config, "crop_pct": settings.crop_pct or 1.0}  # such images are small, and of one size
+        files = idx.IdxReader(folder, settings.split)
+        return ImageFiles(files, _transform(whole, augment), shape, settings.limit)
+    transform = _transform(config, augment)
     try:
         dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split)
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise GTPError(f"no images in {folder}: {reason[0]}") from error
-    shape = tuple(config["input_size"])
     if isinstance(dataset, IterableDataset):
         return ImageStream(dataset, transform, shape, settings.limit)
-    reader = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)
+    reader: Any = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; give a folder with one folder of images for each class")
     classes, wanted = len(getattr(reader, "class_to_idx", ())), getattr(model, "num_classes", 0)
-    if classes and wanted and classes != wanted:
+    if settings.labels and classes and wanted and classes != wanted:
+        empty = _empty_classes(Path(getattr(reader, "root", folder)), reader.class_to_idx)
+        if empty:
+            raise GTPError(
+                f"class {empty[0]} has no images in {folder}; put some there: the model wants {wanted} classes"
+            )
         raise GTPError(
             f"{folder} has {classes} classes, but the model tells {wanted} apart; give the model's own data, or a "
             f"model with {classes} classes (--num-classes)"
         )
     return ImageFiles(reader, transform, shape, settings.limit)
+
+
+def _empty_classes(folder: Path, found: Iterable[str]) -> list[str]:
+    """Class folders without images, which timm leaves out."""
+    classes = set(found)
+    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return [
+        path.name for path in below if path.name not in classes and not any(file.is_dir() for file in path.iterdir())
+    ]
+
+
+def _transform(config: dict[str, Any], augment: Mapping[str, Any] | None) -> Any:
+    """timm's transform for evaluation, or with `augment` for training."""
+    import timm.data
+
+    grey = len(config["mean"]) == 1
+    if grey:  # timm's transforms want three channels
+        config = {**config, "mean": config["mean"] * 3, "std": config["std"] * 3}
+    transform = timm.data.create_transform(**config, is_training=augment is not None, **(augment or {}))
+    if augment is not None and max(config["input_size"][1:]) <= 32:
+        from torchvision.transforms import RandomCrop
+
+        shift = 0 if augment["scale"][0] == 1 else 4  # as DeiT does with small images, which it never enlarges
+        transform.transforms[0] = RandomCrop(config["input_size"][1:], padding=shift)
+    return OneChannel(transform) if grey else transform
+
+
+class OneChannel:
+    """For models of grey images: a transform between a picture without colours and its one channel."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, picture: Any) -> Tensor:
+        return self.transform(picture.convert("L").convert("RGB"))[:1]
 
 
 class _Plain:
@@ -160,28 +208,44 @@ class _Plain:
 
 
 def batches(
-    dataset: Dataset[Item], *, batch_size: int, workers: int, skip: int = 0, pin: bool = False
+    dataset: Dataset[Item],
+    *,
+    batch_size: int,
+    workers: int,
+    skip: int = 0,
+    pin: bool = False,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Batches in the order of the data set, without its first `skip` images."""
+    """Batches in the order of the data set, without its first `skip` images.
+
+    `share` is (rank, processes): the process then gets every so-manyth image from its rank on.
+    """
+    rank, processes = share
     if isinstance(dataset, InMemory):  # no copy, no process
-        for begin in range(skip, len(dataset), batch_size):
-            part = slice(begin, begin + batch_size)
-            images = dataset.images[part]
-            yield Batch(torch.arange(begin, begin + len(images)), images, dataset.labels[part], {})
+        places = range(skip + rank, len(dataset), processes)
+        for begin in range(0, len(places), batch_size):
+            part = places[begin : begin + batch_size]
+            own = slice(part.start, part.stop, part.step)
+            yield Batch(torch.tensor(part), dataset.images[own], dataset.labels[own], {})
         return
     if isinstance(dataset, ImageStream):
-        loader = DataLoader(dataset, batch_size, num_workers=min(workers, 1), collate_fn=_collate)
+        if processes > 1:
+            raise GTPError(
+                "a stream of images cannot be shared by several processes; run one, or give folders or an indexed set"
+            )
+        loader = DataLoader(dataset, batch_size, num_workers=min(workers, 1), collate_fn=collate)
         seen = 0
         for batch in loader:
             seen += len(batch.place) + len(batch.unreadable)
             if seen > skip:  # the journal is written batch by batch, so a run ends between two of them
                 yield batch
         return
-    rest = Subset(dataset, range(skip, len(dataset)))  # type: ignore[arg-type]
-    yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=_collate, pin_memory=pin)
+    rest = Subset(dataset, range(skip + rank, len(dataset), processes))  # type: ignore[arg-type]
+    yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=collate, pin_memory=pin)
 
 
-def _collate(items: list[Item]) -> Batch:
+def collate(items: list[Item]) -> Batch:
+    """Items as one batch, those that could not be read apart."""
     good = [item for item in items if not item.problem]
     images = torch.stack([item.image for item in good]) if good else torch.zeros(0, *items[0].image.shape)
     return Batch(

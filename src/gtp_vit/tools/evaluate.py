@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gtp_vit.errors import GTPError
+from gtp_vit.tools import distributed
 from gtp_vit.tools.data import Batch, Item, batches
 from gtp_vit.tools.journal import Journal
 
@@ -77,31 +78,54 @@ def evaluate(
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run all models over all images once.
+    """Run all models over all images once; in several processes each runs its share, and all get the whole result.
 
     Args:
         models: name -> model in eval mode; the first is the unreduced one, called UNREDUCED.
         dataset: labelled images.
         batch_size: images at a time.
         workers: processes that read images.
-        journal: of this run; batches that are in it are not run again.
+        journal: of this run; batches that are in it are not run again. Only the first process has one.
         progress: called with the number of images done and their total, None if that is not known.
     """
     assert next(iter(models)) == UNREDUCED
-    entries: list[Any] = list(journal.entries) if journal is not None else []
+    entries: list[Any] = distributed.from_first(list(journal.entries) if journal is not None else [])
     total = len(dataset) if hasattr(dataset, "__len__") else None
     done = sum(len(entry["index"]) + len(entry["unreadable"]) for entry in entries)
     device = next(next(iter(models.values())).parameters()).device
     if progress is not None:
         progress(done, total)
-    for batch in batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=device.type == "cuda"):
-        entries.append(_run(models, batch, device))
+    pin, share = device.type == "cuda", distributed.share()
+    own = batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=pin, share=share)
+    while True:
+        # One round is a run of neighbouring images, whatever the number of processes, so any number can go on from it.
+        batch = next(own, None)
+        found = distributed.gather(None if batch is None else _run(models, batch, device))
+        finished = [entry for entry in found if entry is not None]
+        if not finished:
+            break
+        entries.append(finished[0] if len(finished) == 1 else merge(finished))
         if journal is not None:
             journal.append(entries[-1])
-        done += len(batch.place) + len(batch.unreadable)
+        done += len(entries[-1]["index"]) + len(entries[-1]["unreadable"])
         if progress is not None:
             progress(done, total)
     return summarise(list(models), entries)
+
+
+def merge(entries: list[Any]) -> dict[str, Any]:
+    """What several processes found in one round as one entry, in the order of the data set."""
+    places = [place for entry in entries for place in entry["index"]]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    models: dict[str, Any] = {}
+    for name, first in entries[0]["models"].items():
+        own = [entry["models"][name] for entry in entries]
+        models[name] = {"seconds": sum(one["seconds"] for one in own)}
+        for key in first.keys() - {"seconds"}:
+            values = [value for one in own for value in one[key]]
+            models[name][key] = [values[position] for position in order]
+    unreadable = {place: text for entry in entries for place, text in entry["unreadable"].items()}
+    return {"index": sorted(places), "unreadable": dict(sorted(unreadable.items())), "models": models}
 
 
 @torch.inference_mode()

@@ -1,0 +1,133 @@
+"""Several processes as one run: torchrun's or accelerate's environment in, one group out, and the few exchanges.
+
+Code that runs alone calls the same functions; they then cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gtp_vit.errors import GTPError
+
+Value = TypeVar("Value")
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+GO_ON = "start the same command again, with as many processes as you have: it goes on after what was finished and saved"
+# How the libraries underneath say that they lost the other side; the classes of their errors differ between versions.
+SIGNS = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "nccl", "gloo")
+
+
+def share() -> tuple[int, int]:
+    """This process's rank, and how many processes there are."""
+    return (dist.get_rank(), dist.get_world_size()) if _together() else (0, 1)
+
+
+def is_first() -> bool:
+    """The first process prints and writes; the others only work."""
+    return share()[0] == 0
+
+
+def gather(value: Value) -> list[Value]:
+    """Everybody's value, in the order of ranks, for everybody."""
+    if not _together():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def from_first(value: Value) -> Value:
+    """The first process's value, for everybody."""
+    if not _together():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def mean(values: torch.Tensor) -> torch.Tensor:
+    """Of everybody's tensors."""
+    if _together():
+        dist.all_reduce(values)
+        values = values / dist.get_world_size()
+    return values
+
+
+def check_same(what: str, value: Any) -> None:
+    """Many machines are many chances to start with other flags or other data."""
+    for rank, other in enumerate(gather(value)):
+        if other != value:
+            raise GTPError(
+                f"process {share()[0]} and process {rank} have different {what}; start all of them with the same "
+                "command, version and data"
+            )
+
+
+def device_of(wanted: str) -> torch.device:
+    """`auto` is the accelerator if there is one; several processes of a machine take one each."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.zeros(1, device=device)
+    except Exception as error:  # torch raises what it likes
+        raise GTPError(f"device {wanted!r} cannot be used: {str(error).splitlines()[0]}") from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def group() -> Iterator[None]:
+    """Join the processes that a launcher started; alone, nothing happens."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world == "1" or _together():
+        yield
+        return
+    missing = [name for name in NEEDED if name not in os.environ]
+    if missing:
+        raise GTPError(f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set; start processes with torchrun")
+    rank = os.environ["RANK"]
+    if not world.isdigit() or not rank.isdigit() or int(rank) >= int(world):
+        raise GTPError(f"RANK is {rank} and WORLD_SIZE is {world}; ranks go from 0 to WORLD_SIZE - 1; use torchrun")
+    with _lost_contact(f"process {rank} of {world}"):
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _lost_contact(who: str) -> Iterator[None]:
+    """A process that was killed shows as an error of the network, or as the launcher's signal, in all the others."""
+
+    def stop(*_: object) -> None:
+        raise GTPError(f"{who} was told to stop, mostly because another one failed or was killed; {GO_ON}")
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if main else None
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error).lower() for sign in SIGNS):
+            raise
+        raise GTPError(
+            f"{who} lost another one, which failed, was killed, or whose machine stopped; {GO_ON}"
+        ) from error
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()

@@ -1,0 +1,106 @@
+"""Which images a step sees, in which order, and how they are mixed: functions of (seed, epoch, step, part) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from gtp_vit.errors import GTPError
+from gtp_vit.tools.data import Batch, DataSettings, Item, collate, open_images
+from gtp_vit.training.draws import drawn_from
+from gtp_vit.training.settings import Training
+
+ORDER, IMAGE, PART = range(3)  # what is drawn
+
+
+class Draws(Dataset[Item]):
+    """The images of one epoch; the same image drawn twice is augmented in two ways."""
+
+    def __init__(self, images: Dataset[Item], seed: int, epoch: int) -> None:
+        self.images, self.seed, self.epoch = images, seed, epoch
+
+    def __getitem__(self, key: tuple[int, int]) -> Item:
+        draw, place = key
+        with drawn_from(IMAGE, self.seed, self.epoch, draw):
+            return self.images[place]
+
+
+def open_training_images(model: nn.Module, data: DataSettings, settings: Training) -> Any:
+    """Augmented images, by number."""
+    dataset = open_images(model, data, settings.augment())
+    if isinstance(dataset, IterableDataset):
+        raise GTPError(
+            f"{data.dataset} is a stream, whose images have no numbers: it cannot be shuffled and gone on with; give "
+            "folders, hfds/NAME or torch/NAME"
+        )
+    return dataset
+
+
+def steps_of_epoch(images: int, settings: Training) -> int:
+    """Only whole steps: the images that are left over are others in every epoch."""
+    if images < settings.batch_size:
+        raise GTPError(
+            f"a step sees {settings.batch_size} images, but there are only {images}; give --batch-size {images} or less"
+        )
+    return images // settings.batch_size
+
+
+def order(images: int, settings: Training, epoch: int) -> Tensor:
+    """Places of the images in the order of this epoch; each `repeats` times, as many as there are images in all."""
+    with drawn_from(ORDER, settings.train_seed, epoch):
+        shuffled = torch.randperm(images)
+    return shuffled.repeat_interleave(settings.repeats)[:images]
+
+
+def parts_of(images: int, settings: Training, epoch: int, first: int, share: tuple[int, int]) -> list[Any]:
+    """(draw, place) of each image of each part that this process computes, from step `first` on."""
+    rank, processes = share
+    places = order(images, settings, epoch).tolist()
+    found = []
+    for step in range(first, steps_of_epoch(images, settings)):
+        begin, end = step * settings.batch_size, (step + 1) * settings.batch_size
+        draws = [(draw, places[draw]) for draw in range(begin, end)]
+        # Neighbours go to different parts: they may be the same image.
+        found += [draws[part :: settings.parts] for part in range(rank, settings.parts, processes)]
+    return found
+
+
+def load(
+    dataset: Dataset[Item], settings: Training, epoch: int, first: int, *, share: tuple[int, int], workers: int
+) -> Iterator[Batch]:
+    """This process's parts of an epoch, from step `first` on."""
+    parts = parts_of(len(dataset), settings, epoch, first, share)  # type: ignore[arg-type]
+    draws = Draws(dataset, settings.train_seed, epoch)
+    return iter(DataLoader(draws, batch_sampler=parts, num_workers=workers, collate_fn=collate))
+
+
+class Mixer:
+    """timm's mixup and cutmix, and label smoothing: images in, images and soft labels out."""
+
+    def __init__(self, settings: Training, classes: int) -> None:
+        from timm.data import Mixup
+
+        self.mixup = Mixup(settings.mixup, settings.cutmix, label_smoothing=settings.smoothing, num_classes=classes)
+        self.mixup.mixup_enabled = settings.mixes
+        self.labels, self.classes = settings.labels, classes
+
+    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.mixup.mixup_enabled and len(images) % 2:
+            from timm.data.mixup import mixup_target
+
+            return images, mixup_target(self.known(labels), self.classes, 1.0, self.mixup.label_smoothing)
+        even = len(images) // 2 * 2  # an image that could not be read leaves one without a partner
+        return self.mixup(images[:even].clone(), self.known(labels[:even]))
+
+    def known(self, labels: Tensor) -> Tensor:
+        """Labels of the model's classes; where nobody reads them, any."""
+        if not self.labels:
+            return torch.zeros_like(labels)
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            wrong = int(labels.max()) if int(labels.max()) >= self.classes else int(labels.min())
+            raise GTPError(f"an image has label {wrong}; the model has classes 0 to {self.classes - 1}")
+        return labels

@@ -1,0 +1,242 @@
+"""finetune: go through the images for some epochs with the reduction active; stop and go on as you like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import BadSetting, GTPError, check_range
+from gtp_vit.patch import unpatch
+from gtp_vit.recipes import model_name
+from gtp_vit.tools import distributed
+from gtp_vit.tools.checkpoint import sizes_of_model
+from gtp_vit.tools.data import Item
+from gtp_vit.tools.environment import bf16_verdict
+from gtp_vit.tools.evaluate import UNREDUCED, evaluate
+from gtp_vit.tools.macs import macs
+from gtp_vit.training.checkpoint import STATE, fingerprint, locked, read_state, state_of, write_state, write_weights
+from gtp_vit.training.data import load, steps_of_epoch
+from gtp_vit.training.log import Entry, Log
+from gtp_vit.training.protocols import protocol_of
+from gtp_vit.training.settings import Training
+from gtp_vit.training.shrink import strength, weaker
+from gtp_vit.training.trainee import NotFinite, Trainee
+
+Progress = Callable[[int, int, Entry], None]
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What a run made."""
+
+    model: Any  # patched, in eval mode
+    log: tuple[Entry, ...]
+    unreadable: tuple[str, ...]  # images that were left out in this process since it started
+
+    def figures(self) -> tuple[Entry, ...]:
+        """Of the validation passes: before training, and after each epoch."""
+        return tuple(entry for entry in self.log if entry["kind"] == "validation")
+
+
+def finetune(
+    model: nn.Module,
+    method: Method,
+    dataset: Dataset[Item],
+    settings: Training | None = None,
+    *,
+    output: str | Path,
+    validation: Dataset[Item] | None = None,
+    workers: int = 2,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Finetuned:
+    """Finetune a copy of `model` with `method` active. A run that was stopped goes on from `output`, bit for bit.
+
+    In processes that torchrun or accelerate started (`gtp_vit.tools.distributed.group`), all of them call this with the
+    same arguments and each works on its share; only the first writes.
+
+    Args:
+        model: the unreduced model; it is not changed, and is the teacher where there is distillation.
+        method: e.g. GTP(propagate=14).
+        dataset: labelled images, augmented as they are read; `training.data.open_training_images` makes one.
+        settings: the paper's recipe if None.
+        output: folder for weights.safetensors, state.pt and the log.
+        validation: images for a pass before training and after each epoch.
+        workers: processes that read images, for each process that computes.
+        name: of the model, for the metadata; timm's if None.
+        progress: called after every step with the steps done, their total, and the figures.
+    """
+    settings = settings or Training()
+    settings.check()
+    check_range("workers", workers, 0, 256, whole=True)
+    if not isinstance(method, Method):
+        raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
+    plain: Any = unpatch(model)
+    if not getattr(plain, "num_classes", 0):
+        raise BadSetting(
+            "the model has no classifier: there is nothing that a loss could compare; give one with classes"
+        )
+    if getattr(plain, "global_pool", None) == "":
+        raise BadSetting(
+            "the model has logits of every token (global_pool is empty); create it with pooling to finetune"
+        )
+    check_processes(settings)
+    if settings.amp != "off" and next(plain.parameters()).device.type == "cpu":
+        verdict = bf16_verdict()  # in a process of its own, because it may die
+        if verdict != "works":
+            raise GTPError(f"bfloat16 cannot be used here: {verdict}; leave out --amp")
+    folder, name = Path(output), name or model_name(plain)
+    run = describe(plain, name, method, settings, dataset, validation)
+    distributed.check_same("settings, weights or data", run)
+    with locked(folder) if distributed.is_first() else nullcontext():
+        content = distributed.from_first(read_state(folder, run) if distributed.is_first() else None)
+        trip = _Run(plain, method, settings, dataset, validation, folder, name, workers, run)
+        try:
+            return trip.go(None if content is None else state_of(content), progress)
+        except NotFinite as error:
+            kept = f"{folder / STATE}, of step {trip.saved}, is kept" if trip.saved else "nothing was saved yet"
+            raise NotFinite(f"{error}; the last good checkpoint ({kept}); try a lower --lr, or --clip-grad 1") from None
+        finally:
+            trip.log.close()
+
+
+def check_processes(settings: Training) -> None:
+    """Each process must get the same number of parts."""
+    processes = distributed.share()[1]
+    if settings.parts % processes:
+        fits = [number for number in range(1, settings.parts + 1) if settings.parts % number == 0]
+        raise BadSetting(
+            f"{processes} processes cannot share the {settings.parts} parts of a step (--batch-size "
+            f"{settings.batch_size} in parts of --micro-batch {settings.part}); start {' or '.join(map(str, fits))}, "
+            "or change one of these"
+        )
+
+
+def describe(
+    model: Any, name: str, method: Method, settings: Training, dataset: Any, validation: Any
+) -> dict[str, Any]:
+    """Everything that a run must have in common with the one it goes on from; the number of processes is not in it."""
+    kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
+    return {
+        "model": f"{name} ({sizes_of_model(model)})",
+        "weights": fingerprint(model),
+        "method": method.to_dict(),
+        **kept,
+        "scale": list(settings.scale),
+        "images": len(dataset),
+        "validation": None if validation is None else len(validation),
+    }
+
+
+class _Run:
+    """One call of `finetune`."""
+
+    def __init__(
+        self,
+        model: Any,
+        method: Method,
+        settings: Training,
+        dataset: Dataset[Item],
+        validation: Dataset[Item] | None,
+        folder: Path,
+        name: str,
+        workers: int,
+        run: dict[str, Any],
+    ) -> None:
+        self.method, self.settings, self.dataset, self.validation = method, settings, dataset, validation
+        self.folder, self.name, self.workers, self.run = folder, name, workers, run
+        self.log = Log(None)
+        self.protocol = protocol_of(method, settings)
+        self.epoch_steps = steps_of_epoch(len(dataset), settings)  # type: ignore[arg-type]
+        self.steps = settings.epochs * self.epoch_steps
+        self.saved = 0  # steps in the last checkpoint
+        self.unreadable: dict[str, None] = {}
+        self.trainee = Trainee(model, method, self.protocol, settings, self.steps)
+        weaker(method, self.trainee.model.reduction.vit, strength(0, settings))  # refused now, not in the first epoch
+        self.macs = macs(self.trainee.model).total if not self.trainee.model.reducer.adaptive else None
+        self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
+
+    def go(self, state: dict[str, Any] | None, progress: Progress | None) -> Finetuned:
+        folder = self.folder if distributed.is_first() else None
+        if state is None:
+            self.log = Log(folder)
+            self.validate(0)
+        else:
+            self.saved = state["step"]
+            self.trainee.load(state)
+            self.log = Log(folder, state["log"])
+        done = self.saved
+        while done < self.steps:
+            done = self.epoch(done, progress)
+        return Finetuned(self.trainee.result(), tuple(self.log.entries), tuple(self.unreadable))
+
+    def epoch(self, done: int, progress: Progress | None) -> int:
+        """The rest of the epoch that step `done` is in."""
+        epoch, within = divmod(done, self.epoch_steps)
+        self.set_reduction(epoch)
+        share, settings = distributed.share(), self.settings
+        parts = load(self.dataset, settings, epoch, within, share=share, workers=self.workers)
+        mine = settings.parts // share[1]
+        recent: list[dict[str, float]] = []
+        begin = time.perf_counter()
+        for step in range(done, (epoch + 1) * self.epoch_steps):
+            batches = [next(parts) for _ in range(mine)]
+            for batch in batches:
+                self.unreadable |= dict.fromkeys(batch.unreadable.values())
+            recent.append(self.trainee.take(step, self.epoch_steps, batches))
+            rate = len(recent) * settings.batch_size / (time.perf_counter() - begin)
+            figures = {key: sum(line[key] for line in recent) / len(recent) for key in recent[0]}
+            entry = {"kind": "step", "step": step + 1, "epoch": round((step + 1) / self.epoch_steps, 4), **figures}
+            entry |= {"lr": recent[-1]["lr"], "images_per_second": round(rate, 2)}
+            last = (step + 1) % self.epoch_steps == 0
+            if last or (step + 1) % settings.log_every == 0:
+                self.log.add(entry)
+                recent, begin = [], time.perf_counter()
+            if progress is not None:
+                progress(step + 1, self.steps, entry)
+            if last:
+                self.validate(step + 1)
+                self.save(step + 1)
+            elif settings.save_every and (step + 1) % settings.save_every == 0:
+                self.save(step + 1)
+                self.set_reduction(epoch)
+        return (epoch + 1) * self.epoch_steps
+
+    def set_reduction(self, epoch: int) -> None:
+        vit = self.trainee.model.reduction.vit
+        method = weaker(self.method, vit, strength(epoch, self.settings))
+        self.trainee.begin_epoch(self.protocol.method_at(method, epoch / self.settings.epochs))
+
+    def validate(self, step: int) -> None:
+        if self.validation is None:
+            return
+        models = {UNREDUCED: self.trainee.teacher, self.method.name: self.trainee.result()}
+        with torch.random.fork_rng(devices=[]):
+            found = evaluate(models, self.validation, batch_size=self.settings.part, workers=self.workers)
+        score = found.scores[1]
+        figures = {key: getattr(score, key).value for key in ("top1", "top5", "agreement", "kl")}
+        figures["unreduced_top1"] = found.scores[0].top1.value
+        if not self.settings.labels:
+            figures = {key: figures[key] for key in ("agreement", "kl")}
+        epoch = step // self.epoch_steps
+        self.log.add({"kind": "validation", "step": step, "epoch": epoch, **figures})
+
+    def save(self, step: int) -> None:
+        """In the first process; the others go on, and meet it in the next step."""
+        state = self.trainee.state()
+        if distributed.is_first():
+            write_state(self.folder, self.run, {"step": step, "log": self.log.entries, **state})
+            latest = self.log.of("validation")[-1:] or [{}]
+            found = {"finetuned": self.settings.to_dict(), "step": step, "steps": self.steps}
+            measured = {"macs": self.macs, "share": self.share, "validation": latest[0]}
+            write_weights(self.folder, self.name, self.trainee.result(), self.method, found, measured)
+        self.saved = step

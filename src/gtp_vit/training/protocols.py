@@ -1,0 +1,208 @@
+"""How each method is finetuned where it differs: learning rates, mode, heads, losses, as their authors did it.
+
+Adding one is a class here and a line in PROTOCOLS; a method without one is finetuned as the paper does with GTP.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import BadSetting
+from gtp_vit.methods import dynamicvit_training
+from gtp_vit.methods.dynamicvit import DynamicViT
+from gtp_vit.methods.evit import EViT
+from gtp_vit.methods.evovit import EvoViT
+from gtp_vit.training.settings import Training
+
+Terms = dict[str, Tensor]  # "loss", and what it is made of
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The paper's recipe: DeiT's, at a low learning rate, with the reduction active."""
+
+    lr: float = 1e-5
+    min_lr: float = 1e-6
+    weight_decay: float = 0.05
+    warmup: float = 5 / 30
+    drop_path: float = 0.1
+    eval_mode: bool = False  # no dropout and no stochastic depth in training
+    frozen: float = 0.0  # share of the run in which only the learned parts of the method are trained
+    learned_lr: float | None = None  # of these parts; None: 100 times the model's
+    untrained: tuple[str, ...] = ()  # parameters of the model that stay as they are
+
+    def with_settings(self, settings: Training) -> Protocol:
+        """The user's word counts before the authors'."""
+        names = ("lr", "min_lr", "learned_lr", "weight_decay", "warmup", "drop_path")
+        given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+        found = dataclasses.replace(self, **given)
+        if found.min_lr > found.lr:
+            raise BadSetting(f"min_lr is {found.min_lr:g}, more than lr, which is {found.lr:g}; give a smaller min_lr")
+        return found
+
+    def extra(self, model: Any) -> nn.Module:
+        """Parts that only training needs; they are in the checkpoint, but not among the weights."""
+        return nn.Module()
+
+    def method_at(self, method: Method, done: float) -> Method:
+        """The method when this share of the run is done."""
+        return method
+
+    def check(self, method: Method, settings: Training) -> None:
+        """Is there anything to be learned with these settings?"""
+
+    def teach(self, teacher: Any, images: Tensor) -> Any:
+        """What `terms` needs from the unreduced model."""
+        return teacher(images)
+
+    def needs_teacher(self, settings: Training) -> bool:
+        return settings.distill > 0 or not settings.labels
+
+    def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
+        """The loss of these images."""
+        return combined(model(images), labels, taught, settings)
+
+    def frozen_until(self, epochs: int) -> int:
+        """Epochs in which the model itself is not trained."""
+        return math.ceil(self.frozen * epochs)
+
+
+def combined(logits: Tensor, labels: Tensor, taught: Tensor | None, settings: Training) -> Terms:
+    """Cross entropy with soft labels, and the distance from the unreduced model."""
+    from timm.loss import SoftTargetCrossEntropy
+
+    terms: Terms = {}
+    loss = logits.new_zeros((), dtype=torch.float32)
+    if settings.labels:
+        terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), labels)
+        loss = loss + terms["cross_entropy"]
+    if taught is not None:
+        terms["kl"] = divergence(logits, taught)
+        loss = loss + (settings.distill or 1.0) * terms["kl"]
+    return {"loss": loss, **terms}
+
+
+def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || student), averaged over images."""
+    student, teacher = student.float().log_softmax(dim=-1), teacher.float().log_softmax(dim=-1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True)
+class EViTProtocol(Protocol):
+    """In eval mode, at twice the learning rate, with next to no weight decay, without warm-up."""
+
+    lr: float = 2e-5
+    min_lr: float = 2e-6
+    weight_decay: float = 1e-6
+    warmup: float = 0.0
+    drop_path: float = 0.0
+    eval_mode: bool = True
+
+
+@dataclass(frozen=True)
+class DynamicViTProtocol(Protocol):
+    """Predictors learn a hundred times as fast and alone at first; four losses; a class token that stays as it is."""
+
+    drop_path: float = 0.0
+    frozen: float = 5 / 30
+    untrained: tuple[str, ...] = ("cls_token", "pos_embed")
+
+    def check(self, method: Method, settings: Training) -> None:
+        if isinstance(method, DynamicViT) and method.keep_ratio == 1:
+            raise BadSetting("keep_ratio is 1: no token ever leaves, so there is nothing to be learned; give less")
+        if settings.shrink_start or settings.shrink_epochs:
+            raise BadSetting(
+                "DynamicViT finds its way to keep_ratio by its loss; leave out shrink_start and shrink_epochs"
+            )
+
+    def needs_teacher(self, settings: Training) -> bool:
+        return True
+
+    def teach(self, teacher: Any, images: Tensor) -> Any:
+        return dynamicvit_training.outputs(teacher, images)
+
+    def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
+        student = dynamicvit_training.outputs(model, images)
+        found = dynamicvit_training.losses(
+            student,
+            taught,
+            labels,
+            model.reducer,
+            cls_weight=float(settings.labels),
+            distill_weight=settings.distill or 0.5,
+            token_kl=hasattr(model, "aux_head"),
+        )
+        return {"loss": found.total, "cross_entropy": found.cls, "ratio": found.ratio, "kl": found.cls_kl} | {
+            "token": found.token
+        }
+
+
+@dataclass(frozen=True)
+class EvoViTProtocol(Protocol):
+    """Two heads, of the class token and of the mean of the image tokens; tokens chosen in every layer at first."""
+
+    layer_wise: float = 2 / 3  # share of the run
+
+    def extra(self, model: Any) -> nn.Module:
+        return nn.ModuleDict({"norm": copy.deepcopy(model.norm), "head": copy.deepcopy(model.head)})
+
+    def method_at(self, method: Method, done: float) -> Method:
+        if isinstance(method, EvoViT) and done < self.layer_wise:
+            return dataclasses.replace(method, layer_wise=True)
+        return method
+
+    def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
+        tokens = run(model, images)
+        own = model.forward_head(model.reducer.finish(tokens, model.norm))
+        pooled = model.reducer.method.head == "pooled"
+        other = tokens.x[:, 0] if pooled else tokens.image.mean(dim=1)
+        first = combined(own, labels, taught, settings)
+        second = combined(extra["head"](extra["norm"](other)), labels, taught, settings)
+        return {name: 0.5 * first[name] + 0.5 * second[name] for name in first}
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    EViT.name: EViTProtocol(),
+    DynamicViT.name: DynamicViTProtocol(),
+    EvoViT.name: EvoViTProtocol(),
+}
+
+
+def protocol_of(method: Method, settings: Training) -> Protocol:
+    """Checked, with the user's settings in it."""
+    found = PROTOCOLS.get(method.name, Protocol()).with_settings(settings)
+    found.check(method, settings)
+    return found
+
+
+def parameter_groups(protocol: Protocol, model: Any, extra: nn.Module) -> list[dict[str, Any]]:
+    """For the optimiser: with and without decay, the method's learned parts apart; `frozen` ones wait."""
+    return [*_groups(protocol, model, extra, learned=False), *_groups(protocol, model, extra, learned=True)]
+
+
+def _groups(protocol: Protocol, model: Any, extra: nn.Module, *, learned: bool) -> Iterator[dict[str, Any]]:
+    skip = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    chosen = [(name, p) for name, p in model.named_parameters() if name.startswith("reducer.") == learned]
+    chosen += [] if learned else list(extra.named_parameters())
+    trained = [(name, parameter) for name, parameter in chosen if parameter.requires_grad]
+    for decays in (True, False):
+        own = [p for name, p in trained if (p.ndim > 1 and name not in skip) == decays]
+        if own:
+            yield {
+                "params": own,
+                "lr": (protocol.learned_lr or 100 * protocol.lr) if learned else protocol.lr,
+                "weight_decay": protocol.weight_decay if decays else 0.0,
+                "frozen": protocol.frozen > 0 and not learned,
+            }

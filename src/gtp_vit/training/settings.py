@@ -1,0 +1,139 @@
+"""What can be set in finetuning; the defaults are the paper's: DeiT's augmentation and regularisation, 30 epochs.
+
+A step of the optimiser sees `batch_size` images over all processes. They are computed in parts of `micro_batch` images;
+which process computes which part changes nothing. None means: as the method's own authors did (protocols.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from gtp_vit.errors import BadSetting, check_name, check_range
+
+Precision = Literal["off", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of a run; names are timm's where timm has one."""
+
+    epochs: int = 30
+    """How often the data is gone through."""
+    batch_size: int = 512
+    """Images of one step of the optimiser, over all processes."""
+    micro_batch: int = 64
+    """Images that a process computes at a time; the others of a step are accumulated."""
+    lr: float | None = None
+    """Highest learning rate; by default 1e-5, and what the authors of EViT and DynamicViT used for these."""
+    min_lr: float | None = None
+    """Learning rate at the end; by default 1e-6, EViT 2e-6."""
+    learned_lr: float | None = None
+    """Highest learning rate of a method's own parts, DynamicViT's predictors; by default 100 times --lr."""
+    weight_decay: float | None = None
+    """Of AdamW; by default 0.05, EViT 1e-6."""
+    warmup: float | None = None
+    """Share of the run in which the learning rate rises; by default 5 of 30 epochs, EViT none."""
+    drop_path: float | None = None
+    """Stochastic depth in the last layer, less in those before; by default 0.1, EViT and DynamicViT none."""
+    clip_grad: float | None = None
+    """Longest gradient; longer ones are shortened."""
+    ema: float = 0.0
+    """Decay of a moving average of the weights, e.g. 0.9999, which is then what is evaluated and written; 0 = none."""
+    amp: Precision = "off"
+    """Mixed precision, on machines that have it."""
+    grad_checkpointing: bool = False
+    """Compute each layer twice and keep little of it: less memory, more time."""
+    distill: float = 0.0
+    """Weight of the KL divergence to the unreduced model's soft logits, beside the labels' of weight 1."""
+    labels: bool = True
+    """--no-labels: learn from the unreduced model only; images need no labels then."""
+    shrink_start: float = 0.0
+    """Epochs without any reduction at the beginning."""
+    shrink_epochs: float = 0.0
+    """Epochs after these in which the reduction grows to its full strength, along a cosine."""
+    auto_augment: str = "rand-m9-mstd0.5-inc1"
+    """timm's description of the automatic augmentation; empty = none."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Area of the random part of an image that is shown. Images of up to 32 pixels are shifted instead, as in DeiT;
+    with 1 1 not even that."""
+    hflip: float = 0.5
+    """How often an image is mirrored."""
+    reprob: float = 0.25
+    """How often a random rectangle is erased."""
+    mixup: float = 0.8
+    """Alpha of mixup; 0 = none."""
+    cutmix: float = 1.0
+    """Alpha of cutmix; 0 = none. With both, each is used for half of the parts."""
+    smoothing: float = 0.1
+    """Label smoothing."""
+    repeats: int = 3
+    """How often an image is drawn in its epoch; an epoch then sees the so-manyth part of the images (DeiT: 3)."""
+    train_seed: int = 0
+    """Of everything that training draws: order, augmentation, mixing, dropped layers."""
+    save_every: int = 0
+    """Steps between two checkpoints inside an epoch; 0 = only after each epoch."""
+    log_every: int = 20
+    """Steps between two lines of the log."""
+
+    def check(self) -> None:
+        """Raise BadSetting where a setting is out of range."""
+        for name in ("epochs", "batch_size", "micro_batch", "repeats", "log_every"):
+            check_range(name, getattr(self, name), 1, 10**6, whole=True)
+        check_range("save_every", self.save_every, 0, 10**9, whole=True)
+        check_range("train_seed", self.train_seed, 0, 2**32 - 1, whole=True)
+        for name, high in (("lr", 10.0), ("learned_lr", 10.0), ("clip_grad", 1e9)):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 0, high, above_low=True)
+        for name, high in (("min_lr", 10.0), ("weight_decay", 10.0), ("warmup", 1.0), ("drop_path", 0.9)):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 0, high)
+        for name in ("hflip", "reprob", "smoothing"):
+            check_range(name, getattr(self, name), 0, 1)
+        for name in ("distill", "mixup", "cutmix", "shrink_start", "shrink_epochs"):
+            check_range(name, getattr(self, name), 0, 10**4)
+        check_range("ema", self.ema, 0, 0.999999)
+        check_name("amp", self.amp, get_args(Precision))
+        low, high = self.scale
+        check_range("scale", low, 0, high, above_low=True)
+        check_range("scale", high, low, 1)
+        if self.batch_size % self.part:
+            raise BadSetting(
+                f"micro_batch {self.micro_batch} does not divide batch_size {self.batch_size}; give one that does"
+            )
+        if self.part % 2 and self.mixes:
+            raise BadSetting(f"micro_batch is {self.part}; mixup and cutmix mix pairs: give an even number, or none")
+        if self.shrink_start + self.shrink_epochs > self.epochs:
+            raise BadSetting(
+                f"the reduction reaches full strength after {self.shrink_start + self.shrink_epochs:g} epochs, and "
+                f"there are {self.epochs}; shorten shrink_start or shrink_epochs"
+            )
+
+    @property
+    def part(self) -> int:
+        """Images of one part."""
+        return min(self.micro_batch, self.batch_size)
+
+    @property
+    def parts(self) -> int:
+        """Parts of one step."""
+        return self.batch_size // self.part
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+    def augment(self) -> dict[str, Any]:
+        """For timm.data.create_transform."""
+        return {
+            "scale": self.scale,
+            "hflip": self.hflip,
+            "auto_augment": self.auto_augment or None,
+            "color_jitter": None,
+            "re_prob": self.reprob,
+            "re_mode": "pixel",
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)

@@ -1,0 +1,173 @@
+"""The model in training, with its optimiser: what one step does, and what must be kept to go on from it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.patch import unpatch
+from gtp_vit.tools import distributed
+from gtp_vit.tools.compare import patch_quietly
+from gtp_vit.tools.data import Batch
+from gtp_vit.training.data import PART, Mixer
+from gtp_vit.training.draws import drawn_from
+from gtp_vit.training.protocols import Protocol, Terms, parameter_groups
+from gtp_vit.training.settings import Training
+
+
+class Student(nn.Module):
+    """From images to losses in one forward pass, which is what torch distributes."""
+
+    def __init__(self, model: Any, protocol: Protocol, settings: Training) -> None:
+        super().__init__()
+        self.model, self.extra = model, protocol.extra(model).to(next(model.parameters()).device)
+        self.protocol, self.settings = protocol, settings
+
+    def forward(self, images: Tensor, labels: Tensor, taught: Any) -> Terms:
+        return self.protocol.terms(self.model, self.extra, images, labels, taught, self.settings)
+
+
+class Trainee:
+    """A copy of the user's model, reduced, with everything that changes in training."""
+
+    def __init__(self, original: nn.Module, method: Method, protocol: Protocol, settings: Training, steps: int) -> None:
+        """`steps` is how many there are in all."""
+        from timm.optim import create_optimizer_v2
+        from timm.scheduler import CosineLRScheduler
+        from timm.utils import ModelEmaV3
+
+        self.method, self.protocol, self.settings, self.steps = method, protocol, settings, steps
+        self.teacher: Any = copy.deepcopy(unpatch(original)).eval().requires_grad_(False)
+        plain: Any = copy.deepcopy(self.teacher).requires_grad_(True)
+        drop_paths(plain, protocol.drop_path, asked=settings.drop_path is not None)
+        for name, parameter in plain.named_parameters():
+            parameter.requires_grad_(name not in protocol.untrained)
+        plain.set_grad_checkpointing(settings.grad_checkpointing)
+        self.model: Any = patch_quietly(plain, method)
+        self.student = Student(self.model, protocol, settings)
+        self.shared: Any = self.student
+        processes = distributed.share()[1]
+        if processes > 1:
+            self.shared = nn.parallel.DistributedDataParallel(self.student)
+        groups = parameter_groups(protocol, self.model, self.student.extra)
+        self.optimiser: Any = create_optimizer_v2(groups, "adamw", lr=protocol.lr, weight_decay=protocol.weight_decay)
+        self.schedule = CosineLRScheduler(
+            self.optimiser,
+            t_initial=steps,
+            lr_min=protocol.min_lr,
+            warmup_t=round(protocol.warmup * steps),
+            warmup_lr_init=min(1e-6, protocol.min_lr),
+            t_in_epochs=False,
+        )
+        self.ema = ModelEmaV3(self.model, decay=settings.ema) if settings.ema else None
+        self.mixer = Mixer(settings, plain.num_classes)
+        self.device = next(plain.parameters()).device
+
+    def begin_epoch(self, method: Method) -> None:
+        """With the reduction that this epoch has."""
+        install(self.model, method)
+        self.student.train(not self.protocol.eval_mode)
+        for module in self.student.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()  # statistics of a part would depend on how parts are shared out
+
+    def take(self, step: int, steps_of_epoch: int, parts: list[Batch]) -> dict[str, float]:
+        """One step on this process's parts; the mean loss of all processes' parts, and its terms."""
+        epoch, within = divmod(step, steps_of_epoch)
+        rank, processes = distributed.share()
+        self.optimiser.zero_grad(set_to_none=True)
+        sums: dict[str, Tensor] = {}
+        for index, batch in enumerate(parts):
+            key = (PART, self.settings.train_seed, epoch, within, rank + index * processes)
+            waits = processes > 1 and index < len(parts) - 1
+            with drawn_from(*key), self.shared.no_sync() if waits else contextlib.nullcontext():
+                terms = self.terms(batch)
+                (terms["loss"] / len(parts)).backward()
+            for name, value in terms.items():
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float() / len(parts)
+        means = distributed.mean(torch.stack(list(sums.values())))
+        norm = nn.utils.clip_grad_norm_(self.student.parameters(), self.settings.clip_grad or math.inf)
+        figures = dict(zip(sums, means.tolist(), strict=True)) | {"gradient": float(norm)}
+        if not all(math.isfinite(value) for value in figures.values()):
+            wrong = next(name for name, value in figures.items() if not math.isfinite(value))
+            raise NotFinite(f"the {wrong} is {figures[wrong]} in step {step + 1} of {self.steps} (epoch {epoch + 1})")
+        self.set_rate(step, epoch)
+        self.optimiser.step()
+        if self.ema is not None:
+            self.ema.update(self.model, step=step + 1)
+        return {**figures, "lr": max(group["lr"] for group in self.optimiser.param_groups)}
+
+    def set_rate(self, step: int, epoch: int) -> None:
+        """A function of the step alone."""
+        self.schedule.step_update(step)
+        for group in self.optimiser.param_groups:
+            if group["frozen"] and epoch < self.protocol.frozen_until(self.settings.epochs):
+                group["lr"] = 0.0
+
+    def terms(self, batch: Batch) -> Terms:
+        if len(batch.images) < 1 + self.settings.mixes:
+            problem = next(iter(batch.unreadable.values()))
+            raise GTPError(f"too few images of one part could be read: {problem}; mend or remove them")
+        images, labels = self.mixer(batch.images.to(self.device), batch.labels.to(self.device))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp == "bfloat16"):
+            taught = None
+            if self.protocol.needs_teacher(self.settings):
+                with torch.no_grad():
+                    taught = self.protocol.teach(self.teacher, images)
+            return self.shared(images, labels, taught)
+
+    def result(self) -> Any:
+        """The model as it would be used now, in eval mode, with the whole reduction."""
+        model: Any = self.model if self.ema is None else self.ema.module
+        install(model, self.method)
+        return model.eval()
+
+    def state(self) -> dict[str, Any]:
+        if not all(bool(value.isfinite().all()) for value in self.student.state_dict().values()):
+            raise NotFinite("a weight is not finite any more")
+        return {
+            "student": self.student.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.student.load_state_dict(state["student"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"])
+
+
+class NotFinite(GTPError):
+    """A loss, gradient or weight that is no number any more; the weights were not changed by it."""
+
+
+def install(model: Any, method: Method) -> None:
+    """Other settings of the same method; what it has learned stays."""
+    if getattr(model.reducer, "method", None) == method:
+        return
+    if any(True for _ in model.reducer.parameters()):
+        model.reducer.method = method
+        return
+    weight = next(model.parameters())
+    model.reducer = method.build(model.reduction.vit).train(model.training).to(weight.device, weight.dtype)
+
+
+def drop_paths(model: Any, rate: float, *, asked: bool) -> None:
+    """Stochastic depth, rising from 0 in the first layer to `rate` in the last, as DeiT has it."""
+    from timm.layers import DropPath
+
+    if not all(hasattr(block, "drop_path1") and hasattr(block, "drop_path2") for block in model.blocks):
+        if asked and rate:
+            raise BadSetting(f"{type(model).__name__} has no stochastic depth; leave out --drop-path")
+        return
+    for index, block in enumerate(model.blocks):
+        own = rate * index / max(len(model.blocks) - 1, 1)
+        block.drop_path1, block.drop_path2 = (DropPath(own) if own else nn.Identity() for _ in range(2))
