@@ -32,7 +32,7 @@ sanitize: $(VENV)/ready
 	done
 	for capability in avx512 avx2 default; do \
 	  ATEN_CPU_CAPABILITY=$$capability LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 $(VENV)/bin/python -m pytest tests/test_kernels.py -p no:cacheprovider \
+	  ASAN_OPTIONS=detect_leaks=0 $(VENV)/bin/python -m pytest tests/test_kernels.py tests/test_gtp_plus.py -p no:cacheprovider \
 	    --native-folder $(SANITIZED) -k "twin or exact or same_entries or misleading or nan or bfloat16 or many_tokens" || exit 1; \
 	done
 
