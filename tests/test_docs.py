@@ -67,7 +67,12 @@ def test_commands_of_the_readme_run(capsys, tmp_path, monkeypatch):
     assert len(lines) >= 3
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
-        quicker = {"benchmark": ["--rounds", "3"], "compare": ["--limit", "20", "--rounds", "3", "--macs", "0.6"]}
+        quicker = {
+            "benchmark": ["--rounds", "3"],
+            "compare": ["--limit", "20", "--rounds", "3", "--macs", "0.6"],
+            "tune": ["--images", "40"],
+            "evaluate": ["--limit", "40"],
+        }
         words += quicker.get(words[0], [])
         assert main(words) == 0, line
     capsys.readouterr()

@@ -1,5 +1,6 @@
 """tune and recipes: targets are met, limits kept, runs repeatable and resumable, and recipes fit or are refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -25,8 +26,10 @@ from gtp_vit import (
     tune,
 )
 from gtp_vit import recipes as recipe_files
+from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.core.space import Space
+from gtp_vit.core.space import Space, cheapest
+from gtp_vit.kernels import conserving
 from gtp_vit.tools import search as searching
 from gtp_vit.tools import tune as tuning
 from gtp_vit.tools.benchmark import Timing
@@ -363,7 +366,8 @@ def test_the_command_draws_a_curve(words, tmp_path, capsys):
     more = ["--curve", "--method", "tome", "--evaluations", "7", "--output", str(out), "--report", str(page), "--json"]
     assert main(["tune", *words, *more]) == Exit.OK
     assert len(json.loads(capsys.readouterr().out)) == 5
-    assert [recipe["method"]["method"] for recipe in json.loads(out.read_text())] == ["tome"] * 5
+    files = sorted(tmp_path.glob("curve-0.*.json"))
+    assert [read_recipe(path).method.name for path in files] == ["tome"] * 5
     assert "<svg" in page.read_text()
 
 
@@ -383,3 +387,88 @@ def test_bad_flags_of_the_command(words, capsys):
 
 def test_the_search_finds_another_tome_schedule(model):
     assert quick(model, method=ToMe()).method != ToMe(r=8)
+
+
+# --- found by a review -----------------------------------------------------------------------------------------------
+
+
+def test_models_with_few_tokens_can_be_tuned_with_a_methods_defaults():
+    small = timm.create_model("test_vit", img_size=48, depth=12).eval()  # 9 patches
+    found = tune(small, torch.randn(20, 3, 48, 48), macs=0.8, method=GTPPlus(), evaluations=7)
+    assert 0 < sum(found.method.propagate) < 9
+
+
+def test_a_model_of_two_layers_has_one_place_only():
+    small = timm.create_model("test_vit", img_size=64, depth=2).eval()
+    found = tune(small, torch.randn(20, 3, 64, 64), macs=0.85, evaluations=8)
+    assert found.method.propagate[1] == 0
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_starts_survive_a_limit_of_layers(layers):
+    with torch.device("meta"):
+        deit = timm.create_model("deit_tiny_patch16_224")
+    space = Space(describe(deit), GTPPlus(), Limits(layers=layers))
+    starts = [space.plan_of(start) for start in space.starts(0.65 * space.whole)]
+    assert len(starts) >= 6  # "late" cannot be that cheap
+    assert all(space.respected(plan) for plan in starts)
+
+
+def test_the_cheapest_schedule_is_what_the_method_can_do():
+    with torch.device("meta"):
+        deit = timm.create_model("deit_tiny_patch16_224")
+    tome = Space(describe(deit), ToMe(), Limits())
+    assert cheapest(tome) / tome.whole < 0.2  # it halves the tokens in every layer
+    eights = Space(describe(deit), ToMe(), Limits(multiple_of=8))
+    plan = eights.settle([150.0] + [0.0] * 11)
+    assert plan is None or eights.respected(plan)
+    eights = Space(describe(deit), GTPPlus(), Limits(multiple_of=8))
+    assert eights.settle([196.0] + [0.0] * 11) == [189] + [0] * 11  # 7 image tokens and the class token
+
+
+def test_what_is_not_a_number_is_no_improvement(model):
+    ruler = searching.Ruler(model, IMAGES[:8], 8, None)
+    fine = ruler.damage(GTPPlus(propagate=4), 0, 8)
+    ruler.damage = lambda _, first, last: searching.Damage(np.full(last - first, np.nan), np.zeros(8, dtype=bool))
+    assert searching.race(ruler, GTPPlus(propagate=5), 8, fine) is None
+    wrong = families.make("vit")
+    torch.nn.init.constant_(wrong.head.bias, torch.nan)
+    with pytest.raises(GTPError, match="outputs are not finite"):
+        tune(wrong, IMAGES, macs=0.7)
+
+
+def test_an_interrupted_search_for_a_damage_is_not_lost(model):
+    def stop(now):
+        raise KeyboardInterrupt
+
+    assert quick(model, max_kl=1e-9, progress=stop).found["interrupted"]
+
+
+def test_an_interrupted_command_can_go_on(words, tmp_path, capsys, monkeypatch):
+    def interrupted(*args, **settings):
+        return dataclasses.replace(recipe, found={**recipe.found, "interrupted": True})
+
+    recipe = tune(timm.create_model("test_vit").eval(), torch.randn(20, 3, 160, 160), macs=0.8, evaluations=7)
+    monkeypatch.setattr(tune_command, "tune", interrupted)
+    assert main(["tune", *words, "--output", str(tmp_path / "r.json")]) == Exit.OK
+    assert "the best so far" in capsys.readouterr().out
+    assert (tmp_path / "r.json.journal").exists()
+
+
+def test_folders_without_the_models_classes_will_do(words, capsys):
+    more = ["--num-classes", "7", "--evaluations", "7"]
+    weights = words[words.index("--checkpoint") + 1]
+    other = f"{weights}.7.safetensors"
+    save_file(timm.create_model("test_vit", num_classes=7).state_dict(), other)
+    changed = [other if word == weights else word for word in words]
+    assert main(["tune", *changed, *more]) == Exit.OK
+    capsys.readouterr()
+
+
+def test_half_precision_does_not_change_who_is_merged():
+    x, importance, size = torch.randn(2, 50, 32), torch.rand(2, 49), torch.ones(2, 49)
+    arguments = (x, torch.zeros_like(x), importance, size, 12, 0.5, True, None, None, 0.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = conserving.conserve(*arguments)
+    for one, other in zip(half[3:], conserving.conserve(*arguments)[3:], strict=True):
+        assert torch.equal(one, other)

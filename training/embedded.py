@@ -3,10 +3,9 @@
     python training/embedded.py --data-dir /usr/share/datasets/fashion-mnist --out build/embedded
 
 The data is in Debian's package dataset-fashion-mnist (MIT licence). Most epochs see a random quarter or half of each
-image's patches, which is several times as fast and regularises; the last ones see all. There are two rounds, each with
-its own cosine; the first one's was cut before it reached zero, because it was clear that the model could learn more.
-Stopped and started again, it goes on after the last finished epoch. `--export` writes weights and test images into the
-package.
+image's patches, which is several times as fast and regularises; the last ones see all. There are three rounds, each
+with its own cosine; the first one's was cut before it reached zero, because the model could clearly learn more. Stopped
+and started again, it goes on after the last finished epoch. `--export` writes weights and test images into the package.
 """
 
 from __future__ import annotations
@@ -39,7 +38,11 @@ class Round(NamedTuple):
     horizon: int  # epochs until the cosine reaches zero
 
 
-ROUNDS = (Round(1.5e-3, (0.25,) * 10 + (0.5,) * 3, 14), Round(8e-4, (0.5, 1.0, 1.0), 3))
+ROUNDS = (
+    Round(1.5e-3, (0.25,) * 10 + (0.5,) * 3, 14),
+    Round(8e-4, (0.5, 1.0, 1.0), 3),
+    Round(4e-4, (1.0,), 1),
+)
 SHIPPED = 400  # test images in the package
 
 

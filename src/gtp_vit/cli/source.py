@@ -79,17 +79,17 @@ def check_recipe(method: str, model: Any) -> None:
         read_recipe(method).check(describe(model))
 
 
-def make_dataset(flags: DataFlags, model: Any) -> Any:
-    """The images of the flags, prepared as the model wants them."""
+def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
+    """The images of the flags, prepared as the model wants them; without `labels`, folders may be anything."""
     check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
     check_range("--workers", flags.workers, 0, 256, whole=True)
     check_range("--limit", flags.limit, 0, 10**9, whole=True)
     if flags.data_dir is None and not flags.dataset:
         if flags.model != embedded.NAME:
             raise GTPError(f"{flags.model} needs images: give --data-dir, a folder with one folder for each class")
-        images, labels = embedded.test_images()
+        images, classes = embedded.test_images()
         count = flags.limit or len(images)
-        return InMemory(embedded.normalise(images[:count]), labels[:count])
+        return InMemory(embedded.normalise(images[:count]), classes[:count])
     return open_images(
         model,
         DataSettings(
@@ -100,6 +100,7 @@ def make_dataset(flags: DataFlags, model: Any) -> Any:
             crop_pct=flags.crop_pct,
             interpolation=flags.interpolation,
             limit=flags.limit,
+            labels=labels,
         ),
     )
 

@@ -70,7 +70,7 @@ class Tune(DataFlags):
     search_seed: int = 0
     """Of the search; --seed is a setting of some methods."""
     output: Path | None = None
-    """Write the recipe here, as JSON; of a curve, the list of them."""
+    """Write the recipe here, as JSON; of a curve, one file for each, with its share of the MACs in its name."""
     report: Path | None = None
     """Write an HTML page here."""
     json: bool = False
@@ -102,6 +102,7 @@ def main(words: Sequence[str]) -> None:
         "minutes": flags.minutes,
         "seed": flags.search_seed,
         "timing_batch": flags.timing_batch,
+        "batch_size": flags.batch_size,
         "name": flags.model,
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
@@ -111,9 +112,10 @@ def main(words: Sequence[str]) -> None:
             recipes = curve(model, images, SHARES, **settings)
         else:
             recipes = [tune(model, images, **(targets or {"macs": 0.65}), **settings)]
-        if flags.output is not None:
-            stored = [recipe.to_dict() for recipe in recipes]
-            write_atomically(flags.output, render.json_text(stored if flags.curve else stored[0]))
+        for path, recipe in written(flags, recipes).items():
+            write_atomically(path, recipe.to_json())
+        if journal is not None and recipes[-1].found["interrupted"]:
+            journal.keep = True
     columns, cells = recipe_table(recipes)
     if flags.report is not None:
         sections = [Section("Recipes", table(columns, cells) + paragraph(explanation(recipes)))]
@@ -128,14 +130,24 @@ def main(words: Sequence[str]) -> None:
         render.table(f"{flags.model}, {method.name}", columns, cells)
         print(explanation(recipes))
         if flags.output is not None:
-            print(f"Written: {flags.output}")
+            print(f"Written: {', '.join(map(str, written(flags, recipes)))}")
     if unreadable:
         raise Unreadable(f"{len(unreadable)} of the images could not be read and were not used: {unreadable[0]}")
 
 
+def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
+    """Which recipe goes into which file; of a curve, each into one of its own, with the share in its name."""
+    if flags.output is None:
+        return {}
+    if not flags.curve:
+        return {flags.output: recipes[0]}
+    output = flags.output
+    return {output.with_name(f"{output.stem}-{r.found['target']['macs']}{output.suffix}"): r for r in recipes}
+
+
 def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
     """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
-    dataset = make_dataset(flags, model)
+    dataset = make_dataset(flags, model, labels=False)
     if hasattr(dataset, "__len__"):
         count = min(flags.images, len(dataset))
         places = [index * len(dataset) // count for index in range(count)]
@@ -187,7 +199,10 @@ def explanation(recipes: Sequence[Recipe]) -> str:
 def _journal(flags: Tune, method: Any, targets: Any) -> AbstractContextManager[Journal | None]:
     if flags.output is None:
         return nullcontext()
-    run = render.plain(dataclasses.asdict(flags) | {"output": None, "report": None, "settings": method} | targets)
+    # What was measured holds for a longer search, too: none of these changes a figure.
+    free = ("evaluations", "minutes", "output", "report", "json", "threads", "workers", "batch_size", "timing_batch")
+    run = {key: value for key, value in dataclasses.asdict(flags).items() if key not in free}
+    run = render.plain(run | {"settings": method} | targets)
     return Journal(flags.output.with_name(f"{flags.output.name}.journal"), run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ import numpy as np
 
 from gtp_vit.core.counting import count_macs
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
-from gtp_vit.core.schedule import quarters, removals
+from gtp_vit.core.schedule import SCHEDULES, quarters
 from gtp_vit.errors import BadSetting, GTPError
 
-SHAPES = ("constant:1", "middle:1", "late:1", "early:1")  # hand-made starts, scaled to the cost
+SHAPES = ("constant", "middle", "late", "early")  # hand-made starts, scaled to the cost
 # None in the first layer, hardly any in the second, most in the middle, as DiffRate's published schedules have it;
 # shares of all removed tokens for 12 layers, stretched to other depths.
 DIFFRATE_SHAPE = (0, 0.02, 0.05, 0.09, 0.14, 0.14, 0.14, 0.13, 0.11, 0.09, 0.06, 0.03)
@@ -34,6 +35,12 @@ class Space:
         self.vit, self.method, self.limits = vit, method, limits
         # Behind the last layer nobody reads image tokens where the head reads the class token only.
         self.layers = range(vit.depth if vit.head_reads_image_tokens else vit.depth - 1)
+
+    @property
+    def fewest(self) -> int:
+        """Image tokens that must stay: one, or what makes the smallest allowed number of tokens."""
+        step, prefix = self.limits.multiple_of, self.vit.prefix
+        return 1 if step == 1 else (prefix // step + 1) * step - prefix
 
     @property
     def whole(self) -> int:
@@ -67,20 +74,30 @@ class Space:
             if self.limits.multiple_of > 1:
                 whole = round((after + self.vit.prefix) / self.limits.multiple_of) * self.limits.multiple_of
                 after = whole - self.vit.prefix
-            after = max(min(after, left), 1)
+            after = max(min(after, left), self.fewest)
             settled[layer] = left - after
             owed -= settled[layer]
             left = after
         try:
-            return self.plan_of(self.with_plan(settled))
+            plan = self.plan_of(self.with_plan(settled))
         except GTPError:
             return None
+        return plan if self.respected(plan) else None
+
+    def respected(self, plan: Sequence[int]) -> bool:
+        """Does a schedule keep to the limits? The method may have made it smaller than it was asked to."""
+        left, used = self.vit.image_tokens + self.vit.prefix, 0
+        for removed in plan:
+            left, used = left - removed, used + bool(removed)
+            if removed and left % self.limits.multiple_of:
+                return False
+        return self.limits.layers is None or used <= self.limits.layers
 
     def fit(self, shape: Sequence[float], target: float) -> list[int] | None:
         """A schedule of this shape that costs at most `target`, and as little less as can be."""
         if sum(shape) <= 0:
             return None
-        low, high, found = 0.0, self.vit.image_tokens / sum(shape), None
+        low, high, found = 0.0, self.vit.image_tokens / max(shape), None
         for _ in range(24):
             middle = (low + high) / 2
             plan = self.settle([middle * share for share in shape])
@@ -110,15 +127,13 @@ class Space:
         return self.with_plan(plan)
 
     def starts(self, target: float) -> Iterator[Method]:
-        """Hand-made schedules at this cost."""
+        """The settings' own schedule and hand-made ones, at this cost."""
         tokens, depth = self.vit.image_tokens, self.vit.depth
-        shapes: list[Sequence[float]] = [
-            removals(name.replace(":1", f":{max(tokens // (2 * depth), 1)}"), depth, tokens) for name in SHAPES
-        ]
+        shapes: list[Sequence[float]] = [self.plan_of(self.method)]
+        shapes += [SCHEDULES[name](depth, tokens, 100) for name in SHAPES]
         thirds = quarters(depth)
         shapes.append([float(layer in thirds) for layer in range(depth)])
         shapes.append(np.interp(np.linspace(0, 11, depth), range(12), DIFFRATE_SHAPE).tolist())
-        shapes.append(self.plan_of(self.method))
         found = [plan for plan in (self.fit(shape, target) for shape in shapes) if plan is not None]
         if not found:  # nothing is cheaper than to remove all that can be removed at once
             last_resort = self.fit([float(layer == 0) for layer in range(depth)], target)
@@ -138,7 +153,13 @@ def unreachable(space: Space, target: float) -> BadSetting:
 
 
 def cheapest(space: Space) -> int:
-    """MACs that the method cannot go below."""
-    most = [float(layer == 0) * space.vit.image_tokens for layer in range(space.vit.depth)]
-    plan = space.settle(most)
-    return space.cost(plan if plan is not None else [(space.vit.image_tokens - 1) // space.vit.depth] * space.vit.depth)
+    """MACs of the cheapest schedule known: everything as early as the method and the limits allow."""
+    tokens, depth = space.vit.image_tokens, space.vit.depth
+    costs = [space.cost([0] * depth)]
+    for used in range(1, depth + 1):
+        asked = [tokens if layer < used else 0 for layer in range(depth)]
+        plans = [space.settle(asked)]
+        with contextlib.suppress(GTPError):  # some methods take what they can of a schedule that asks for too much
+            plans.append(space.plan_of(space.with_plan(asked)))
+        costs += [space.cost(plan) for plan in plans if plan is not None and space.respected(plan)]
+    return min(costs)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit.paper.precision import full_precision
 from gtp_vit.paper.propagation import select_rows
 from gtp_vit.paper.selection import split
 
@@ -90,7 +91,7 @@ def conserve(
     x = x + branch.to(x.dtype)
     prefix = x.shape[1] - importance.shape[1]
     image = x[:, prefix:]
-    with torch.no_grad():
+    with torch.no_grad(), full_precision(image):
         features = image.float()
         length = features.norm(dim=2).clamp(min=1e-12)
         order = importance.sort(dim=1, descending=True, stable=True).indices

@@ -88,7 +88,8 @@ def read_recipe(path: str | Path) -> Recipe:
         else:
             names = ", ".join(shipped_recipes())
             raise GTPError(
-                f"there is no recipe {path}; give a file that gtp-vit tune wrote, or one of {names or 'none'}"
+                f"there is no recipe {path}; give a file that gtp-vit tune wrote, one of {names}, or settings like "
+                "GTPPlus()"
             )
     try:
         stored = _metadata(path) if path.suffix == ".safetensors" else json.loads(path.read_text())

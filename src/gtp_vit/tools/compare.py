@@ -75,7 +75,8 @@ def plan(
         recipe.check(describe(model))
         cost = macs(model, recipe.method, lossless=True).total
         label = f"{recipe.method.name}, tuned"
-        budget = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
+        near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
+        budget = near if abs(near - cost) <= 0.01 * near else cost  # else it is compared with nobody
         found.append(Plan(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
     return found, left_out
 

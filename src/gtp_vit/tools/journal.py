@@ -21,6 +21,7 @@ class Journal:
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
         """Open the journal of `run`, which must be JSON; entries of an earlier, unfinished run of the same are kept."""
         self.path = path
+        self.keep = False  # also after the run has ended by itself
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file: BinaryIO = path.open("a+b")
@@ -40,7 +41,7 @@ class Journal:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise GTPError(
-                f"another run is writing {self.path}; wait for it, or give this one another --results-file"
+                f"another run is writing {self.path}; wait for it, or let this one write to another place"
             ) from error
 
     def _read(self, run: dict[str, Any]) -> list[Any]:
@@ -60,7 +61,7 @@ class Journal:
             differ = [key for key in {**wanted, **entries[0]} if wanted.get(key) != entries[0].get(key)]
             raise GTPError(
                 f"{self.path} is the journal of another run (other {', '.join(sorted(differ))}); delete it to start "
-                "anew, or give this run another --results-file"
+                "anew, or let this run write to another place"
             )
         if not entries:
             self.append(wanted)
@@ -78,7 +79,7 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """A run that ended by itself needs no journal any more; any other may go on from it."""
-        self.close(finished=kind is None)
+        self.close(finished=kind is None and not self.keep)
 
     def close(self, *, finished: bool) -> None:
         """Let go of the file; a finished run needs no journal any more."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.space import Space, unreachable
+from gtp_vit.errors import GTPError
 from gtp_vit.patch import unpatch
 from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.evaluate import Array, divergence
@@ -52,13 +53,19 @@ class Ruler:
         self.model, self.images, self.batch_size, self.journal = unpatch(model), images, batch_size, journal
         self.seen = 0  # images that went through a reduced model
         self.seconds = 0.0
-        self.known: dict[Any, Damage] = {}
-        if journal is not None:
-            for entry in journal.entries:
-                key = (_hashable(entry["settings"]), entry["first"], entry["last"])
-                self.known[key] = Damage(np.array(entry["kl"]), np.array(entry["same"], dtype=bool))
+        self.known: dict[Any, tuple[Damage, float]] = {}  # with the seconds it took
+        self.speedups: dict[Any, float] = {}
+        for entry in [] if journal is None else journal.entries:
+            settings = _hashable(entry["settings"])
+            if "speedup" in entry:
+                self.speedups[settings] = entry["speedup"]
+                continue
+            damage = Damage(np.array(entry["kl"]), np.array(entry["same"], dtype=bool))
+            self.known[settings, entry["first"], entry["last"]] = damage, entry["seconds"]
         with torch.inference_mode():
             self.base = torch.cat([self.model(part) for part in images.split(batch_size)])
+        if not bool(self.base.isfinite().all()):
+            raise GTPError("the unreduced model's outputs are not finite on these images; there is nothing to keep to")
 
     def damage(self, method: Method, first: int, last: int) -> Damage:
         """Of these settings on images `first` to `last`."""
@@ -72,12 +79,23 @@ class Ruler:
             base = self.base[first:last]
             kl = divergence(base, logits).numpy(force=True).round(9)
             same = (base.argmax(dim=1) == logits.argmax(dim=1)).numpy(force=True)
-            self.known[key] = Damage(kl, same)
-            self.seconds += time.perf_counter() - begin
+            seconds = round(time.perf_counter() - begin, 4)
+            self.known[key] = Damage(kl, same), seconds
             if self.journal is not None:
-                entry = {"settings": method.to_dict(), "first": first, "last": last}
+                entry = {"settings": method.to_dict(), "first": first, "last": last, "seconds": seconds}
                 self.journal.append({**entry, "kl": kl.tolist(), "same": same.astype(int).tolist()})
-        return self.known[key]
+        damage, seconds = self.known[key]
+        self.seconds += seconds  # also of what a journal had, so that a run that goes on ends at the same time
+        return damage
+
+    def timed(self, method: Method, measure: Callable[[], float]) -> float:
+        """The speed-up of these settings, measured once."""
+        key = _hashable(method.to_dict())
+        if key not in self.speedups:
+            self.speedups[key] = measure()
+            if self.journal is not None:
+                self.journal.append({"settings": method.to_dict(), "speedup": self.speedups[key]})
+        return self.speedups[key]
 
 
 def _hashable(settings: dict[str, Any]) -> Any:
@@ -103,6 +121,8 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
     taken = choose.choice([layer for layer in space.layers if plan[layer]])
     amount = choose.choice((1, 2, 4, 8, 16, 10**6))
     others = [layer for layer in space.layers if layer != taken]
+    if not others:
+        return lambda of: None
     used = sum(bool(number) for number in plan)
     if space.limits.layers is not None and used >= space.limits.layers and amount < plan[taken]:
         others = [layer for layer in others if plan[layer]] or others
@@ -146,7 +166,7 @@ def race(ruler: Ruler, method: Method, images: int, best: Damage | None) -> Dama
         if best is not None:
             worse = np.concatenate([part.kl for part in parts]) - best.kl[:last]
             doubt = 0.5 * worse.std() / len(worse) ** 0.5 if last < images else 0.0
-            if worse.mean() >= doubt:
+            if not worse.mean() < doubt:  # NaN is no improvement
                 return None
     return Damage(np.concatenate([p.kl for p in parts]), np.concatenate([p.same for p in parts]))
 
@@ -189,6 +209,8 @@ def search(
             tried.add(candidate)
             damage = race(ruler, candidate, images, None)
             assert damage is not None
+            if not np.isfinite(damage.mean_kl):
+                continue
             climbs.append(Climb(candidate, damage))
             tell()
             if spent() >= 1:

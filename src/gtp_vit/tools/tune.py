@@ -136,7 +136,7 @@ def tune(
     if goal == "macs":
         found = run(value * whole, evaluations, 0)
     elif goal == "speedup":
-        found, timing = _at_speedup(plain, ruler.images[:timing_batch], space, whole, value, evaluations, run)
+        found, timing = _at_speedup(ruler, ruler.images[:timing_batch], space, whole, value, evaluations, run)
     else:
         found = _at_damage(goal, space, whole, value, evaluations, run)
     cost = space.cost(space.plan_of(found.method))
@@ -172,17 +172,16 @@ def tune(
 
 
 def starting_point(method: Method | str, vit: VitInfo) -> Method:
-    """Settings to begin with, of a method that has a schedule; by name, with half of the tokens removed."""
+    """Settings to begin with, of a method that has a schedule; where none was given, half of the tokens removed."""
     cls = METHODS[check_name("method", method, METHODS)] if isinstance(method, str) else type(method)
     if cls.dial not in ("propagate", "r") or cls is PPT:
         names = [each.name for each in METHODS.values() if each.dial in ("propagate", "r") and each is not PPT]
         raise BadSetting(f"{cls.name} has no schedule that could be searched; these have: {', '.join(names)}")
-    if not isinstance(method, str):
-        return method
-    if cls is GTPPlus:
-        return GTPPlus.for_model(vit)
-    settings: Any = {cls.dial: spread(vit.image_tokens // 2, vit.depth)}
-    return cls(**settings)
+    given = cls() if isinstance(method, str) else method
+    if getattr(given, cls.dial) != getattr(cls(), cls.dial):
+        return given
+    half: Any = GTPPlus.for_model(vit).propagate if cls is GTPPlus else spread(vit.image_tokens // 2, vit.depth)
+    return dataclasses.replace(given, **{cls.dial: half})
 
 
 Run = Callable[..., Found]
@@ -206,7 +205,7 @@ def _at_damage(goal: str, space: Space, whole: int, value: float, evaluations: f
         else:
             low = middle
         if last.interrupted:
-            break
+            return dataclasses.replace(good or last, interrupted=True)
     if good is None:
         assert last is not None
         raise BadSetting(
@@ -217,13 +216,15 @@ def _at_damage(goal: str, space: Space, whole: int, value: float, evaluations: f
 
 
 def _at_speedup(
-    model: nn.Module, images: Tensor, space: Space, whole: int, value: float, evaluations: float, run: Run
+    ruler: Ruler, images: Tensor, space: Space, whole: int, value: float, evaluations: float, run: Run
 ) -> tuple[Found, dict[str, Any]]:
     """Find the cost at which the starting shape is that fast, tune there, and correct by what the result measures."""
 
+    model = ruler.model
+
     def faster(method: Method) -> float:
         models = {"unreduced": model, "reduced": patch_quietly(model, method)}
-        return benchmark_models(models, images, rounds=15)[1].speedup
+        return ruler.timed(method, lambda: benchmark_models(models, images, rounds=15)[1].speedup)
 
     low, high, fastest = cheapest(space) / whole, 1.0, 1.0
     shape = space.plan_of(space.method)
@@ -241,13 +242,13 @@ def _at_speedup(
         raise BadSetting(f"a speed-up of {value:g} was not reached here; the most was {fastest:.2f}, ask for less")
     found = run(share * whole, 0.7 * evaluations, 0)
     for attempt in range(4):
-        reached = faster(found.method)
-        if reached >= value or found.interrupted:
+        if found.interrupted or faster(found.method) >= value:
             break
+        reached = faster(found.method)
         share *= max(min(reached / value, 0.99), 0.8)
         found = run(share * whole, 0.1 * evaluations, 0.7 + 0.1 * min(attempt, 2), _moved(space, found, share * whole))
     timing = benchmark_models({"unreduced": model, "reduced": patch_quietly(model, found.method)}, images, rounds=31)[1]
-    if timing.speedup < value * 0.97:
+    if timing.speedup < value * 0.97 and not found.interrupted:
         raise BadSetting(
             f"a speed-up of {value:g} was not reached: the best schedule at {share:.3f} of the MACs measures "
             f"{timing.speedup:.2f} at batch {len(images)}; ask for less, or for macs"
