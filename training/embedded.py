@@ -3,7 +3,7 @@
     python training/embedded.py --data-dir /usr/share/datasets/fashion-mnist --out build/embedded
 
 The data is in Debian's package dataset-fashion-mnist (MIT licence). Most epochs see a random quarter or half of each
-image's patches, which is several times as fast and regularises; the last ones see all. There are four rounds, each
+image's patches, which is several times as fast and regularises; the last ones see all. There are three rounds, each
 with its own cosine; the first one's was cut before it reached zero, because the model could clearly learn more. Stopped
 and started again, it goes on after the last finished epoch. `--export` writes weights and test images into the package.
 """
@@ -36,14 +36,12 @@ class Round(NamedTuple):
     lr: float  # the highest
     shares: tuple[float, ...]  # of the patches, that each epoch sees
     horizon: int  # epochs until the cosine reaches zero
-    part: float = 1.0  # of the training images, that each epoch sees
 
 
 ROUNDS = (
     Round(1.5e-3, (0.25,) * 10 + (0.5,) * 3, 14),
     Round(8e-4, (0.5, 1.0, 1.0), 3),
     Round(4e-4, (1.0,), 1),
-    Round(1.5e-4, (1.0,), 1, part=0.25),
 )
 SHIPPED = 400  # test images in the package
 
@@ -126,7 +124,7 @@ def train(options: Options) -> None:
         print(f"resuming after epoch {finished}")
     for epoch in range(finished, len(epochs)):
         part, number = epochs[epoch]
-        steps = int(part.part * len(images)) // options.batch_size
+        steps = len(images) // options.batch_size
         torch.manual_seed(epoch)
         model.train()
         begin, total = time.time(), 0.0
