@@ -60,11 +60,10 @@ def test_the_card_is_true_of_the_whole_test_set():
     assert found == pytest.approx(card(r"on all 10,000 test images: ([\d.]+) %"), abs=0.05)
 
 
-@pytest.mark.parametrize("share", [0.65, 0.5])
-def test_less_damage_than_tome_and_tome_less_than_gtp_at_equal_cost(share):
+def test_less_damage_than_tome_and_tome_less_than_gtp_at_equal_cost():
     model = create_model("fashion_vit")
     images, labels = embedded.test_images()
-    budget = share * macs(model).total
+    budget = 0.55 * macs(model).total
     plans, _ = plan(model, ("gtp", "tome", "gtp_plus"), [budget])
     for each in plans[1:]:
         assert each.macs == pytest.approx(budget, rel=0.01)

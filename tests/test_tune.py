@@ -139,7 +139,7 @@ def test_limits_are_kept(model):
 def test_targets_of_damage(model):
     mild, strong = quick(model, macs=0.8), quick(model, macs=0.5)
     bound = (mild.measured["kl"] * strong.measured["kl"]) ** 0.5
-    found = quick(model, max_kl=bound, evaluations=30)
+    found = quick(model, max_kl=bound, evaluations=18)
     assert found.measured["kl"] <= bound
     assert strong.measured["share"] < found.measured["share"] < mild.measured["share"] + 0.05
     found = quick(model, min_agreement=50.0)

@@ -17,7 +17,7 @@ from torch import nn
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.space import Limits, Space
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.methods import method_from_dict
+from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.gtp_plus import GTPPlus
 
 FORMAT = 1
@@ -150,6 +150,8 @@ def resolve(source: Any, model: nn.Module, vit: VitInfo) -> Any:
     """Settings of a recipe, of its file or name, or the default, checked; anything else comes back as it is."""
     if source is None:
         return default_method(model, vit)
+    if isinstance(source, str) and source in METHODS:  # a name without settings: `patch` says what to write
+        return source
     recipe = read_recipe(source) if isinstance(source, (str, Path)) else source
     if not isinstance(recipe, Recipe):
         return source
