@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -102,6 +103,16 @@ def test_generated_pages_are_what_their_sources_say(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / f"docs/{name}.md").read_text() == module.page(), f"run python docs/make_{name}.py"
+
+
+@pytest.mark.parametrize("model", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
+def test_the_headline_figures_are_those_of_the_results(model):
+    rows = json.loads((ROOT / f"docs/results/plus-{model}.json").read_text())
+    column = 2 if model.startswith("deit") else 3
+    cells = [
+        line.split("|")[column].strip() for line in README.splitlines() if re.match(r"\|.*(GTP|ToMe).* MACs", line)
+    ]
+    assert sorted(cells) == sorted(f"{row['top1']:.1f} / {row['agreement']:.1f} / {row['kl']:.4f}" for row in rows[1:])
 
 
 @pytest.mark.parametrize("page", sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)

@@ -52,7 +52,7 @@ def test_the_card_is_true_of_the_whole_test_set():
         import embedded as trainer
     finally:
         sys.path.pop(0)
-    images, labels = trainer.read(DEBIAN, "t10k")
+    images, labels = trainer.read(DEBIAN, "test")
     shipped, _ = embedded.test_images()
     assert torch.equal(images[: len(shipped)], shipped)
     found = accuracy(create_model("fashion_vit"), images, labels)

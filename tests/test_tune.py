@@ -30,10 +30,10 @@ from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.space import Space, cheapest
 from gtp_vit.kernels import conserving
+from gtp_vit.patch import describe
 from gtp_vit.tools import search as searching
 from gtp_vit.tools import tune as tuning
 from gtp_vit.tools.benchmark import Timing
-from gtp_vit.tools.checkpoint import describe
 from gtp_vit.tools.journal import Journal
 
 IMAGES = families.images("vit", 40)

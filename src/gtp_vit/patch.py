@@ -104,6 +104,12 @@ def unpatch(model: Model) -> Model:
     return shell
 
 
+def describe(model: nn.Module) -> VitInfo:
+    """Sizes of a patched or plain model; raises GTPError if it is not supported."""
+    plain = unpatch(model)
+    return backbones.find(plain).describe(plain)
+
+
 def is_patched(model: nn.Module) -> bool:
     """Was this model made by `patch`?"""
     return isinstance(model, Patched)

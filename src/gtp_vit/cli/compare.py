@@ -16,11 +16,12 @@ from gtp_vit.cli.evaluate import (
     explanation,
     open_journal,
     result_row,
+    spread,
     write_results,
 )
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.recipes import read_recipe
 from gtp_vit.tools.benchmark import Timing
@@ -67,8 +68,7 @@ class Compare(DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags = parse(Compare, words)
-    if not has_real_weights(flags):
-        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_weights(flags)
     check_range("--rounds", flags.rounds, 0, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
     if 0 < flags.rounds < 3:
@@ -97,7 +97,8 @@ def main(words: Sequence[str]) -> None:
                 journal=journal,
                 progress=progress,
             )
-        stored = [_stored(flags, model, row, plans, found) for row in rows]
+        behind = against_best(plans, found)
+        stored = [_stored(flags, model, row, plans, found) | behind[row.plan.name] for row in rows]
         if flags.output is not None:
             write_results(flags.output / "results.csv", stored)
             write_results(flags.output / "results.json", stored)
@@ -125,7 +126,7 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         score = row.score
         cells.append(
             [
-                _name(row),
+                row.plan.label,
                 f"{row.plan.macs / 1e9:.3f}" if row.plan.macs > 1e8 else f"{row.plan.macs / 1e9:.4f}",
                 f"{score.top1.value:.2f}",
                 change_text(score.top1_change),
@@ -138,10 +139,6 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return columns, cells
 
 
-def _name(row: Row) -> str:
-    return row.plan.label
-
-
 def _speed(timing: Timing) -> str:
     low, high = timing.speedup_quartiles
     return f"{timing.speedup:.2f} ({low:.2f} .. {high:.2f})"
@@ -152,10 +149,10 @@ def report_sections(
 ) -> list[Section]:
     """The page: plots of KL, accuracy and speed over MACs, the table, and pictures of the tokens."""
     reduced = [row for row in rows if row.plan.method is not None]
-    names = list(dict.fromkeys(_name(row) for row in reduced))
+    names = list(dict.fromkeys(row.plan.label for row in reduced))
 
     def series(x: Any, y: Any) -> dict[str, list[tuple[float, float]]]:
-        return {name: [(x(row), y(row)) for row in reduced if _name(row) == name] for name in names}
+        return {name: [(x(row), y(row)) for row in reduced if row.plan.label == name] for name in names}
 
     def cost(row: Row) -> float:
         return row.plan.macs / rows[0].plan.macs
@@ -213,19 +210,19 @@ def _stored(flags: Compare, model: Any, row: Row, plans: Sequence[Plan], found: 
     stored["method"] = "" if row.plan.method is None else row.plan.label
     stored["budget_gmacs"] = round(row.plan.budget / 1e9, 6)
     stored["speedup"] = None if row.timing is None else round(row.timing.speedup, 4)
-    stored |= against_best(row.plan, plans, found)
     stored["settings"] = {} if row.plan.method is None else row.plan.method.to_dict()
     return stored
 
 
-def against_best(own: Plan, plans: Sequence[Plan], found: Evaluation) -> dict[str, Any]:
-    """How far it is from the plan with the least KL at the same budget, with paired intervals."""
+def against_best(plans: Sequence[Plan], found: Evaluation) -> dict[str, dict[str, Any]]:
+    """How far each is from the plan with the least KL at the same budget, with paired intervals."""
     kl = {score.name: score.kl.value for score in found.scores}
-    rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
-    best = min(rivals, key=lambda name: kl[name])
-    differences: dict[str, Any] = {"best_at_budget": best}
-    for figure in ("kl", "agreement", "top1"):
-        difference = found.difference(own.name, best, figure)
-        key = f"{figure}_minus_best"
-        differences |= {key: difference.value, f"{key}_low": difference.low, f"{key}_high": difference.high}
-    return differences
+    best = {}
+    for own in plans:
+        rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
+        best[own.name] = min(rivals, key=kl.__getitem__)
+    behind: dict[str, dict[str, Any]] = {name: {"best_at_budget": other} for name, other in best.items()}
+    wanted = [(name, other, figure) for name, other in best.items() for figure in ("kl", "agreement", "top1")]
+    for (name, _, figure), interval in zip(wanted, found.differences(wanted), strict=True):
+        behind[name] |= spread(f"{figure}_minus_best", interval)
+    return behind

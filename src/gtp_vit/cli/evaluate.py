@@ -14,7 +14,7 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, Unreadable
 from gtp_vit.patch import patch
@@ -55,8 +55,7 @@ class Evaluate(DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Evaluate, words)
-    if not has_real_weights(flags):
-        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_weights(flags)
     if flags.results_file is not None and flags.results_file.suffix not in (".csv", ".json"):
         raise GTPError(f"--results-file is {flags.results_file}; its name must end in .csv or .json")
     with distributed.group():
@@ -145,13 +144,13 @@ def result_row(flags: Any, model: Any, name: str, cost: dict[str, int], found: E
         "gmacs": round(cost[name] / 1e9, 6),
         "images": score.images,
         "unreadable": len(found.unreadable),
-        **_spread("agreement", score.agreement),
-        **_spread("kl", score.kl),
-        **_spread("top1_change", score.top1_change),
+        **spread("agreement", score.agreement),
+        **spread("kl", score.kl),
+        **spread("top1_change", score.top1_change),
     }
 
 
-def _spread(name: str, interval: Interval) -> dict[str, float]:
+def spread(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 

@@ -16,7 +16,7 @@ from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, has_real_weights, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, make_model
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
@@ -64,8 +64,7 @@ class Finetune(Training, DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Finetune, words)
-    if not has_real_weights(flags):
-        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_weights(flags)
     settings = Training(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(Training)})
     settings.check()
     check_range("--workers", flags.workers, 0, 256, whole=True)

@@ -65,19 +65,21 @@ def check_words(words: Sequence[str], *sources: Any) -> None:
 
 def _model_first(words: Sequence[str]) -> list[str]:
     """--model NAME, as timm's scripts have it, means the same as NAME in the first place."""
-    found = list(words)
-    for index, word in enumerate(found):
-        if word.startswith("--model="):
-            return [word.split("=", 1)[1], *found[:index], *found[index + 1 :]]
-        if word == "--model" and index + 1 < len(found):
-            return [found[index + 1], *found[:index], *found[index + 2 :]]
-    return found
+    value, others = _take(words, "--model")
+    return others if value is None else [value, *others]
 
 
 def _chosen_method(words: Sequence[str], default: str) -> str:
-    for index, word in enumerate(words):
-        if word == "--method" and index + 1 < len(words):
-            return words[index + 1]
-        if word.startswith("--method="):
-            return word.split("=", 1)[1]
-    return default
+    value, _ = _take(words, "--method")
+    return default if value is None else value
+
+
+def _take(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
+    """The value of a flag, None if it has none, and the other words."""
+    found = list(words)
+    for index, word in enumerate(found):
+        if word == flag and index + 1 < len(found):
+            return found[index + 1], found[:index] + found[index + 2 :]
+        if word.startswith(f"{flag}="):
+            return word.split("=", 1)[1], found[:index] + found[index + 1 :]
+    return None, found

@@ -27,12 +27,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def as_json(result: Any) -> None:
     """Print a result as JSON."""
-    print(json_text(result), end="")
-
-
-def json_text(result: Any) -> str:
-    """A result as JSON."""
-    return json.dumps(plain(result), indent=2) + "\n"
+    print(json.dumps(plain(result), indent=2))
 
 
 def plain(result: Any) -> Any:

@@ -11,8 +11,8 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.patch import describe
 from gtp_vit.recipes import is_recipe, read_recipe
-from gtp_vit.tools.checkpoint import describe
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
 from gtp_vit.tools.models import create_model
 
@@ -105,6 +105,8 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
     )
 
 
-def has_real_weights(flags: ModelFlags) -> bool:
+def check_weights(flags: ModelFlags) -> None:
     """Random weights make figures of accuracy meaningless."""
-    return flags.pretrained or flags.checkpoint is not None or flags.model == embedded.NAME
+    real = flags.pretrained or flags.checkpoint is not None or flags.model == embedded.NAME
+    if not real:
+        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")

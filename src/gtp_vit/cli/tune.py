@@ -14,7 +14,7 @@ import torch
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, has_real_weights, make_dataset, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.core.space import Limits
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.recipes import Recipe
@@ -79,8 +79,7 @@ class Tune(DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Tune, words, "gtp_plus")
-    if not has_real_weights(flags):
-        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_weights(flags)
     check_range("--images", flags.images, 1, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
     check_range("--multiple-of", flags.multiple_of, 1, 1024, whole=True)

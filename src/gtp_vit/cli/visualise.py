@@ -13,7 +13,7 @@ from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import ModelFlags, has_real_weights, make_model
+from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
 from gtp_vit.patch import patch
 from gtp_vit.tools.data import DataSettings, open_picture, preparation
@@ -46,8 +46,7 @@ class Visualise(ModelFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Visualise, words)
-    if not has_real_weights(flags):
-        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_weights(flags)
     model = make_model(flags)
     fast = patch(model, method)
     depth = len(model.blocks)

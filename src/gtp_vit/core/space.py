@@ -55,8 +55,9 @@ class Space:
         steps = reducer.steps(self.vit.grid)
         return count_macs(self.vit, reducer, steps, self.vit.grid, "model", True, lossless).total
 
-    def with_plan(self, plan: Sequence[int]) -> Method:
-        return dataclasses.replace(self.method, **{self.method.dial: tuple(plan)})
+    def with_plan(self, plan: Sequence[int], method: Method | None = None) -> Method:
+        """The settings, or others of the same method, with this schedule."""
+        return dataclasses.replace(method or self.method, **{self.method.dial: tuple(plan)})
 
     def plan_of(self, method: Method) -> list[int]:
         """The schedule of these settings, layer by layer."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from gtp_vit import backbones
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.space import Limits, Space
 from gtp_vit.errors import BadSetting, GTPError, check_name
@@ -20,7 +19,7 @@ from gtp_vit.methods.ats import ATS
 from gtp_vit.methods.diffrate import DiffRate
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.ppt import PPT
-from gtp_vit.patch import unpatch
+from gtp_vit.patch import describe, unpatch
 from gtp_vit.tools.macs import macs
 
 FINEST = 1 / 512  # of the search over shares
@@ -35,7 +34,7 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     """
     check_name("method", name, METHODS)
     plain = unpatch(model)
-    vit = backbones.find(plain).describe(plain)
+    vit = describe(plain)
     if name == GTPPlus.name:  # it has a schedule of its own shape
         return Space(vit, GTPPlus.for_model(vit), Limits()).scaled(target)
     choices = _choices(name, vit)

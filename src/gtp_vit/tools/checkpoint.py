@@ -7,17 +7,9 @@ from pathlib import Path
 
 from torch import nn
 
-from gtp_vit import backbones
-from gtp_vit.core.reducer import VitInfo
-from gtp_vit.patch import unpatch
+from gtp_vit.patch import describe, unpatch
 from gtp_vit.recipes import METADATA, Recipe, Sizes, sizes_of_vit
 from gtp_vit.tools.files import write_atomically
-
-
-def describe(model: nn.Module) -> VitInfo:
-    """Sizes of a patched or plain model."""
-    plain = unpatch(model)
-    return backbones.find(plain).describe(plain)
 
 
 def sizes_of_model(model: nn.Module) -> Sizes:

@@ -16,11 +16,10 @@ from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import patch
+from gtp_vit.patch import describe, patch
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import at_macs
-from gtp_vit.tools.checkpoint import describe
 from gtp_vit.tools.data import Item
 from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Progress, Score, evaluate
 from gtp_vit.tools.journal import Journal

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,12 @@ class Evaluation:
 
     def difference(self, one: str, other: str, figure: str) -> Interval:
         """The first model's figure (kl, top1 or agreement) minus the other's, with a paired interval."""
-        return bootstrap(_figure(self.per_image, one, figure) - _figure(self.per_image, other, figure))
+        return self.differences([(one, other, figure)])[0]
+
+    def differences(self, wanted: Sequence[tuple[str, str, str]]) -> list[Interval]:
+        """The same for many (one, other, figure), on one set of resamples."""
+        figures = ((_figure(self.per_image, one, f), _figure(self.per_image, other, f)) for one, other, f in wanted)
+        return bootstrap_all(np.stack([own - others for own, others in figures]))
 
 
 def evaluate(

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from gtp_vit.errors import GTPError
 
@@ -30,6 +31,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+
+def lock(file: IO[Any], what: Path) -> None:
+    """Refuse to write where another run is writing; the lock ends with the file's closing."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise GTPError(f"another run is writing {what}; wait for it, or let this one write to another place") from error
 
 
 @contextlib.contextmanager

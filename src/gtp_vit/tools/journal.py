@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gtp_vit.errors import GTPError
-from gtp_vit.tools.files import explained
+from gtp_vit.tools.files import explained, lock
 
 
 class Journal:
@@ -26,23 +26,11 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file: BinaryIO = path.open("a+b")
         try:
-            self._lock()
+            lock(self.file, path)
             self.entries = self._read(run)
         except BaseException:
             self.file.close()
             raise
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise GTPError(
-                f"another run is writing {self.path}; wait for it, or let this one write to another place"
-            ) from error
 
     def _read(self, run: dict[str, Any]) -> list[Any]:
         self.file.seek(0)

@@ -16,7 +16,7 @@ from gtp_vit.core.reducer import CONVENTIONS, Convention, Method, Step
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import is_patched, patch, unpatch
+from gtp_vit.patch import describe, is_patched, patch, unpatch
 
 
 def macs(
@@ -56,7 +56,7 @@ def macs(
         method = reduction.method if method is None else method
         lossless = reduction.lossless if lossless is None else lossless
     plain = unpatch(model)
-    vit = backbones.find(plain).describe(plain)
+    vit = describe(plain)
     reducer = (method or Identity()).build(vit)
     lossless = bool(lossless) and not (vit.head_reads_image_tokens or reducer.reads_image_tokens)
     if images is not None and grid is None:

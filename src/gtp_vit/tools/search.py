@@ -134,7 +134,7 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
             return None
         plan[taken] -= min(amount, plan[taken])
         changed = space.fill(plan, filled, target)
-        return None if changed is None else dataclasses.replace(of, **{of.dial: tuple(changed)})
+        return None if changed is None else space.with_plan(changed, of)
 
     return shift
 

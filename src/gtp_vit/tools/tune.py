@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit import backbones
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.space import Limits, Space, cheapest
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.ppt import PPT
-from gtp_vit.patch import patch, unpatch
+from gtp_vit.patch import describe, patch, unpatch
 from gtp_vit.recipes import Recipe, model_name, sizes_of_vit
-from gtp_vit.tools.benchmark import benchmark_models
+from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import spread
 from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.journal import Journal
@@ -102,7 +101,7 @@ def tune(
     if len(images) < FEWEST_IMAGES:
         raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
     plain: Any = unpatch(model)
-    vit = backbones.find(plain).describe(plain)
+    vit = describe(plain)
     settings = starting_point(method, vit)
     settings.build(vit)  # says what does not fit
     space = Space(vit, settings, limits)
@@ -136,9 +135,9 @@ def tune(
     if goal == "macs":
         found = run(value * whole, evaluations, 0)
     elif goal == "speedup":
-        found, timing = _at_speedup(ruler, ruler.images[:timing_batch], space, whole, value, evaluations, run)
+        found, timing = _at_speedup(ruler, ruler.images[:timing_batch], space, value, evaluations, run)
     else:
-        found = _at_damage(goal, space, whole, value, evaluations, run)
+        found = _at_damage(goal, space, value, evaluations, run)
     cost = space.cost(space.plan_of(found.method))
     held_out = ruler.damage(found.method, searched, len(images))
     measured: dict[str, Any] = {
@@ -174,9 +173,11 @@ def tune(
 def starting_point(method: Method | str, vit: VitInfo) -> Method:
     """Settings to begin with, of a method that has a schedule; where none was given, half of the tokens removed."""
     cls = METHODS[check_name("method", method, METHODS)] if isinstance(method, str) else type(method)
-    if cls.dial not in ("propagate", "r") or cls is PPT:
-        names = [each.name for each in METHODS.values() if each.dial in ("propagate", "r") and each is not PPT]
-        raise BadSetting(f"{cls.name} has no schedule that could be searched; these have: {', '.join(names)}")
+    # PPT's r is what it removes in each of its layers, not a number for every layer.
+    scheduled = [each for each in METHODS.values() if each.dial in ("propagate", "r") and each is not PPT]
+    if cls not in scheduled:
+        names = ", ".join(each.name for each in scheduled)
+        raise BadSetting(f"{cls.name} has no schedule that could be searched; these have: {names}")
     given = cls() if isinstance(method, str) else method
     if getattr(given, cls.dial) != getattr(cls(), cls.dial):
         return given
@@ -187,8 +188,9 @@ def starting_point(method: Method | str, vit: VitInfo) -> Method:
 Run = Callable[..., Found]
 
 
-def _at_damage(goal: str, space: Space, whole: int, value: float, evaluations: float, run: Run) -> Found:
+def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: Run) -> Found:
     """The cheapest settings with at most this damage: halve the range of costs, each time with a short search."""
+    whole = space.whole
     low, high, good, steps = cheapest(space) / whole, 1.0, None, 6
     last: Found | None = None
     for step in range(steps):
@@ -216,16 +218,18 @@ def _at_damage(goal: str, space: Space, whole: int, value: float, evaluations: f
 
 
 def _at_speedup(
-    ruler: Ruler, images: Tensor, space: Space, whole: int, value: float, evaluations: float, run: Run
+    ruler: Ruler, images: Tensor, space: Space, value: float, evaluations: float, run: Run
 ) -> tuple[Found, dict[str, Any]]:
     """Find the cost at which the starting shape is that fast, tune there, and correct by what the result measures."""
 
-    model = ruler.model
+    def measure(method: Method, rounds: int) -> Timing:
+        models = {"unreduced": ruler.model, "reduced": patch_quietly(ruler.model, method)}
+        return benchmark_models(models, images, rounds=rounds)[1]
 
     def faster(method: Method) -> float:
-        models = {"unreduced": model, "reduced": patch_quietly(model, method)}
-        return ruler.timed(method, lambda: benchmark_models(models, images, rounds=15)[1].speedup)
+        return ruler.timed(method, lambda: measure(method, 15).speedup)
 
+    whole = space.whole
     low, high, fastest = cheapest(space) / whole, 1.0, 1.0
     shape = space.plan_of(space.method)
     for _ in range(6):
@@ -242,12 +246,14 @@ def _at_speedup(
         raise BadSetting(f"a speed-up of {value:g} was not reached here; the most was {fastest:.2f}, ask for less")
     found = run(share * whole, 0.7 * evaluations, 0)
     for attempt in range(4):
-        if found.interrupted or faster(found.method) >= value:
+        if found.interrupted:
             break
         reached = faster(found.method)
+        if reached >= value:
+            break
         share *= max(min(reached / value, 0.99), 0.8)
         found = run(share * whole, 0.1 * evaluations, 0.7 + 0.1 * min(attempt, 2), _moved(space, found, share * whole))
-    timing = benchmark_models({"unreduced": model, "reduced": patch_quietly(model, found.method)}, images, rounds=31)[1]
+    timing = measure(found.method, 31)
     if timing.speedup < value * 0.97 and not found.interrupted:
         raise BadSetting(
             f"a speed-up of {value:g} was not reached: the best schedule at {share:.3f} of the MACs measures "
@@ -264,7 +270,7 @@ def _at_speedup(
 def _moved(space: Space, found: Found, target: float) -> list[Method]:
     """The shape that was found, at another cost."""
     plan = space.fit(space.plan_of(found.method), target)
-    return [] if plan is None else [dataclasses.replace(found.method, **{found.method.dial: tuple(plan)})]
+    return [] if plan is None else [space.with_plan(plan, found.method)]
 
 
 def curve(

@@ -23,7 +23,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.patch import unpatch
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.checkpoint import save_checkpoint, sizes_of_model
-from gtp_vit.tools.files import explained, write_atomically
+from gtp_vit.tools.files import explained, lock, write_atomically
 
 STATE, WEIGHTS, PREDICTORS = "state.pt", "weights.safetensors", "predictors.safetensors"
 
@@ -97,11 +97,5 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a")
     with file:
-        with contextlib.suppress(ImportError):  # Windows
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise GTPError(f"another run is writing {folder}; wait for it, or give another --output") from error
+        lock(file, folder)
         yield

@@ -33,7 +33,7 @@ struct Ranked {
   float* similarity;  // [rounded up to ROWS, ld]: filled up to the diagonal
   float* length;      // [count]: norms, by token
   float* size;        // [count], by rank
-  float* cost;        // [count], by token
+  float* cost;        // [count], by token: its relative importance at first, then what it costs to merge it
   int32_t* token;     // [count]: of each rank
   int32_t* rank;      // [count]: of each token
 };
@@ -68,9 +68,13 @@ static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t 
   std::stable_sort(ranked.token, ranked.token + count, [&](int32_t one, int32_t other) {
     return order_of(importance[one]) > order_of(importance[other]);
   });
+  float mean = 0;
+  for (int i = 0; i < count; i++) mean += importance[i];
+  mean /= (float)count;
   for (int rank = 0; rank < count; rank++) {
     const int token = ranked.token[rank];
     ranked.rank[token] = rank;
+    ranked.cost[token] = importance[token] / mean + task.floor;
     ranked.size[rank] = task.size[image * count + token];
     const int64_t from = (image * task.tokens + task.prefix + token) * task.channels;
     const T* x = (const T*)task.x + from;
@@ -97,8 +101,7 @@ static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t 
 }
 
 // Similarities of ROWS ranks with those before them, and what it costs to merge each.
-static void compare_rows(const ConserveTask& task, const Layout& layout, int64_t image, int first, const Ranked& ranked,
-                         float mean) {
+static void compare_rows(const ConserveTask& task, const Layout& layout, int first, const Ranked& ranked) {
   const int last = std::min(first + ROWS, layout.count);
   for (int column = 0; column < last; column += PANEL)
     dot_tile<2>(ranked.rows + (int64_t)first * task.channels, task.channels,
@@ -113,9 +116,7 @@ static void compare_rows(const ConserveTask& task, const Layout& layout, int64_t
       const float cost = apart * apart * (own * ranked.size[other] / (own + ranked.size[other]));
       least = cost < least ? cost : least;
     }
-    const int token = ranked.token[rank];
-    const float importance = task.importance[image * layout.count + token] / mean;
-    ranked.cost[token] = (importance + task.floor) * std::sqrt(least);
+    ranked.cost[ranked.token[rank]] *= std::sqrt(least);
   }
 }
 
@@ -205,11 +206,7 @@ static bool conserve(const ConserveTask& task, int threads) {
   parallel_for(task.batch, threads, [&](int64_t image) { rank_tokens<T>(task, layout, image, ranked_of(image)); });
   const int tiles = layout.rows / ROWS;
   parallel_for(task.batch * tiles, threads, [&](int64_t index) {
-    const int64_t image = index / tiles;
-    float mean = 0;
-    for (int i = 0; i < layout.count; i++) mean += task.importance[image * layout.count + i];
-    mean /= (float)layout.count;
-    compare_rows(task, layout, image, (int)(index % tiles) * ROWS, ranked_of(image), mean);
+    compare_rows(task, layout, (int)(index % tiles) * ROWS, ranked_of(index / tiles));
   });
   std::atomic<bool> fine{true};
   parallel_for(task.batch, threads, [&](int64_t image) {
@@ -221,19 +218,8 @@ static bool conserve(const ConserveTask& task, int threads) {
       fine = false;
   });
   if (!fine) return false;
-  constexpr int CHUNK = 32;  // rows of a task
-  const int chunks = (left + CHUNK - 1) / CHUNK;
-  parallel_for(task.batch * chunks, threads, [&](int64_t index) {
-    static thread_local Workspace workspace;
-    const int64_t image = index / chunks;
-    const int first = (int)(index % chunks) * CHUNK, end = std::min(left, first + CHUNK);
-    float* row = workspace.floats((size_t)task.channels + WIDTH);
-    if (!row) {
-      fine = false;
-      return;
-    }
-    for (int target = first; target < end; target++)
-      make_merged<T>(task, layout, image, target, ranked_of(image), row);
+  const size_t floats = (size_t)task.channels + WIDTH;
+  return for_rows(task.batch, left, floats, threads, [&](int64_t image, int target, float* row) {
+    make_merged<T>(task, layout, image, target, ranked_of(image), row);
   });
-  return fine;
 }

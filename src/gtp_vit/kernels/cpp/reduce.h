@@ -161,6 +161,27 @@ static void make_token(const ReduceTask& task, int64_t image, int target, const 
            task.normed_out ? (T*)task.normed_out + to : nullptr);
 }
 
+// body(image, row, scratch) for every row of every image, in chunks of neighbouring rows; scratch has room for so many
+// floats. False if there was no memory.
+template <typename Body>
+static bool for_rows(int64_t batch, int rows, size_t floats, int threads, const Body& body) {
+  constexpr int CHUNK = 32;  // rows of a task
+  const int chunks = (rows + CHUNK - 1) / CHUNK;
+  std::atomic<bool> fine{true};
+  parallel_for(batch * chunks, threads, [&](int64_t index) {
+    static thread_local Workspace workspace;
+    const int64_t image = index / chunks;
+    const int first = (int)(index % chunks) * CHUNK, end = std::min(rows, first + CHUNK);
+    float* scratch = workspace.floats(floats);
+    if (!scratch) {
+      fine = false;
+      return;
+    }
+    for (int row = first; row < end; row++) body(image, row, scratch);
+  });
+  return fine;
+}
+
 template <typename T>
 static bool reduce(const ReduceTask& task, int threads) {
   const int count = task.tokens - task.prefix, left = task.tokens - task.removed;
@@ -185,21 +206,10 @@ static bool reduce(const ReduceTask& task, int threads) {
       fine = false;
   });
   if (!fine) return false;
-  constexpr int CHUNK = 32;  // rows of a task
-  const int chunks = (left + CHUNK - 1) / CHUNK;
-  parallel_for(task.batch * chunks, threads, [&](int64_t index) {
-    static thread_local Workspace workspace;
-    const int64_t image = index / chunks;
-    const int first = (int)(index % chunks) * CHUNK, end = std::min(left, first + CHUNK);
-    float* row = workspace.floats((size_t)task.channels + 3 * (size_t)task.degree + 2 * WIDTH);
-    if (!row) {
-      fine = false;
-      return;
-    }
+  const size_t floats = (size_t)task.channels + 3 * (size_t)task.degree + 2 * WIDTH;
+  return for_rows(task.batch, left, floats, threads, [&](int64_t image, int target, float* row) {
     const float** givers = (const float**)(row + round_up(task.channels, WIDTH));
     float* weights = (float*)(givers + task.degree);
-    for (int target = first; target < end; target++)
-      make_token<T>(task, image, target, decision_of(image), givers, weights, row);
+    make_token<T>(task, image, target, decision_of(image), givers, weights, row);
   });
-  return fine;
 }
