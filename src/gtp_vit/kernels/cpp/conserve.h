@@ -195,31 +195,33 @@ static void make_merged(const ConserveTask& task, const Layout& layout, int64_t 
   finish_row(row, channels, out, weight, bias, task.epsilon, normed);
 }
 
+// All of one image. Its memory is the thread's own and small enough to stay in the second-level cache.
+template <typename T>
+static bool conserve_image(const ConserveTask& task, const Layout& layout, int64_t image, int threads) {
+  static thread_local Workspace workspace;
+  float* memory = workspace.floats(layout.total + 4 * (size_t)layout.count + WIDTH);
+  if (!memory) return false;
+  const Ranked ranked = layout.at(memory);
+  rank_tokens<T>(task, layout, image, ranked);
+  parallel_for(layout.rows / ROWS, threads,
+               [&](int64_t tile) { compare_rows(task, layout, (int)tile * ROWS, ranked); });
+  choose_receivers(task, layout, image, ranked, (uint64_t*)(memory + layout.total));
+  const size_t floats = (size_t)task.channels + WIDTH;
+  const bool fine = for_rows(1, task.tokens - task.removed, floats, threads, [&](int64_t, int target, float* row) {
+    make_merged<T>(task, layout, image, target, ranked, row);
+  });
+  workspace.trim();
+  return fine;
+}
+
+// An image a thread, or all threads for one image where there are fewer images.
 template <typename T>
 static bool conserve(const ConserveTask& task, int threads) {
   const Layout layout(task);
-  const int left = task.tokens - task.removed;
-  Workspace shared;
-  float* memory = shared.floats(task.batch * layout.total);
-  if (!memory) return false;
-  const auto ranked_of = [&](int64_t image) { return layout.at(memory + image * layout.total); };
-  parallel_for(task.batch, threads, [&](int64_t image) { rank_tokens<T>(task, layout, image, ranked_of(image)); });
-  const int tiles = layout.rows / ROWS;
-  parallel_for(task.batch * tiles, threads, [&](int64_t index) {
-    compare_rows(task, layout, (int)(index % tiles) * ROWS, ranked_of(index / tiles));
-  });
+  const bool few = task.batch < threads;
   std::atomic<bool> fine{true};
-  parallel_for(task.batch, threads, [&](int64_t image) {
-    static thread_local Workspace workspace;
-    uint64_t* keys = (uint64_t*)workspace.floats(4 * (size_t)layout.count + WIDTH);
-    if (keys)
-      choose_receivers(task, layout, image, ranked_of(image), keys);
-    else
-      fine = false;
+  parallel_for(task.batch, few ? 1 : threads, [&](int64_t image) {
+    if (!conserve_image<T>(task, layout, image, few ? threads : 1)) fine = false;
   });
-  if (!fine) return false;
-  const size_t floats = (size_t)task.channels + WIDTH;
-  return for_rows(task.batch, left, floats, threads, [&](int64_t image, int target, float* row) {
-    make_merged<T>(task, layout, image, target, ranked_of(image), row);
-  });
+  return fine;
 }
