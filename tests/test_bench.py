@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import families
-from gtp_vit import GTP, METHODS, GTPError, ToMe, macs, patch
+from gtp_vit import GTP, METHODS, GTPError, ToMe, create_model, macs, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools import data as data_tools
 from gtp_vit.tools.budget import at_macs, spread
@@ -71,14 +71,13 @@ def in_memory(count=24):
     return InMemory(images, torch.arange(count) % 10)
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file")  # timm's own data set leaves them open
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_accuracy_equals_timms_own_validation(model, folder):
-    dataset = open_images(model, DataSettings(data_dir=folder))
-    found = evaluate({UNREDUCED: model}, dataset, batch_size=7, workers=0)
-    config = {**timm.data.resolve_model_data_config(model), "input_size": (3, 32, 32)}
+def timms_validation(model, folder, input_size, first=None):
+    """Top-1, as timm's script computes it."""
+    config = {**timm.data.resolve_model_data_config(model), "input_size": input_size}
+    dataset = timm.data.create_dataset("", root=str(folder))
+    dataset.reader.samples = dataset.reader.samples[:first]
     loader = timm.data.create_loader(
-        timm.data.create_dataset("", root=str(folder)),
+        dataset,
         batch_size=8,
         is_training=False,
         use_prefetcher=False,
@@ -87,13 +86,33 @@ def test_accuracy_equals_timms_own_validation(model, folder):
         device=torch.device("cpu"),
         **{key: config[key] for key in ("input_size", "mean", "std", "crop_pct", "interpolation")},
     )
-    right, top5, total = 0.0, 0.0, 0
+    right, total = 0.0, 0
     with torch.no_grad():
         for images, labels in loader:
-            one, five = timm.utils.accuracy(model(images), labels, topk=(1, 4))
-            right, top5, total = right + float(one) * len(labels), top5 + float(five) * len(labels), total + len(labels)
-    assert found.scores[0].images == total == 40
-    assert found.scores[0].top1.value == pytest.approx(right / total)
+            (top1,) = timm.utils.accuracy(model(images), labels)
+            right, total = right + float(top1) * len(labels), total + len(labels)
+    return right / total, total
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")  # timm's own data set leaves them open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_accuracy_equals_timms_own_validation(model, folder):
+    dataset = open_images(model, DataSettings(data_dir=folder))
+    (score,) = evaluate({UNREDUCED: model}, dataset, batch_size=7, workers=0).scores
+    assert (score.top1.value, score.images) == (pytest.approx(timms_validation(model, folder, (3, 32, 32))[0]), 40)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_accuracy_of_a_real_model_equals_timms_own_validation(data):
+    (weights,) = (data / "assets/weights").glob("vit_tiny_patch16_224*.safetensors")
+    model = create_model("vit_tiny_patch16_224", checkpoint=weights)
+    folder = data / "assets/imagenet/val"
+    dataset = open_images(model, DataSettings(data_dir=folder, limit=100))
+    (score,) = evaluate({UNREDUCED: model}, dataset, batch_size=40, workers=0).scores
+    expected, images = timms_validation(model, folder, (3, 224, 224), first=100)
+    assert (score.top1.value, score.images) == (pytest.approx(expected), images)
+    assert score.top1.value > 60
 
 
 def test_figures_by_hand():

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 from PIL import Image
 
+from gtp_vit import METHODS
+from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, picture, table, write_report
 from gtp_vit.tools.visualise import png
@@ -58,15 +60,33 @@ def test_the_page_fits_and_loads_nothing(page, width):
 
 
 @in_a_browser
-def test_the_page_fits_a_phone(page, tmp_path):
-    """As narrow as a phone, in a frame of that width."""
-    frame = tmp_path / "frame.html"
+@pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
+def test_the_page_of_the_demo_fits_desk_and_phone_and_loads_nothing(tmp_path, capsys):
+    """`make demo` on a few images."""
+    assert main(["compare", "--limit", "16", "--rounds", "3", "--macs", "0.6", "--output", str(tmp_path)]) == Exit.OK
+    found = look(tmp_path / "report.html", 1280)
+    assert found["page"] <= found["window"]
+    assert found["loaded"] == []
+    assert len(found["pictures"]) == len(METHODS) - 1  # of every method but identity
+    assert min(found["pictures"]) > 100
+    assert found["plots"] >= 2 * len(METHODS)
+    assert width_on_a_phone(tmp_path / "report.html") <= 390
+
+
+@in_a_browser
+def test_the_page_fits_a_phone(page):
+    assert width_on_a_phone(page) <= 390
+
+
+def width_on_a_phone(page):
+    """In a frame of that width, as Chromium makes no window that narrow."""
+    frame = page.with_name("frame.html")
     frame.write_text(
         f'<iframe id="f" style="width:390px;height:800px;border:0" srcdoc="{_quoted(page.read_text())}"></iframe>'
         '<script>addEventListener("load", () => { const d = document.getElementById("f").contentDocument;'
         "document.title = JSON.stringify({page: d.documentElement.scrollWidth}) })</script><title></title></body>"
     )
-    assert title_of(frame)["page"] <= 390
+    return title_of(frame)["page"]
 
 
 def _quoted(text):

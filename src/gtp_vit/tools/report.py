@@ -18,7 +18,7 @@ STYLE = """
 :root { --ink: #1d2433; --soft: #5b6577; --line: #dfe3ea; --wash: #f6f7f9; --accent: #00798c; }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1000px; padding: 24px 16px 64px; color: var(--ink); background: white;
-       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 8px; }
 h2 { font-size: 1.2rem; margin: 40px 0 8px; border-top: 1px solid var(--line); padding-top: 24px; }
 p, li { max-width: 75ch; } .lead { color: var(--soft); margin-top: 0; }
