@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 import families
 from gtp_vit import ATS, PPT, DiffRate, DynamicViT, EViT, EvoViT, GTPError, ToMe, TriLevel, patch, trace
-from gtp_vit.core.attention import Ask, Projections, attend, masked_softmax
+from gtp_vit.core.attention import Ask, Projections, attend
+from gtp_vit.core.masking import EPSILON, masked_softmax
 from gtp_vit.core.schedule import removals
 from gtp_vit.methods.ats import sample
 from gtp_vit.methods.tome import Pairs, average, match, mergeable
@@ -60,6 +61,18 @@ def test_masked_softmax_by_hand():
     found = masked_softmax(logits, mask)[0].tolist()
     assert found == pytest.approx([expected[0], expected[1], expected[0]], rel=1e-5)
     assert masked_softmax(logits, torch.zeros(1, 3))[0].tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_the_gradient_of_masked_softmax_is_that_of_its_formula():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 5, 5, requires_grad=True)
+    mask = torch.rand(2, 1, 5, 5).round().requires_grad_()
+    towards = torch.randn(2, 3, 5, 5)
+    allowed = (logits - logits.detach().amax(dim=-1, keepdim=True)).exp() * mask
+    formula = (allowed + EPSILON / 5) / (allowed.sum(dim=-1, keepdim=True) + EPSILON)
+    expected = torch.autograd.grad((formula * towards).sum(), (logits, mask))
+    found = torch.autograd.grad((masked_softmax(logits, mask) * towards).sum(), (logits, mask))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_mask_of_ones_is_plain_attention():

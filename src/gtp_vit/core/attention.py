@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit import kernels
+from gtp_vit.core.masking import masked_softmax
 from gtp_vit.kernels import twins
 
 HEADS = ("each", "max", "mean")
@@ -117,17 +118,6 @@ def attend(
         keys=k[:, :, first:] if "keys" in wanted else None,
         values=v[:, :, first:] if "values" in wanted else None,
     )
-
-
-def masked_softmax(logits: Tensor, mask: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """(e m + eps / N) / (sum e m + eps) with e = exp(logit - row maximum): the softmax of DynamicViT and Tri-Level.
-
-    The small terms let a row without any allowed entry be a mean over all, not a division by zero. The maximum cancels,
-    so it needs no gradient; to compute one would cost a quarter of a training step.
-    """
-    weights = (logits - logits.detach().amax(dim=-1, keepdim=True)).to(torch.float32).exp() * mask
-    total = weights.sum(dim=-1, keepdim=True)
-    return ((weights + epsilon / weights.shape[-1]) / (total + epsilon)).to(logits.dtype)
 
 
 def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: int) -> Stats:

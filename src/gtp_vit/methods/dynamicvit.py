@@ -148,11 +148,10 @@ class DynamicViTReducer(Reducer):
         return -torch.empty_like(like).exponential_().log()
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        if not self.training:
-            return None
-        stages = tokens.carry.stages
+        if not self.training or not tokens.carry.stages:
+            return None  # where all are there, the original's masked softmax is the plain one but for its epsilon
         ones = torch.ones(tokens.x.shape[0], tokens.prefix, 1, device=tokens.x.device)
-        stays = torch.cat([ones, stages[-1] if stages else torch.ones_like(tokens.image[..., :1])], dim=1)
+        stays = torch.cat([ones, tokens.carry.stages[-1]], dim=1)
         itself = torch.eye(tokens.x.shape[1], device=tokens.x.device)
         row = stays.transpose(1, 2)
         return Ask(mask=row + (1 - row) * itself)  # a token may always attend to itself

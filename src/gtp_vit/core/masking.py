@@ -1,0 +1,58 @@
+"""Attention that leaves out tokens without removing them: the softmax with which DynamicViT and Tri-Level are trained.
+
+Shapes: B batch, H heads, N tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-6
+
+
+def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
+    """(e m + eps / N) / (sum e m + eps) with e = exp(logit - row maximum).
+
+    The small terms let a row without any allowed entry be a mean over all, not a division by zero.
+
+    Args:
+        logits: [B, H, N, N].
+        mask: 1 = the row's token may attend to the column's, 0 = hardly; [B, 1, 1 or N, N].
+    """
+    if torch.is_grad_enabled() and (logits.requires_grad or mask.requires_grad):
+        probs: Tensor = _WithGradient.apply(logits, mask)
+        return probs
+    return _parts(logits, mask)[0].to(logits.dtype)
+
+
+def _parts(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, e, and sum e m + eps, in full precision."""
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).to(torch.float32).exp()
+    allowed = weights * mask
+    total = allowed.sum(dim=-1, keepdim=True) + EPSILON
+    return (allowed + EPSILON / allowed.shape[-1]) / total, weights, total
+
+
+class _WithGradient(torch.autograd.Function):
+    """Its gradient in few passes over the map; derived step by step it is most of DynamicViT's training.
+
+    The row maximum cancels, so it has none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, mask: Tensor) -> Tensor:
+        probs, weights, total = _parts(logits, mask)
+        ctx.save_for_backward(mask, probs, weights, total)
+        return probs.to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        mask, probs, weights, total = ctx.saved_tensors
+        gradient = gradients[0].float()
+        mean = (gradient * probs).sum(dim=-1, keepdim=True)
+        change = (gradient - mean).mul_(1 / total).mul_(weights)  # of e m, times e
+        of_mask = change.sum_to_size(mask.shape) if ctx.needs_input_grad[1] else None
+        return change.mul_(mask).to(gradients[0].dtype), of_mask
