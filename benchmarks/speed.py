@@ -12,10 +12,8 @@ are named with their settings, and each is compared with the oracle of its own s
 from __future__ import annotations
 
 import ast
-import ctypes
 import dataclasses
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import date
@@ -30,6 +28,7 @@ import tyro
 from gtp_vit import GTP, make_method, patch, unpatch
 from gtp_vit.tools.benchmark import against, interleave
 from gtp_vit.tools.environment import environment
+from memory import in_a_child, peak_of
 
 CASES = (
     "deit_small_patch16_224:1:8",
@@ -149,32 +148,19 @@ def measure(case: str, options: Options) -> list[Row]:
     return rows
 
 
-def peak_memory(case: str, options: Options) -> dict[str, float]:
-    """MB that a forward pass adds to the process, each candidate in a process of its own."""
-    found = {}
-    for index, name in enumerate(candidates(case, Options())[0]):
-        words = [sys.executable, __file__, "--child", case, str(index)]
-        found[name] = float(subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()[-1])
-    return found
+def peak_memory(case: str) -> dict[str, float]:
+    """MB that a forward pass adds to the process, for each candidate."""
+    return {name: in_a_child(__file__, case, str(index)) for index, name in enumerate(candidates(case, Options())[0])}
 
 
-def one(case: str, index: int) -> None:
-    """The child of `peak_memory`; Linux only."""
+def child(case: str, index: int) -> None:
+    """What `peak_memory` asks of another process."""
     torch.set_num_threads(2)
     models, images = candidates(case, Options())
     model = list(models.values())[index]
     with torch.inference_mode():
         models["full"](images[:1])  # torch's libraries and thread pool are not the forward pass's
-        ctypes.CDLL(None).malloc_trim(0)  # give back what is free, so that the forward pass has to ask for its memory
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-        before = resident("VmRSS")
-        model(images)
-    print((resident("VmHWM") - before) / 1024)
-
-
-def resident(which: str) -> int:
-    """Memory of this process in kB, as Linux reports it."""
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(which))
+        print(peak_of(lambda: model(images)))
 
 
 def main(options: Options) -> None:
@@ -193,7 +179,7 @@ def main(options: Options) -> None:
             )
             rows.append(row)
         if options.memory:
-            memory[case] = peak_memory(case, options)
+            memory[case] = peak_memory(case)
             print(f"{case:<34}peak MB of a forward pass: {memory[case]}", flush=True)
         if options.json:  # after every case, so that an interruption loses nothing
             result = {
@@ -208,6 +194,6 @@ def main(options: Options) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        one(sys.argv[2], int(sys.argv[3]))
+        child(sys.argv[2], int(sys.argv[3]))
     else:
         main(tyro.cli(Options, description=__doc__))

@@ -11,10 +11,8 @@ candidate in a process of its own.
 from __future__ import annotations
 
 import copy
-import ctypes
 import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from timm.optim import create_optimizer_v2
 from gtp_vit import GTP, patch
 from gtp_vit.tools.benchmark import against, interleave
 from gtp_vit.tools.environment import environment
+from memory import in_a_child, peak_of
 
 CASES = ("deit_small_patch16_224:16:14", "vit_tiny_patch16_224:16:14")
 NAMES = ("unreduced", "unreduced, checkpointed", "gtp", "gtp, checkpointed")
@@ -96,33 +95,17 @@ def measure(case: str, options: Options) -> list[Row]:
     for timing in against(samples, "unreduced"):
         verdict = {True: "faster", False: "SLOWER", None: "unclear"}[timing.faster]
         rate = 1000 * steps[timing.name][1] / timing.milliseconds
-        peak = peak_memory(case, timing.name, options) if options.memory else None
+        peak = in_a_child(__file__, case, timing.name, str(options.threads)) if options.memory else None
         rows.append(Row(case, timing.name, rate, timing.speedup, timing.speedup_quartiles, verdict, peak))
     return rows
 
 
-def peak_memory(case: str, candidate: str, options: Options) -> float:
-    """MB that a step adds to a process which has the model, the images and the optimiser's state already."""
-    words = [sys.executable, __file__, "--child", case, candidate, str(options.threads)]
-    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
 def child(case: str, candidate: str, threads: int) -> None:
-    """The child of `peak_memory`; Linux only."""
+    """What `measure` asks of another process: MB that a step adds to model, images and optimiser's state."""
     torch.set_num_threads(threads)
     step, _ = step_of(case, candidate)
     step()  # makes the optimiser's state and loads torch's libraries
-    ctypes.CDLL(None).malloc_trim(0)  # give back what is free, so that the step has to ask for its memory
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-    before = resident("VmRSS")
-    step()
-    print((resident("VmHWM") - before) / 1024)
-
-
-def resident(which: str) -> int:
-    """Memory of this process in kB, as Linux reports it."""
-    with Path("/proc/self/status").open() as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(which))
+    print(peak_of(step))
 
 
 def main(options: Options) -> None:
