@@ -102,7 +102,9 @@ def test_generated_pages_are_what_their_sources_say(name):
     spec = importlib.util.spec_from_file_location(f"make_{name}", ROOT / f"docs/make_{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / f"docs/{name}.md").read_text() == module.page(), f"run python docs/make_{name}.py"
+    made = {f"{name}.md": module.page()} | (module.plots() if hasattr(module, "plots") else {})
+    for file, text in made.items():
+        assert (ROOT / "docs" / file).read_text() == text, f"run python docs/make_{name}.py"
 
 
 @pytest.mark.parametrize("model", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])

@@ -56,7 +56,7 @@ def test_the_card_is_true_of_the_whole_test_set():
     shipped, _ = embedded.test_images()
     assert torch.equal(images[: len(shipped)], shipped)
     found = accuracy(create_model("fashion_vit"), images, labels)
-    assert found > 89.9
+    assert found >= 90
     assert found == pytest.approx(card(r"on all 10,000 test images: ([\d.]+) %"), abs=0.05)
 
 
