@@ -27,8 +27,10 @@ from gtp_vit.tools.budget import at_macs, spread
 from gtp_vit.tools.compare import budgets_of, compare, plan
 from gtp_vit.tools.data import DataSettings, InMemory, batches, open_images
 from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, bootstrap, evaluate
+from gtp_vit.tools.experiments import Cell
 from gtp_vit.tools.files import write_atomically
 from gtp_vit.tools.journal import Journal
+from gtp_vit.tools.reproduce import reproduce
 
 MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 4}
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -361,7 +363,7 @@ def test_visualise_writes_pictures_and_a_page(folder, tmp_path, capsys):
     assert "there is no picture no.jpg" in capsys.readouterr().err
 
 
-def tar_of_pictures(folder, count=12):
+def tar_of_pictures(folder, count=12, damaged=None):
     """A WebDataset of one shard, as timm wants it."""
     import io
     import tarfile
@@ -372,7 +374,8 @@ def tar_of_pictures(folder, count=12):
         for number in range(count):
             picture = io.BytesIO()
             Image.fromarray(generator.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(picture, "PNG")
-            for ending, content in (("png", picture.getvalue()), ("cls", str(number % 4).encode())):
+            data = b"no picture" if number == damaged else picture.getvalue()
+            for ending, content in (("png", data), ("cls", str(number % 4).encode())):
                 member = tarfile.TarInfo(f"{number:05}.{ending}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
@@ -388,6 +391,57 @@ def test_webdatasets_are_read_through_timm(folder, tmp_path, capsys):
     words[words.index("--data-dir") + 1] = str(tar_of_pictures(tmp_path / "shards"))
     assert main(words) == Exit.OK
     assert json.loads(capsys.readouterr().out)["rows"][0]["images"] == 12
+
+
+@pytest.mark.filterwarnings("ignore")  # of webdataset itself
+def test_what_a_stream_cannot_decode_is_counted(folder, tmp_path, capsys):
+    pytest.importorskip("webdataset")
+    words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--propagate", "4", "--json")
+    words[words.index("--data-dir") + 1] = str(tar_of_pictures(tmp_path / "shards", damaged=5))
+    assert main(words) == Exit.INCOMPLETE
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"][0]["images"] == 11
+    assert "1 of the images could not be read" in err
+
+
+def test_labels_that_the_model_does_not_have_are_refused(model):
+    dataset = InMemory(torch.zeros(3, 3, 32, 32), torch.tensor([0, 7, 1]))
+    with pytest.raises(GTPError, match="an image has label 7, but the model tells 4 classes apart"):
+        evaluate({UNREDUCED: model}, dataset)
+
+
+def test_reproducing_keeps_what_is_finished_and_names_unreadable_images(broken, tmp_path):
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "test_vit.safetensors")
+    cells = [Cell("GTP", "4", "test_vit", GTP(propagate=4)), Cell("unreduced", "", "test_vit", None)]
+    settings = {"weights": tmp_path, "pretrained": False, "batch_size": 8, "workers": 0}
+    settings["images_for"] = lambda model: open_images(model, DataSettings(data_dir=broken, labels=False))
+    path = tmp_path / "x.journal"
+    journal = Journal(path, {})
+    found, unreadable = reproduce(cells, journal_for=lambda *_: journal, **settings)
+    journal.close(finished=False)
+    assert [isinstance(cell.top1, float) for cell in found] == [True, True]
+    assert len(unreadable) == 2
+    settings["images_for"] = lambda model: Unread(len(broken_files(broken)))
+    with Journal(path, {}) as journal:
+        assert reproduce(cells, journal_for=lambda *_: journal, **settings)[0] == found
+
+
+def broken_files(folder):
+    return list(folder.rglob("*.png"))
+
+
+class Unread(torch.utils.data.Dataset):
+    """Images that nobody may ask for."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        pytest.fail("it was read again")
 
 
 @pytest.mark.filterwarnings("ignore")  # of datasets itself

@@ -1,6 +1,9 @@
 """The command, through its entry point."""
 
+import importlib
 import json
+import re
+import shlex
 import subprocess
 import sys
 
@@ -9,8 +12,9 @@ import torch
 
 import families
 from gtp_vit import GTP, patch
-from gtp_vit.cli import benchmark
+from gtp_vit.cli import benchmark, evaluate, source
 from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.flags import parse, parse_with_method
 from gtp_vit.errors import BadSetting
 from gtp_vit.tools.benchmark import Timing, against, interleave
 
@@ -113,7 +117,8 @@ def test_check_says_whether_bf16_works(capsys):
     ("words", "message"),
     [
         (["bench"], "unknown command 'bench'; did you mean 'benchmark'"),
-        (["macs", "deit_smal_patch16_224"], "did you mean 'deit_small_patch16_224'"),
+        (["macs", "deit_smal_patch16_224"], "the nearest are deit_small_patch16_224"),
+        (["evaluate", "--num-classes", "9"], "fashion_vit has its own size and classes; leave out num_classes"),
         (["macs", "test_vit", "--method", "gpt"], "unknown method 'gpt'; did you mean 'ppt' or 'gtp'"),
         (["macs", "test_vit", "--method", "ats"], "ATS keeps another number of tokens in each image"),
         (["macs", "lvvit_x"], "did you mean 'lvvit_t'"),
@@ -188,7 +193,57 @@ def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "main", interrupt)
     code, _, err = run(capsys, "benchmark")
     assert code == Exit.INTERRUPTED
-    assert err.startswith("gtp-vit: interrupted; what was finished is kept")
+    assert err == "gtp-vit: interrupted; run it again\n"
+    monkeypatch.setattr(evaluate, "main", interrupt)
+    assert "with --results-file what was finished is kept" in run(capsys, "evaluate")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_of_every_help_text_can_be_parsed(command):
+    options = getattr(importlib.import_module(COMMANDS[command][0]), command.capitalize())
+    examples = re.findall(rf"^ *(?:torchrun .*app|gtp-vit) {command}\b(.*?)(?:   .*)?$", options.__doc__, re.M)
+    assert examples
+    for example in examples:
+        words = shlex.split(example)
+        found = parse_with_method(options, words)[0] if hasattr(options, "method") else parse(options, words)
+        if "--model" in words:
+            assert found.model == words[words.index("--model") + 1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "--report", "FILE/x.html"],
+        ["compare", "--output", "FILE"],
+        ["benchmark", "--report", "FILE/x.html"],
+        ["reproduce", "main", "--results-file", "FILE/x.csv"],
+        ["tune", "--output", "FILE/x.json"],
+        ["visualise", "--output", "FILE"],
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_the_work(capsys, tmp_path, monkeypatch, words):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(source, "create_model", lambda *_, **__: pytest.fail("it began to work"))
+    code, out, err = run(capsys, *(word.replace("FILE", str(tmp_path / "file")) for word in words))
+    assert (code, out) == (Exit.USAGE, "")
+    assert "cannot write" in err
+    assert err.count("\n") == 1
+
+
+def test_what_is_not_finite_is_null_in_json(capsys):
+    code, out, _ = run(capsys, "evaluate", "--limit", "1", "--json")
+    assert code == Exit.OK
+    rows = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["rows"]
+    assert rows[1]["kl_low"] is None  # one image has no interval
+
+
+def test_reproduce_as_json(capsys):
+    assert "main" in json.loads(run(capsys, "reproduce", "--json")[1])
+    records = json.loads(run(capsys, "reproduce", "figure-complexity", "--json")[1])
+    assert records[0]["deviation"] == pytest.approx(records[0]["by the formula"] / 20.1 - 1)
+    code, _, err = run(capsys, "reproduce", "main", "--weights-dir", "nowhere")
+    assert code == Exit.USAGE
+    assert "there is no folder nowhere" in err
 
 
 def timing(low, middle, high):

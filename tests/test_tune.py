@@ -272,6 +272,38 @@ def test_a_recipe_for_another_model_or_resolution(recipe):
         patch(other, "deit_tiny_patch16_224-0.65")
 
 
+def test_a_recipe_for_another_model_of_the_same_sizes_is_refused():
+    other = timm.create_model("vit_tiny_patch16_224")
+    with pytest.raises(GTPError, match=r"is for deit_tiny_patch16_224, this is vit_tiny_patch16_224; run gtp-vit tune"):
+        patch(other, "deit_tiny_patch16_224-0.65")
+    assert patch(other, read_recipe("deit_tiny_patch16_224-0.65").method)  # who wants to, can
+
+
+def test_accelerate_takes_any_target(model):
+    fast = gtp_vit.accelerate(model, IMAGES, max_kl=5.0, evaluations=4)
+    assert macs(fast).total < macs(model).total
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": [torch.zeros(3, 8, 8)] * 30}, "images is a list; give one tensor"),
+        ({"images": torch.zeros(30, 3, 8)}, r"of shape \(30, 3, 8\); give one tensor"),
+        ({"images": torch.zeros(30, 3, 8, 8)}, r"images are \(8, 8\), the model takes"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"timing_batch": 0}, "timing_batch is 0"),
+    ],
+)
+def test_bad_arguments_of_tune(model, change, message):
+    with pytest.raises(GTPError, match=message):
+        tune(model, **({"images": IMAGES, "macs": 0.7} | change))
+
+
+def test_limits_are_checked():
+    with pytest.raises(GTPError, match="multiple_of is 0"):
+        Limits(multiple_of=0)
+
+
 def test_no_such_recipe(model):
     with pytest.raises(GTPError, match=r"there is no recipe nothing\.json; give a file that gtp-vit tune wrote"):
         patch(model, "nothing.json")
@@ -282,7 +314,7 @@ def test_shipped_recipes_fit_their_model_and_cost_what_they_say(name):
     recipe = read_recipe(name)
     with torch.device("meta"):
         model = timm.create_model(recipe.model)
-    recipe.check(describe(model))
+    recipe.check(model, describe(model))
     whole, cost = macs(model).total, macs(model, recipe.method, lossless=True).total
     assert cost == recipe.measured["macs"]
     assert recipe.found["target"]["macs"] - 0.01 < cost / whole <= recipe.found["target"]["macs"]

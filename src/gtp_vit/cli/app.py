@@ -35,6 +35,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("gtp_vit.cli.check", "Show versions, hardware and known traps of this machine"),
 }
 
+# commands that go on where they were interrupted, if this flag says where
+GO_ON = {
+    "evaluate": "--results-file",
+    "reproduce": "--results-file",
+    "compare": "--output",
+    "tune": "--output",
+    "finetune": "--output",
+}
+
 HELP = """\
 usage: gtp-vit COMMAND [flags]
 
@@ -96,7 +105,12 @@ def _run(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        kept = "what was finished is kept with --results-file or --output, and the same command goes on from there"
+        flag = GO_ON.get(words[0])
+        kept = (
+            f"with {flag} what was finished is kept, and the same command goes on from there"
+            if flag
+            else "run it again"
+        )
         print(f"gtp-vit: interrupted; {kept}", file=sys.stderr)
         return Exit.INTERRUPTED
     except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,10 +18,11 @@ from gtp_vit.cli.macs import layer_rows
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import check_range
+from gtp_vit.errors import GTPError, check_range
 from gtp_vit.patch import patch
 from gtp_vit.tools.benchmark import Timing, against, interleave
-from gtp_vit.tools.data import batches
+from gtp_vit.tools.data import Batch, batches
+from gtp_vit.tools.files import check_writable
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.report import Section, paragraph, table, write_report
 
@@ -29,8 +31,9 @@ from gtp_vit.tools.report import Section, paragraph, table, write_report
 class Benchmark(DataFlags):
     """Time a model with and without token reduction, interleaved in one process.
 
-    Weights are random unless --pretrained or --checkpoint: they do not change the time. With --data-dir, reading and
-    preparing the images is timed too, besides the model alone.
+    Weights are random unless --pretrained or --checkpoint: they do not change the time. With --data-dir or --dataset,
+    reading a batch and then running the model is timed too, besides the model alone; in one process, one after the
+    other, so that it is the time from the files to the result.
 
     examples:
       gtp-vit benchmark deit_small_patch16_224 --propagate 8 --batch-size 1 8 32
@@ -70,30 +73,31 @@ def main(words: Sequence[str]) -> None:
     for size in flags.batch_size:
         check_range("--batch-size", size, 1, 65536, whole=True)
     check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
+    check_writable(flags.report)
     dtype = getattr(torch, flags.dtype)
     model = make_model(flags).to(dtype)
     fast: Any = patch(model, method)
     embed: Any = fast.patch_embed
     channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution
-    images = torch.randn(max(flags.batch_size), channels, *embed.img_size, dtype=dtype)
+    device = next(model.parameters()).device
+    images = torch.randn(max(flags.batch_size), channels, *embed.img_size, dtype=dtype, device=device)
     timed = measure(flags, method, model, fast, images)
-    if flags.json:
-        render.as_json(_result(flags, method, model, fast, images, timed))
-        return
     layers = layer_rows(model, fast, images=images[:8])
     rows = timing_rows(timed)
     title = f"{torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {flags.dtype}"
     words_of_verdict = [verdict(entry, model, fast, images) for entry in timed]
+    if flags.json:
+        render.as_json(_result(flags, method, model, fast, images, timed))
+    else:
+        render.table(f"{flags.model}, {method.name}: cost of each layer", *layers)
+        render.table(title, COLUMNS, rows)
+        print("\n".join(words_of_verdict))
     if flags.report is not None:
         sections = [
             Section("Time", table(COLUMNS, rows) + "".join(paragraph(text) for text in words_of_verdict)),
             Section("Cost of each layer", table(*layers)),
         ]
         write_report(flags.report, f"{flags.model} with {method}", title, sections, command("benchmark", words))
-    render.table(f"{flags.model}, {method.name}: cost of each layer", *layers)
-    render.table(title, COLUMNS, rows)
-    for text in words_of_verdict:
-        print(text)
 
 
 def measure(flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor) -> list[Timed]:
@@ -101,31 +105,49 @@ def measure(flags: Benchmark, method: Method, model: Any, fast: Any, images: tor
     models = {"unreduced": model, method.name: fast}
     if flags.compile:
         models = {name: torch.compile(one) for name, one in models.items()}
-    images_with_files = None
-    if flags.data_dir is not None:
-        images_with_files = make_dataset(DataFlags(model=flags.model, data_dir=flags.data_dir), model)
+    files = None
+    if flags.data_dir is not None or flags.dataset:
+        files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
     found = []
     with torch.inference_mode(), render.progress("timing") as progress:
         for size in flags.batch_size:
             calls = {name: functools.partial(one, images[:size]) for name, one in models.items()}
             found.append(_timed(flags, size, False, calls, progress))
-            if images_with_files is not None:
-                load = functools.partial(_load, images_with_files, size, images.dtype)
-                calls = {name: functools.partial(_load_and_run, one, load) for name, one in models.items()}
+            if files is not None:
+                calls = {
+                    name: functools.partial(_load_and_run, one, Cycle(files, size, images))
+                    for name, one in models.items()
+                }
                 found.append(_timed(flags, size, True, calls, progress))
     return found
 
 
-def _load_and_run(model: Any, load: Callable[[], torch.Tensor]) -> object:
-    return model(load())
+def _load_and_run(model: Any, cycle: Cycle) -> object:
+    return model(cycle.next_batch())
 
 
 def _timed(flags: Benchmark, size: int, loading: bool, calls: Any, progress: Any) -> Timed:
     return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
 
 
-def _load(dataset: Any, size: int, dtype: torch.dtype) -> torch.Tensor:
-    return next(batches(dataset, batch_size=size, workers=0)).images.to(dtype)
+class Cycle:
+    """Whole batches of a data set, round and round; every model has one, so all read the same images."""
+
+    def __init__(self, dataset: Any, size: int, like: torch.Tensor) -> None:
+        self.dataset, self.size, self.like = dataset, size, like
+        self.rest: Iterator[Batch] = iter(())
+
+    def next_batch(self) -> torch.Tensor:
+        batch = next(self.rest, None)
+        if batch is None or len(batch.images) < self.size:
+            self.rest = batches(self.dataset, batch_size=self.size, workers=0)
+            batch = next(self.rest, None)
+        if batch is None or len(batch.images) < self.size:
+            found = 0 if batch is None else len(batch.images)
+            raise GTPError(
+                f"a batch of {self.size} images was to be read, but only {found} could be; give a smaller -b"
+            )
+        return batch.images.to(self.like)
 
 
 def timing_rows(timed: Sequence[Timed]) -> list[list[str]]:

@@ -13,7 +13,12 @@ from gtp_vit.tools.environment import environment
 
 @dataclass(frozen=True)
 class Check(OutputFlags):
-    """Show versions, hardware and known traps of this machine."""
+    """Show versions, hardware and known traps of this machine.
+
+    examples:
+      gtp-vit check
+      gtp-vit check --json
+    """
 
 
 def main(words: Sequence[str]) -> None:

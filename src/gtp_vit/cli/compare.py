@@ -28,6 +28,7 @@ from gtp_vit.tools.benchmark import Timing
 from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, patch_quietly, plan
 from gtp_vit.tools.data import batches
 from gtp_vit.tools.evaluate import Evaluation
+from gtp_vit.tools.files import check_writable
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, paragraph, picture, table, write_report
@@ -75,6 +76,8 @@ def main(words: Sequence[str]) -> None:
         raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
     for share in flags.macs:
         check_range("--macs", share, 0, 1, above_low=True, why="(a share of the unreduced model's)")
+    if flags.output is not None:
+        check_writable(flags.output / "results.csv")
     model = make_model(flags)
     dataset = make_dataset(flags, model)
     whole = macs(model).total
@@ -83,7 +86,8 @@ def main(words: Sequence[str]) -> None:
     plans, left_out = plan(model, flags.methods, budgets, [read_recipe(recipe) for recipe in flags.recipes])
     what = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     results = None if flags.output is None else flags.output / "results.csv"
-    timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images
+    device = next(model.parameters()).device
+    timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images.to(device)
     with open_journal(flags, results, what, dataset) as journal:
         with render.progress("comparing") as progress:
             rows, found = compare(
@@ -120,7 +124,17 @@ def main(words: Sequence[str]) -> None:
 
 def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, as text."""
-    columns = ["method", "GMACs", "top-1 %", "change", "agreement %", "KL to unreduced", "speed-up", "settings"]
+    columns = [
+        "method",
+        "GMACs",
+        "top-1 %",
+        "change",
+        "agreement %",
+        "KL to unreduced",
+        "speed-up",
+        "img/s",
+        "settings",
+    ]
     cells = []
     for row in rows:
         score = row.score
@@ -133,6 +147,7 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                 f"{score.agreement.value:.2f}",
                 f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
                 "not timed" if row.timing is None else _speed(row.timing),
+                "not timed" if row.rate is None else f"{row.rate:.1f}",
                 "" if row.plan.method is None else str(row.plan.method),
             ]
         )
@@ -191,7 +206,7 @@ def token_pictures(flags: Compare, model: Any, rows: Sequence[Row], images: torc
 
     tightest = min(row.plan.budget for row in rows)
     shown = []
-    pixels = images[0].float()
+    pixels = images[0].float().cpu()
     pixels = (pixels - pixels.amin()) / (pixels.amax() - pixels.amin()).clamp(min=1e-6)
     array = (255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy()
     for row in rows:
@@ -210,6 +225,7 @@ def _stored(flags: Compare, model: Any, row: Row, plans: Sequence[Plan], found: 
     stored["method"] = "" if row.plan.method is None else row.plan.label
     stored["budget_gmacs"] = round(row.plan.budget / 1e9, 6)
     stored["speedup"] = None if row.timing is None else round(row.timing.speedup, 4)
+    stored["images_per_second"] = None if row.rate is None else round(row.rate, 2)
     stored["settings"] = {} if row.plan.method is None else row.plan.method.to_dict()
     return stored
 

@@ -21,7 +21,7 @@ from gtp_vit.patch import patch
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import InMemory
 from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Interval, evaluate
-from gtp_vit.tools.files import write_atomically
+from gtp_vit.tools.files import check_writable, write_atomically
 from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.report import Section, paragraph, table, write_report
@@ -43,8 +43,6 @@ class Evaluate(DataFlags):
 
     method: str = "gtp"
     """Name of a method; its settings are flags too."""
-    device: str = "cpu"
-    """cpu, cuda, or auto: an accelerator for each process if there is one."""
     results_file: Path | None = None
     """Write the figures here: .csv with timm's columns and ours, or .json."""
     report: Path | None = None
@@ -56,15 +54,20 @@ class Evaluate(DataFlags):
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Evaluate, words)
     check_weights(flags)
-    if flags.results_file is not None and flags.results_file.suffix not in (".csv", ".json"):
-        raise GTPError(f"--results-file is {flags.results_file}; its name must end in .csv or .json")
+    check_results_file(flags.results_file)
+    check_writable(flags.results_file, flags.report)
     with distributed.group():
         run(flags, method, words)
 
 
+def check_results_file(path: Path | None) -> None:
+    if path is not None and path.suffix not in (".csv", ".json"):
+        raise GTPError(f"--results-file is {path}; its name must end in .csv or .json")
+
+
 def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
     """All processes evaluate; the first one writes and prints."""
-    model = make_model(flags).to(distributed.device_of(flags.device))
+    model = make_model(flags)
     dataset = make_dataset(flags, model)
     fast = patch(model, method)
     models = {UNREDUCED: model, method.name: fast}
@@ -157,7 +160,7 @@ def spread(name: str, interval: Interval) -> dict[str, float]:
 def write_results(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """As CSV or JSON, whole or not at all."""
     if path.suffix == ".json":
-        write_atomically(path, json.dumps(list(rows), indent=1) + "\n")
+        write_atomically(path, json.dumps(render.plain(rows), indent=1, allow_nan=False) + "\n")
         return
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))

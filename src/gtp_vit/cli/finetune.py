@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> None:
     check_range("--limit", flags.limit, 0, 10**9, whole=True)
     check_range("--val-limit", flags.val_limit, 0, 10**9, whole=True)
     with distributed.group():
-        model = make_model(flags).to(distributed.device_of(flags.device))
+        model = make_model(flags)
         dataset, validation = make_datasets(flags, settings, model)
         with _progress() as progress:
             found = finetune(
@@ -178,7 +178,8 @@ def figure_table(found: Finetuned) -> tuple[list[str], list[list[str]]]:
 def lead(found: Finetuned) -> str:
     """What the run did, in a sentence."""
     steps = [entry for entry in found.log if entry["kind"] == "step"]
-    text = f"{steps[-1]['step']} steps, loss {steps[0]['loss']:.4f} at first and {steps[-1]['loss']:.4f} at last."
+    text = f"{steps[-1]['step']} steps, loss {steps[-1]['loss']:.4f} at last"
+    text += f" and {steps[0]['loss']:.4f} at first." if len(steps) > 1 else "."
     passes = found.figures()
     if len(passes) > 1 and "top1" in passes[0]:
         first, last = passes[0], passes[-1]

@@ -20,7 +20,7 @@ def parse(command: type[Command], words: Sequence[str]) -> Command:
     import tyro
 
     check_words(words, command)
-    words = _model_first(words)
+    words = _model_first(words, command)
     return tyro.cli(command, args=list(words), prog=f"gtp-vit {command.__name__.lower()}", description=command.__doc__)
 
 
@@ -32,7 +32,7 @@ def parse_with_method(command: type[Command], words: Sequence[str], default: str
     start = read_recipe(chosen).method if is_recipe(chosen) else METHODS[check_name("method", chosen, METHODS)]()
     method = type(start)
     check_words(words, command, method)
-    words = _model_first(words)
+    words = _model_first(words, command)
     both = dataclasses.make_dataclass(
         command.__name__,
         [
@@ -63,8 +63,10 @@ def check_words(words: Sequence[str], *sources: Any) -> None:
                 check_name(f"--{flag}", value or following, choices[flag])
 
 
-def _model_first(words: Sequence[str]) -> list[str]:
-    """--model NAME, as timm's scripts have it, means the same as NAME in the first place."""
+def _model_first(words: Sequence[str], command: type[Any]) -> list[str]:
+    """--model NAME, as timm's scripts have it, means the same as NAME in the first place, where that is the model's."""
+    if get_origin(get_type_hints(command, include_extras=True).get("model")) is not Annotated:
+        return list(words)
     value, others = _take(words, "--model")
     return others if value is None else [value, *others]
 

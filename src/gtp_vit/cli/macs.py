@@ -20,7 +20,13 @@ from gtp_vit.tools.models import create_model
 
 @dataclass(frozen=True)
 class Macs(OutputFlags):
-    """Count the multiply-accumulates of a model with and without token reduction, for one image."""
+    """Count the multiply-accumulates of a model with and without token reduction, for one image.
+
+    examples:
+      gtp-vit macs deit_base_patch16_224 --propagate linear:2:14
+      gtp-vit macs deit_small_patch16_224 --method evit --keep-rate 0.6 --json
+      gtp-vit macs deit_small_patch16_224 --propagate 8 --convention torchprofile
+    """
 
     model: tyro.conf.Positional[str] = "deit_small_patch16_224"
     """Name of a timm model."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,17 +29,19 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def as_json(result: Any) -> None:
     """Print a result as JSON."""
-    print(json.dumps(plain(result), indent=2))
+    print(json.dumps(plain(result), indent=2, allow_nan=False))
 
 
 def plain(result: Any) -> Any:
-    """Dataclasses as dictionaries, all the way down."""
+    """Dataclasses as dictionaries, all the way down; what is not finite as null, which is all that JSON has for it."""
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         return {field.name: plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
     if isinstance(result, dict):
         return {key: plain(value) for key, value in result.items()}
     if isinstance(result, (list, tuple)):
         return [plain(item) for item in result]
+    if isinstance(result, float) and not math.isfinite(result):
+        return None
     return str(result) if isinstance(result, Path) else result
 
 
@@ -50,7 +54,26 @@ def progress(text: str, *columns: str) -> Iterator[Callable[..., None]]:
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
+    if not sys.stderr.isatty():  # a log: a line now and then
+        yield _line_by_line(text)
+        return
     shown = [*Progress.get_default_columns(), *(TextColumn(column) for column in columns)]
     with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(text, best="")
         yield lambda done, total, **fields: bar.update(task, completed=done, total=total, **fields)
+
+
+def _line_by_line(text: str) -> Callable[..., None]:
+    """Progress for logs: at most one line in half a minute."""
+    begin = last = time.monotonic()
+
+    def update(done: int, total: int | None, best: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < 30 or not done:
+            return
+        last = now
+        left = f" of {total}, {(now - begin) * (total - done) / done / 60:.1f} minutes left" if total else ""
+        print(f"{text}: {done}{left}  {best}".rstrip(), file=sys.stderr, flush=True)
+
+    return update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,15 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.evaluate import write_results
+from gtp_vit.cli.evaluate import check_results_file, write_results
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, make_dataset, make_model
-from gtp_vit.errors import GTPError, check_name
+from gtp_vit.cli.source import CORES, DataFlags, check_weights, make_dataset, make_model
+from gtp_vit.errors import GTPError, Unreadable, check_name
 from gtp_vit.tools.data import batches
 from gtp_vit.tools.experiments import COMPUTED, EXPERIMENTS
+from gtp_vit.tools.files import check_writable
+from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, paragraph, table, write_report
 from gtp_vit.tools.reproduce import Reproduced, complexity_table, oversmoothing, reproduce
@@ -47,7 +50,7 @@ class Reproduce:
     """ImageNet's validation images, one folder for each class."""
     batch_size: int = 64
     """Images in a batch."""
-    workers: int = 2
+    workers: int = CORES
     """Processes that read images."""
     limit: int = 0
     """Only the first so many images; 0 = all."""
@@ -69,45 +72,93 @@ def main(words: Sequence[str]) -> None:
     flags = parse(Reproduce, words)
     titles = {**{name: experiment.title for name, experiment in EXPERIMENTS.items()}, **COMPUTED}
     if not flags.what:
-        render.table("tables and figures", ["name", "what"], [[name, title] for name, title in titles.items()])
+        if flags.json:
+            render.as_json(titles)
+        else:
+            render.table("tables and figures", ["name", "what"], [[name, title] for name, title in titles.items()])
         return
     check_name("table or figure", flags.what, titles)
-    if flags.what == "figure-complexity":
-        columns, rows, html = _complexity()
-    elif flags.what == "figure-oversmoothing":
-        columns, rows, html = _oversmoothing(flags)
-    else:
-        columns, rows, html = _cells(flags)
-    if flags.results_file is not None:
-        stored = [{**dict(zip(columns, row, strict=True)), "settings": {}} for row in rows]
-        write_results(flags.results_file, stored)
-    if flags.report is not None:
-        section = Section(titles[flags.what], html + table(columns, rows))
-        lead = "Printed values, ours, and the deviation."
-        write_report(flags.report, f"GTP-ViT: {titles[flags.what]}", lead, [section], command("reproduce", words))
-    if flags.json:
-        render.as_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        render.table(titles[flags.what], columns, rows)
+    check_results_file(flags.results_file)
+    check_writable(flags.results_file, flags.report)
+    if flags.weights_dir is not None and not flags.weights_dir.is_dir():
+        raise GTPError(f"there is no folder {flags.weights_dir}; --weights-dir wants one with files of weights")
+    with contextlib.ExitStack() as journals:  # kept, all of them, until everything is written
+        if flags.what == "figure-complexity":
+            found = _complexity()
+        elif flags.what == "figure-oversmoothing":
+            found = _oversmoothing(flags)
+        else:
+            found = _cells(flags, journals)
+        if flags.json:
+            render.as_json(found.records)
+        else:
+            render.table(titles[flags.what], found.columns, found.rows)
+        if flags.results_file is not None:
+            write_results(flags.results_file, [{**record, "settings": {}} for record in found.records])
+        if flags.report is not None:
+            section = Section(titles[flags.what], found.html + table(found.columns, found.rows))
+            lead = "Printed values, ours, and the deviation."
+            write_report(flags.report, f"GTP-ViT: {titles[flags.what]}", lead, [section], command("reproduce", words))
+    if found.unreadable:
+        names = "; ".join(found.unreadable[:5])
+        raise Unreadable(f"{len(found.unreadable)} of the images could not be read and were not counted: {names}")
 
 
-def _cells(flags: Reproduce) -> tuple[list[str], list[list[str]], str]:
+@dataclass(frozen=True)
+class Found:
+    """A table or figure as text for people, and as records for programs."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    records: list[dict[str, Any]]
+    html: str = ""
+    unreadable: Sequence[str] = ()
+
+
+def _cells(flags: Reproduce, journals: contextlib.ExitStack) -> Found:
+    def journal_for(model: str, methods: list[str]) -> Journal | None:
+        if flags.results_file is None:
+            return None
+        run = {"what": flags.what, "model": model, "methods": methods, "weights": str(flags.weights_dir)}
+        run |= {"data": str(flags.data_dir), "limit": flags.limit, "batch_size": flags.batch_size}
+        path = flags.results_file.with_name(f"{flags.results_file.name}.{model}.journal")
+        return journals.enter_context(Journal(path, run))
+
     def images_for(model: Any) -> Any:
         data = DataFlags(model="", data_dir=flags.data_dir, limit=flags.limit)
         return make_dataset(data, model)
 
     with render.progress("reproducing") as progress:
-        found = reproduce(
+        found, unreadable = reproduce(
             EXPERIMENTS[flags.what].cells(),
             weights=flags.weights_dir,
             pretrained=flags.pretrained,
             images_for=None if flags.data_dir is None else images_for,
             batch_size=flags.batch_size,
             workers=flags.workers,
+            journal_for=journal_for,
             progress=progress,
         )
     columns = ["row", "column", "GMACs printed", "GMACs ours", "deviation", "top-1 printed", "top-1 ours", "difference"]
-    return [*columns, "method"], [_row(cell) for cell in found], _plot(found)
+    rows = [_row(cell) for cell in found]
+    return Found([*columns, "method"], rows, [_record(cell) for cell in found], _plot(found), unreadable)
+
+
+def _record(found: Reproduced) -> dict[str, Any]:
+    """Numbers as numbers, null where the paper prints none; a text says what is missing."""
+    cell = found.cell
+    return {
+        "model": cell.model,
+        "row": cell.row,
+        "column": cell.column,
+        "gmacs_printed": cell.gmacs,
+        "gmacs": found.gmacs,
+        "gmacs_deviation": found.gmacs_deviation,
+        "top1_printed": cell.top1,
+        "top1": found.top1,
+        "top1_difference": found.top1_deviation,
+        "method": None if cell.method is None else str(cell.method),
+    }
 
 
 def _row(found: Reproduced) -> list[str]:
@@ -138,38 +189,43 @@ def _plot(found: Sequence[Reproduced]) -> str:
     return curves(lines, "GMACs", "top-1 accuracy, %") if lines and len(lines) <= 20 else ""
 
 
-def _complexity() -> tuple[list[str], list[list[str]], str]:
+def _complexity() -> Found:
     printed = {"DeiT-S": (20.1, 28.3), "DeiT-B": (40.5, 57.3)}
+    records: list[dict[str, Any]] = []
+    for name, gtp, tome, on_keys in complexity_table():
+        both = zip(("GTP", "ToMe"), printed[name], (gtp, tome), (None, on_keys), strict=True)
+        for method, theirs, ours, really in both:
+            record = {"backbone": name, "method": method, "printed": theirs, "by the formula": ours}
+            records.append(record | {"deviation": ours / theirs - 1, "on its keys": really})
+    columns = list(records[0])
     rows = [
-        [name, f"{printed[name][0]}", f"{gtp:.1f}", f"{printed[name][1]}", f"{tome:.1f}", f"{really:.1f}"]
-        for name, gtp, tome, really in complexity_table()
-    ]
-    columns = [
-        "backbone",
-        "GTP printed",
-        "GTP by the formula",
-        "ToMe printed",
-        "ToMe by the formula",
-        "ToMe on its keys",
+        [
+            *(str(record[key]) for key in ("backbone", "method", "printed")),
+            f"{record['by the formula']:.1f}",
+            f"{record['deviation']:+.1%}",
+            "" if record["on its keys"] is None else f"{record['on its keys']:.1f}",
+        ]
+        for record in records
     ]
     text = (
         "Extra MMACs at 8 tokens a layer. The paper's sum for ToMe takes all channels; ToMe compares keys averaged "
         "over heads, 64 channels of these models, so its real figure is the last column."
     )
-    return columns, rows, paragraph(text)
+    return Found(columns, rows, records, paragraph(text))
 
 
-def _oversmoothing(flags: Reproduce) -> tuple[list[str], list[list[str]], str]:
+def _oversmoothing(flags: Reproduce) -> Found:
     data = DataFlags(
         model=flags.model, checkpoint=flags.checkpoint, data_dir=flags.data_dir, pretrained=flags.pretrained
     )
-    if flags.model != embedded.NAME and flags.checkpoint is None and not flags.pretrained:
-        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")
+    check_weights(data)
     model = make_model(data)
     images = next(batches(make_dataset(data, model), batch_size=flags.batch_size, workers=0)).images
     found = oversmoothing(model, images, flags.propagate)
     depth = len(next(iter(found.values())))
     rows = [[str(layer), *(f"{values[layer]:.4f}" for values in found.values())] for layer in range(depth)]
+    records = [{"layer": layer} | {name: values[layer] for name, values in found.items()} for layer in range(depth)]
     lines = {name: [(float(layer), value) for layer, value in enumerate(values)] for name, values in found.items()}
     text = f"{flags.model} without finetuning, {len(images)} images; the paper's figure is of finetuned DeiT-S models."
-    return ["layer", *found], rows, curves(lines, "layer", "mean cosine similarity") + paragraph(text)
+    drawn = curves(lines, "layer", "mean cosine similarity") + paragraph(text)
+    return Found(["layer", *found], rows, records, drawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,11 @@ from gtp_vit import embedded
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.patch import describe
 from gtp_vit.recipes import is_recipe, read_recipe
+from gtp_vit.tools import distributed
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
 from gtp_vit.tools.models import create_model
+
+CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 
 
 @dataclass(frozen=True)
@@ -47,18 +51,20 @@ class DataFlags(ModelFlags):
     """Split of the data set."""
     batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 64
     """Images in a batch."""
-    workers: Annotated[int, tyro.conf.arg(aliases=["-j"])] = 2
-    """Processes that read images."""
+    workers: Annotated[int, tyro.conf.arg(aliases=["-j"])] = CORES
+    """Processes that read images; by default as many as there are cores, at most 8."""
     limit: int = 0
     """Only the first so many images; 0 = all."""
     crop_pct: float | None = None
     """Share of the image that is evaluated, if not the checkpoint's own."""
     interpolation: str = ""
     """How images are resized, if not as the checkpoint wants it."""
+    device: str = "cpu"
+    """cpu, cuda, or auto: an accelerator for each process if there is one."""
 
 
 def make_model(flags: ModelFlags) -> Any:
-    """The model of the flags, in eval mode."""
+    """The model of the flags, in eval mode, on their device."""
     check_range("--threads", flags.threads, 0, 4096, whole=True)
     if flags.threads:
         torch.set_num_threads(flags.threads)
@@ -70,13 +76,13 @@ def make_model(flags: ModelFlags) -> Any:
         num_classes=flags.num_classes,
     )
     check_recipe(getattr(flags, "method", ""), model)
-    return model
+    return model.to(distributed.device_of(getattr(flags, "device", "cpu")))
 
 
 def check_recipe(method: str, model: Any) -> None:
     """If --method names a recipe: is it meant for this model?"""
     if is_recipe(method):
-        read_recipe(method).check(describe(model))
+        read_recipe(method).check(model, describe(model))
 
 
 def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:

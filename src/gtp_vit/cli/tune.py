@@ -19,11 +19,11 @@ from gtp_vit.core.space import Limits
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.data import InMemory, batches
-from gtp_vit.tools.files import write_atomically
+from gtp_vit.tools.files import check_writable, write_atomically
 from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, paragraph, table, write_report
-from gtp_vit.tools.tune import Progress, curve, tune
+from gtp_vit.tools.tune import FEWEST_IMAGES, Progress, curve, tune
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 
@@ -90,10 +90,12 @@ def main(words: Sequence[str]) -> None:
         for key in ("macs", "speedup", "max_kl", "min_agreement")
         if getattr(flags, key) is not None
     }
+    check_writable(flags.output, flags.report)
     if flags.curve and targets:
         raise GTPError("--curve has targets of its own; leave out the other")
     model = make_model(flags)
     images, unreadable = read_images(flags, model)
+    images = images.to(flags.device)
     settings: dict[str, Any] = {
         "method": method,
         "limits": Limits(flags.max_layers, flags.multiple_of),
@@ -162,6 +164,12 @@ def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
         seen += len(batch.images)
         if seen >= flags.images:
             break
+    if seen < FEWEST_IMAGES and problems:
+        raise GTPError(
+            f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; mend the others"
+        )
+    if not found:
+        raise GTPError("there is not one image in this data set; give another --data-dir or --split")
     return torch.cat(found)[: flags.images], problems
 
 
@@ -199,7 +207,9 @@ def _journal(flags: Tune, method: Any, targets: Any) -> AbstractContextManager[J
     if flags.output is None:
         return nullcontext()
     # What was measured holds for a longer search, too: none of these changes a figure.
-    free = ("evaluations", "minutes", "output", "report", "json", "threads", "workers", "batch_size", "timing_batch")
+    free = {"evaluations", "minutes", "output", "report", "json", "threads", "workers", "batch_size", "timing_batch"}
+    if flags.speedup is not None:
+        free -= {"threads", "timing_batch"}  # a time does depend on these
     run = {key: value for key, value in dataclasses.asdict(flags).items() if key not in free}
     run = render.plain(run | {"settings": method} | targets)
     return Journal(flags.output.with_name(f"{flags.output.name}.journal"), run)

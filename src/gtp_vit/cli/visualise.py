@@ -16,8 +16,8 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
 from gtp_vit.patch import patch
-from gtp_vit.tools.data import DataSettings, open_picture, preparation
-from gtp_vit.tools.files import write_atomically
+from gtp_vit.tools.data import DataSettings, make_transform, open_picture, preparation
+from gtp_vit.tools.files import check_writable, write_atomically
 from gtp_vit.tools.report import Section, paragraph, picture, table, write_report
 from gtp_vit.tools.trace import Trace, trace
 from gtp_vit.tools.visualise import panels, png
@@ -47,6 +47,7 @@ class Visualise(ModelFlags):
 def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Visualise, words)
     check_weights(flags)
+    check_writable(flags.output / "index.html")
     model = make_model(flags)
     fast = patch(model, method)
     depth = len(model.blocks)
@@ -95,12 +96,11 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
             )
             for index in chosen
         ]
-    import timm.data
     from torchvision import transforms
 
-    config = preparation(model, DataSettings(data_dir=Path(), img_size=flags.img_size))
-    transform = timm.data.create_transform(**config, is_training=False)
-    geometry = transforms.Compose([t for t in transform.transforms if "Resize" in str(t) or "Crop" in str(t)])
+    transform = make_transform(preparation(model, DataSettings(data_dir=Path(), img_size=flags.img_size)))
+    steps = getattr(transform, "transform", transform).transforms
+    geometry = transforms.Compose([step for step in steps if "Resize" in str(step) or "Crop" in str(step)])
     found = []
     for index, path in enumerate(flags.images):
         image = open_picture(path)

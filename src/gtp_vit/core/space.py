@@ -12,7 +12,7 @@ import numpy as np
 from gtp_vit.core.counting import count_macs
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.schedule import SCHEDULES, quarters
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import BadSetting, GTPError, check_range
 
 SHAPES = ("constant", "middle", "late", "early")  # hand-made starts, scaled to the cost
 # None in the first layer, hardly any in the second, most in the middle, as DiffRate's published schedules have it;
@@ -26,6 +26,11 @@ class Limits:
 
     layers: int | None = None  # at most so many layers remove tokens
     multiple_of: int = 1  # where tokens are removed, the number that stays (prefix included) is a multiple of this
+
+    def __post_init__(self) -> None:
+        check_range("multiple_of", self.multiple_of, 1, 1024, whole=True)
+        if self.layers is not None:
+            check_range("layers", self.layers, 1, 1000, whole=True)
 
 
 class Space:

@@ -35,7 +35,8 @@ def create(*, pretrained: bool = True, meta: bool = False) -> Any:
     if pretrained and not meta:
         # stored in half the space; the figures of the model card are of these weights
         model.load_state_dict({key: value.float() for key, value in _read("weights.safetensors").items()})
-    model.pretrained_cfg = {"input_size": (1, 28, 28), "mean": (MEAN,), "std": (STD,), "num_classes": 10}
+    config = {"architecture": NAME, "input_size": (1, 28, 28), "mean": (MEAN,), "std": (STD,), "num_classes": 10}
+    model.pretrained_cfg = config
     return model
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from gtp_vit import embedded
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.space import Limits, Space
 from gtp_vit.errors import BadSetting, GTPError
@@ -64,13 +65,18 @@ class Recipe:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
-    def check(self, vit: VitInfo) -> None:
-        """Is this recipe meant for such a model?"""
-        own = sizes_of_vit(vit)
+    def check(self, model: nn.Module, vit: VitInfo) -> None:
+        """Is this recipe meant for this model?"""
+        own, name = sizes_of_vit(vit), model_name(model)
         if own != self.sizes:
             raise BadSetting(
                 f"the recipe is for {self.model} ({self.sizes}), this model has {own}; run gtp-vit tune on it, or "
                 "patch(model) without a recipe"
+            )
+        if _is_known(name) and _is_known(self.model) and name != self.model.split(".", 1)[0]:
+            raise BadSetting(
+                f"the recipe is for {self.model}, this is {name}; run gtp-vit tune on it, or take the settings alone: "
+                "patch(model, read_recipe(...).method)"
             )
 
 
@@ -122,7 +128,7 @@ def recipe_from_dict(stored: Any, where: str) -> Recipe:
     try:
         sizes = Sizes(**{**stored["sizes"], "grid": tuple(stored["sizes"]["grid"])})
         method = method_from_dict(stored["method"])
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise GTPError(f"{where} is no recipe: {error}") from error
     return Recipe(str(stored["model"]), sizes, method, stored["found"], stored["measured"])
 
@@ -155,7 +161,7 @@ def resolve(source: Any, model: nn.Module, vit: VitInfo) -> Any:
     recipe = read_recipe(source) if isinstance(source, (str, Path)) else source
     if not isinstance(recipe, Recipe):
         return source
-    recipe.check(vit)
+    recipe.check(model, vit)
     return recipe.method
 
 
@@ -164,6 +170,13 @@ def model_name(model: Any) -> str:
     config = getattr(model, "pretrained_cfg", None) or {}
     get = config.get if isinstance(config, dict) else lambda key: getattr(config, key, None)
     return str(get("architecture") or type(model).__name__)
+
+
+def _is_known(name: str) -> bool:
+    """Does this name one architecture, and not just a class?"""
+    import timm
+
+    return bool(timm.is_model(name.split(".", 1)[0])) or name == embedded.NAME
 
 
 def shipped_recipes() -> list[str]:

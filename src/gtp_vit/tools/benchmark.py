@@ -60,11 +60,13 @@ def interleave(
         raise BadSetting(f"{len(names)} candidate to time; a speed-up needs a baseline and something to compare")
     seconds: Samples = {name: [] for name in names}
     order = random.Random(0)
+    asynchronous = torch.accelerator.is_available()
     for turn in range(-warmup, rounds):
         for name in order.sample(names, len(names)):
             begin = time.perf_counter()
             candidates[name]()
-            _synchronise()
+            if asynchronous:  # without waiting, only the launch would be timed
+                torch.accelerator.synchronize()
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - begin)
         if progress is not None and turn >= 0:
@@ -104,9 +106,3 @@ def _timing(name: str, own: list[float], base: list[float]) -> Timing:
 def _best(seconds: list[float]) -> float:
     fastest = sorted(seconds)[: max(1, len(seconds) // 4)]
     return sum(fastest) / len(fastest)
-
-
-def _synchronise() -> None:
-    """Accelerators work asynchronously: without waiting, only the launch would be timed."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()

@@ -21,6 +21,6 @@ def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
     """Weights under their own names, which timm loads, with the recipe in the metadata."""
     from safetensors.torch import save
 
-    recipe.check(describe(model))
+    recipe.check(model, describe(model))
     weights = {key: value.contiguous() for key, value in unpatch(model).state_dict().items()}
     write_atomically(Path(path), save(weights, {METADATA: json.dumps(recipe.to_dict())}))

@@ -44,6 +44,7 @@ class Row:
     plan: Plan
     score: Score
     timing: Timing | None  # None = not timed
+    rate: float | None  # images a second, while timing
 
 
 def plan(
@@ -71,7 +72,7 @@ def plan(
             cost = macs(model, method, lossless=True).total
             found.append(Plan(f"{name} @ {budget / 1e9:.3f}", name, method, budget, cost))
     for number, recipe in enumerate(recipes):
-        recipe.check(describe(model))
+        recipe.check(model, describe(model))
         cost = macs(model, recipe.method, lossless=True).total
         label = f"{recipe.method.name}, tuned"
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
@@ -113,5 +114,9 @@ def compare(
     if rounds and timing_images is not None:
         with torch.inference_mode():
             timings = {timing.name: timing for timing in benchmark_models(models, timing_images, rounds=rounds)}
-    rows = [Row(plan, score, timings.get(plan.name)) for plan, score in zip(plans, evaluation.scores, strict=True)]
+    rows = []
+    for plan, score in zip(plans, evaluation.scores, strict=True):
+        timing = timings.get(plan.name)
+        rate = None if timing is None or timing_images is None else 1000 * len(timing_images) / timing.milliseconds
+        rows.append(Row(plan, score, timing, rate))
     return rows, evaluation

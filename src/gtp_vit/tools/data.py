@@ -78,17 +78,28 @@ class ImageFiles(Dataset[Item]):
 
 
 class ImageStream(IterableDataset[Item]):
-    """A timm reader that only knows the next image; places are counted."""
+    """A timm reader that only knows the next image; places are counted.
+
+    Readers of streams leave out what they cannot decode; if the stream says how many there are, these are reported.
+    """
 
     def __init__(self, stream: Iterable[Any], transform: Any, shape: tuple[int, ...], limit: int = 0) -> None:
         self.stream, self.transform, self.shape, self.limit = stream, transform, shape, limit
 
     def __iter__(self) -> Iterator[Item]:
+        index = -1
         for index, (image, label) in enumerate(itertools.islice(self.stream, self.limit or None)):
             try:
                 yield Item(index, self.transform(image.convert("RGB")), int(label), f"image {index}", "")
             except Exception as error:
                 yield Item(index, torch.zeros(self.shape), -1, f"image {index}", str(error).splitlines()[0])
+        try:
+            promised = len(self.stream)  # type: ignore[arg-type]
+        except TypeError:
+            promised = 0
+        if not self.limit:
+            for place in range(index + 1, promised):
+                yield Item(place, torch.zeros(self.shape), -1, "an image of the stream", "it could not be decoded")
 
 
 class InMemory(Dataset[Item]):
@@ -130,19 +141,19 @@ def open_images(
         raise GTPError(f"there is no folder {folder}{hint}")
     config = preparation(model, settings)
     shape = tuple(config["input_size"])
+    reader: Any
     if not settings.dataset and idx.has_idx(folder):
-        whole = {**config, "crop_pct": settings.crop_pct or 1.0}  # such images are small, and of one size
-        files = idx.IdxReader(folder, settings.split)
-        return ImageFiles(files, _transform(whole, augment), shape, settings.limit)
-    transform = _transform(config, augment)
-    try:
-        dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split)
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise GTPError(f"no images in {folder}: {reason[0]}") from error
-    if isinstance(dataset, IterableDataset):
-        return ImageStream(dataset, transform, shape, settings.limit)
-    reader: Any = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)
+        config["crop_pct"] = settings.crop_pct or 1.0  # such images are small, and of one size
+        reader = idx.IdxReader(folder, settings.split)
+    else:
+        try:
+            dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split)
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise GTPError(f"no images in {folder}: {reason[0]}") from error
+        if isinstance(dataset, IterableDataset):
+            return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
+        reader = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; give a folder with one folder of images for each class")
     classes, wanted = len(getattr(reader, "class_to_idx", ())), getattr(model, "num_classes", 0)
@@ -156,7 +167,7 @@ def open_images(
             f"{folder} has {classes} classes, but the model tells {wanted} apart; give the model's own data, or a "
             f"model with {classes} classes (--num-classes)"
         )
-    return ImageFiles(reader, transform, shape, settings.limit)
+    return ImageFiles(reader, make_transform(config, augment), shape, settings.limit)
 
 
 def _empty_classes(folder: Path, found: Iterable[str]) -> list[str]:
@@ -168,7 +179,7 @@ def _empty_classes(folder: Path, found: Iterable[str]) -> list[str]:
     ]
 
 
-def _transform(config: dict[str, Any], augment: Mapping[str, Any] | None) -> Any:
+def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = None) -> Any:
     """timm's transform for evaluation, or with `augment` for training."""
     import timm.data
 

@@ -149,6 +149,11 @@ def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) ->
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
+        if int(labels.max()) >= logits.shape[1]:
+            raise GTPError(
+                f"an image has label {int(labels.max())}, but the model tells {logits.shape[1]} classes apart; give it "
+                "its own data"
+            )
         base = logits if base is None else base
         found["models"][name] = {
             "rank": _rank(logits, labels).tolist(),

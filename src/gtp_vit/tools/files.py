@@ -33,6 +33,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             raise
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Refuse places that cannot be written, before the work is done whose result would be lost."""
+    for path in paths:
+        if path is not None:
+            with explained(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_dir():
+                    raise IsADirectoryError(None, "it is a folder")
+                with tempfile.TemporaryFile(dir=path.parent):
+                    pass
+
+
 def lock(file: IO[Any], what: Path) -> None:
     """Refuse to write where another run is writing; the lock ends with the file's closing."""
     try:

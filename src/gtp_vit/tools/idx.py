@@ -27,6 +27,7 @@ class IdxReader:
         self.labels = _read(folder, f"{name}-labels-idx1-ubyte", 1)
         if len(self.images) != len(self.labels):
             raise GTPError(f"{folder} has {len(self.images)} images and {len(self.labels)} labels of split {split!r}")
+        self.class_to_idx = {str(label): label for label in np.unique(self.labels).tolist()}
 
     def __len__(self) -> int:
         return len(self.images)

@@ -12,7 +12,7 @@ from torch import nn
 
 from gtp_vit import embedded
 from gtp_vit.core.weights import load_weights
-from gtp_vit.errors import GTPError, check_name
+from gtp_vit.errors import GTPError, UnknownName
 
 
 def names(pattern: str) -> list[str]:
@@ -51,6 +51,8 @@ def create_model(
     wanted = {"img_size": img_size, "num_classes": num_classes}
     sizes = {key: value for key, value in wanted.items() if value is not None}
     if name == embedded.NAME:
+        if sizes:
+            raise GTPError(f"{name} has its own size and classes; leave out {' and '.join(sizes)}")
         model = embedded.create(pretrained=checkpoint is None, meta=meta)
         if checkpoint is not None:
             load_weights(model, Path(checkpoint), name)
@@ -66,10 +68,8 @@ def create_model(
 
     base = name.split(".", 1)[0]
     if ":" not in base and not timm.is_model(base):
-        known = timm.list_models(module=["vision_transformer", "deit"])
-        # the few nearest, so that the error does not list hundreds of names
-        known = [embedded.NAME, *known]
-        check_name("model", base, difflib.get_close_matches(base, known, n=5, cutoff=0.0) or known[:5])
+        near = difflib.get_close_matches(base, names("*"), n=5, cutoff=0.0)
+        raise UnknownName(f"unknown model {base!r}; the nearest are {', '.join(near)}; gtp-vit models lists all")
     try:
         with torch.device("meta") if meta else nullcontext():
             model = timm.create_model(name, pretrained=pretrained and checkpoint is None, **sizes).eval()

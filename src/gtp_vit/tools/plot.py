@@ -7,22 +7,24 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 COLOURS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#66a182", "#8d5a97", "#c77d3f", "#4a4e69", "#7a9e2f", "#b56576")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 420, 64, 48, 16, 150
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 420, 64, 48, 16
 
 
 def curves(
     series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, *, log_y: bool = False
 ) -> str:
     """One line with dots for each name; points in the order of x."""
-    points = [point for line in series.values() for point in line if not (log_y and point[1] <= 0)]
+    series = {name: sorted(p for p in line if not (log_y and p[1] <= 0)) for name, line in series.items()}
+    points = [point for line in series.values() for point in line]
     if not points:
         return "<p>Nothing to draw.</p>"
+    right = 40 + 7 * max(13, *map(len, series))  # room for the names
     to_y = math.log10 if log_y else float
     x_low, x_high = _padded([x for x, _ in points])
     y_low, y_high = _padded([to_y(y) for _, y in points])
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - right)
         up = HEIGHT - BOTTOM - (to_y(y) - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
         return round(across, 1), round(up, 1)
 
@@ -37,22 +39,22 @@ def curves(
     for tick in _ticks(y_low, y_high):
         value = 10**tick if log_y else tick
         up = place(points[0][0], value)[1]
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up}" y2="{up}"/>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - right}" y1="{up}" y2="{up}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{up + 4}" text-anchor="end">{value:.3g}</text>')
     for index, (name, line) in enumerate(series.items()):
         colour = COLOURS[index % len(COLOURS)]
-        spots = [place(x, y) for x, y in sorted(line) if not (log_y and y <= 0)]
+        spots = [place(x, y) for x, y in line]
         path = " ".join(f"{across},{up}" for across, up in spots)
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
-        for (across, up), (x, y) in zip(spots, sorted(line), strict=False):
+        for (across, up), (x, y) in zip(spots, line, strict=True):
             label = f"{name}: {x:.4g}, {y:.4g}"
             parts.append(
                 f'<circle cx="{across}" cy="{up}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>'
             )
         down = TOP + 12 + 20 * index
-        parts.append(f'<rect x="{WIDTH - RIGHT + 14}" y="{down - 9}" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT + 32}" y="{down + 2}">{escape(name)}</text>')
-    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+        parts.append(f'<rect x="{WIDTH - right + 14}" y="{down - 9}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{WIDTH - right + 32}" y="{down + 2}">{escape(name)}</text>')
+    middle = LEFT + (WIDTH - LEFT - right) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
     half = TOP + (HEIGHT - BOTTOM - TOP) / 2
     parts.append(

@@ -22,6 +22,7 @@ from gtp_vit.patch import patch
 from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.evaluate import UNREDUCED, evaluate
 from gtp_vit.tools.experiments import Cell
+from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.models import create_model
 
@@ -67,17 +68,25 @@ def reproduce(
     images_for: Callable[[nn.Module], Any] | None,
     batch_size: int,
     workers: int,
+    journal_for: Callable[[str, list[str]], Journal | None] = lambda model, methods: None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Reproduced]:
-    """Our values of all cells: GMACs from sizes alone, accuracy where weights and images are there."""
+) -> tuple[list[Reproduced], list[str]]:
+    """Our values of all cells, and the images that could not be read.
+
+    GMACs come from sizes alone; accuracy is measured where weights and images are there, one model after the other,
+    each with the journal that `journal_for` gives for its name and the methods of its cells.
+    """
     cells = list(cells)
     accuracy: dict[Cell, float | str] = {}
+    unreadable: dict[str, None] = {}
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
-        accuracy.update(_accuracies(model, own, weights, pretrained, images_for, batch_size, workers))
+        found, problems = _accuracies(model, own, weights, pretrained, images_for, batch_size, workers, journal_for)
+        accuracy |= found
+        unreadable |= dict.fromkeys(problems)
         if progress is not None:
             progress(len(accuracy), len(cells))
-    return [Reproduced(cell, _gmacs(cell), accuracy[cell]) for cell in cells]
+    return [Reproduced(cell, _gmacs(cell), accuracy[cell]) for cell in cells], list(unreadable)
 
 
 def _accuracies(
@@ -88,27 +97,30 @@ def _accuracies(
     images_for: Callable[[nn.Module], Any] | None,
     batch_size: int,
     workers: int,
-) -> dict[Cell, float | str]:
+    journal_for: Callable[[str, list[str]], Journal | None],
+) -> tuple[dict[Cell, float | str], Sequence[str]]:
     found: dict[Cell, float | str] = {cell: FINETUNED for cell in cells if cell.finetuned}
     plain = [cell for cell in cells if not cell.finetuned]
     file = find_weights(weights, name)
     if images_for is None:
-        return {**found, **dict.fromkeys(plain, MISSING_DATA)}
+        return {**found, **dict.fromkeys(plain, MISSING_DATA)}, ()
     if file is None and not pretrained:
-        return {**found, **dict.fromkeys(plain, f"missing: no weights of {name} (--weights-dir or --pretrained)")}
+        return {**found, **dict.fromkeys(plain, f"missing: no weights of {name} (--weights-dir or --pretrained)")}, ()
     try:
         model = create_model(name.split(".", 1)[0] if file else name, pretrained=file is None, checkpoint=file)
         dataset = images_for(model)
     except GTPError as error:
-        return {**found, **dict.fromkeys(plain, f"missing: {error}")}
+        return {**found, **dict.fromkeys(plain, f"missing: {error}")}, ()
     models: dict[str, nn.Module] = {UNREDUCED: model}
     for index, cell in enumerate(plain):
         if cell.method is not None:
             models[str(index)] = patch_quietly(model, cell.method)
-    scores = {s.name: s for s in evaluate(models, dataset, batch_size=batch_size, workers=workers).scores}
+    journal = journal_for(name, [str(cell.method) for cell in plain])
+    evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal)
+    scores = {score.name: score for score in evaluation.scores}
     for index, cell in enumerate(plain):
         found[cell] = scores[UNREDUCED if cell.method is None else str(index)].top1.value
-    return found
+    return found, evaluation.unreadable
 
 
 def _gmacs(cell: Cell) -> float | str:

@@ -22,7 +22,7 @@ from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.ppt import PPT
 from gtp_vit.patch import describe, patch, unpatch
-from gtp_vit.recipes import Recipe, model_name, sizes_of_vit
+from gtp_vit.recipes import DEFAULT_SHARE, Recipe, model_name, sizes_of_vit
 from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import spread
 from gtp_vit.tools.compare import patch_quietly
@@ -98,9 +98,10 @@ def tune(
     check_range(goal, value, low, high, above_low=True)
     check_range("evaluations", evaluations, 1, 10**6)
     check_range("minutes", minutes, 0, 10**6)
-    if len(images) < FEWEST_IMAGES:
-        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
+    check_range("batch_size", batch_size, 1, 65536, whole=True)
+    check_range("timing_batch", timing_batch, 1, 65536, whole=True)
     plain: Any = unpatch(model)
+    check_images(images, plain)
     vit = describe(plain)
     settings = starting_point(method, vit)
     settings.build(vit)  # says what does not fit
@@ -168,6 +169,20 @@ def tune(
         "minutes": round((time.time() - begin) / 60, 1),
     }
     return Recipe(name or model_name(plain), sizes_of_vit(vit), found.method, history, measured)
+
+
+def check_images(images: Any, model: Any) -> None:
+    """A tensor of enough images, of the size that the model takes."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
+        raise BadSetting(
+            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
+        )
+    if len(images) < FEWEST_IMAGES:
+        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
+    wanted = getattr(model.patch_embed, "img_size", None)
+    if wanted and not getattr(model, "dynamic_img_size", False) and tuple(images.shape[2:]) != tuple(wanted):
+        raise BadSetting(f"images are {tuple(images.shape[2:])}, the model takes {tuple(wanted)}; resize them")
 
 
 def starting_point(method: Method | str, vit: VitInfo) -> Method:
@@ -291,6 +306,10 @@ def curve(
     return found
 
 
-def accelerate(model: Any, images: Tensor, *, macs: float = 0.65, **settings: Any) -> Any:
-    """Tune a model on a few hundred unlabelled images and patch it, in one call; settings as in `tune`."""
-    return patch(model, tune(model, images, macs=macs, **settings))
+def accelerate(model: Any, images: Tensor, *, macs: float | None = None, **settings: Any) -> Any:
+    """Tune a model on a few hundred unlabelled images and patch it, in one call; targets and settings as in `tune`.
+
+    Without a target it is 65 % of the MACs.
+    """
+    others = any(settings.get(target) is not None for target in ("speedup", "max_kl", "min_agreement"))
+    return patch(model, tune(model, images, macs=DEFAULT_SHARE if macs is None and not others else macs, **settings))

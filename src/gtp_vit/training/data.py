@@ -43,8 +43,10 @@ def open_training_images(model: nn.Module, data: DataSettings, settings: Trainin
 def steps_of_epoch(images: int, settings: Training) -> int:
     """Only whole steps: the images that are left over are others in every epoch."""
     if images < settings.batch_size:
+        fits = images - images % settings.part if images >= settings.part else images
+        more = "" if images >= settings.part else f" --micro-batch {images}"
         raise GTPError(
-            f"a step sees {settings.batch_size} images, but there are only {images}; give --batch-size {images} or less"
+            f"a step sees {settings.batch_size} images, but there are only {images}; give --batch-size {fits}{more}"
         )
     return images // settings.batch_size
 

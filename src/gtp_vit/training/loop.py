@@ -15,8 +15,9 @@ from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, check_range
+from gtp_vit.patch import describe as describe_vit
 from gtp_vit.patch import unpatch
-from gtp_vit.recipes import model_name
+from gtp_vit.recipes import Recipe, model_name, resolve
 from gtp_vit.tools import distributed
 from gtp_vit.tools.checkpoint import sizes_of_model
 from gtp_vit.tools.data import Item
@@ -49,7 +50,7 @@ class Finetuned:
 
 def finetune(
     model: nn.Module,
-    method: Method,
+    method: Method | Recipe | str | Path,
     dataset: Dataset[Item],
     settings: Training | None = None,
     *,
@@ -66,7 +67,7 @@ def finetune(
 
     Args:
         model: the unreduced model; it is not changed, and is the teacher where there is distillation.
-        method: e.g. GTP(propagate=14).
+        method: e.g. GTP(propagate=14), or a recipe.
         dataset: labelled images, augmented as they are read; `training.data.open_training_images` makes one.
         settings: the paper's recipe if None.
         output: folder for weights.safetensors, state.pt and the log.
@@ -78,9 +79,10 @@ def finetune(
     settings = settings or Training()
     settings.check()
     check_range("workers", workers, 0, 256, whole=True)
+    plain: Any = unpatch(model)
+    method = resolve(method, plain, describe_vit(plain))
     if not isinstance(method, Method):
         raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
-    plain: Any = unpatch(model)
     if not getattr(plain, "num_classes", 0):
         raise BadSetting(
             "the model has no classifier: there is nothing that a loss could compare; give one with classes"
@@ -234,9 +236,10 @@ class _Run:
         """In the first process; the others go on, and meet it in the next step."""
         state = self.trainee.state()
         if distributed.is_first():
-            write_state(self.folder, self.run, {"step": step, "log": self.log.entries, **state})
             latest = self.log.of("validation")[-1:] or [{}]
             found = {"finetuned": self.settings.to_dict(), "step": step, "steps": self.steps}
             measured = {"macs": self.macs, "share": self.share, "validation": latest[0]}
+            # The state last: it says that a step is done, and then the weights of that step must be there.
             write_weights(self.folder, self.name, self.trainee.result(), self.method, found, measured)
+            write_state(self.folder, self.run, {"step": step, "log": self.log.entries, **state})
         self.saved = step
