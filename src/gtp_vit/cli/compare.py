@@ -215,7 +215,11 @@ def token_pictures(flags: Compare, model: Any, rows: Sequence[Row], images: torc
         found = trace(patch_quietly(model, row.plan.method), images[:1])
         depth = len(found.layers)
         drawn = panels(Image.fromarray(array), found, [depth // 4, depth // 2, 3 * depth // 4, depth - 1])
-        shown.append(picture(png(drawn), f"{row.plan.method}: above what is left, below which patches share a token."))
+        shown.append(
+            picture(
+                png(drawn), f"{row.plan.method}: above what is left, with sizes, below which patches share a token."
+            )
+        )
     return "".join(shown)
 
 

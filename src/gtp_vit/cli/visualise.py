@@ -64,7 +64,11 @@ def main(words: Sequence[str]) -> None:
             "kept": [layer.kept.shape[1] for layer in found.layers],
             "lost": int(found.lost()[0]),
         }
-        sections.append(Section(name, picture(data, "Above: what is left. Below: which patches share a token.")))
+        sections.append(
+            Section(
+                name, picture(data, "Above: what is left, with the sizes of tokens. Below: which patches share one.")
+            )
+        )
         sections.append(Section(f"{name}, layer by layer", table(*layer_table(found)) + paragraph(_lost(found))))
     title = f"{flags.model} with {method}"
     lead = (

@@ -40,21 +40,27 @@ def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> A
     draw.text((2, 4), f"{rows} x {columns} patches", fill="black")
     for index, layer in enumerate(layers):
         left = (index + 1) * (size[0] + GAP)
-        kept = found.layers[layer].kept[which]
+        kept, sizes = found.layers[layer].kept[which], found.layers[layer].size
         draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
-        canvas.paste(only_kept(image, kept, found.grid), (left, 20))
+        own = None if sizes is None else sizes[which]
+        canvas.paste(only_kept(image, kept, found.grid, own), (left, 20))
         canvas.paste(groups(image, found.membership(layer)[which], found.grid), (left, 20 + size[1] + GAP))
     return canvas
 
 
-def only_kept(image: Any, kept: Tensor, grid: tuple[int, int]) -> Any:
-    """The image with all patches that were removed faded out."""
-    from PIL import Image
+def only_kept(image: Any, kept: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Any:
+    """The image with all patches that were removed faded out, and the sizes of tokens that stand for several."""
+    from PIL import Image, ImageDraw
 
     faded = Image.blend(image, Image.new("RGB", image.size, "white"), 0.85)
-    for cell in kept.tolist():
+    draw = ImageDraw.Draw(faded)
+    sizes = [1.0] * len(kept) if size is None else size.tolist()
+    for cell, number in zip(kept.tolist(), sizes, strict=True):
         if cell < grid[0] * grid[1]:
-            faded.paste(image.crop(_box(cell, grid)), _box(cell, grid))
+            box = _box(cell, grid)
+            faded.paste(image.crop(box), box)
+            if number >= 1.5:
+                draw.text((box[0] + 2, box[1] + 2), f"{number:.0f}", "white", stroke_width=1, stroke_fill="black")
     return faded
 
 
