@@ -23,7 +23,8 @@ from gtp_vit.tools.files import check_writable, write_atomically
 from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, paragraph, table, write_report
-from gtp_vit.tools.tune import FEWEST_IMAGES, Progress, curve, tune
+from gtp_vit.tools.search import FEWEST_IMAGES
+from gtp_vit.tools.tune import Progress, curve, tune
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 

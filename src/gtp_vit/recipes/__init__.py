@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from gtp_vit import embedded
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.space import Limits, Space
 from gtp_vit.errors import BadSetting, GTPError
@@ -176,7 +175,7 @@ def _is_known(name: str) -> bool:
     """Does this name one architecture, and not just a class?"""
     import timm
 
-    return bool(timm.is_model(name.split(".", 1)[0])) or name == embedded.NAME
+    return bool(timm.is_model(name.split(".", 1)[0]))
 
 
 def shipped_recipes() -> list[str]:

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.space import Space, unreachable
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.patch import unpatch
 from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.evaluate import Array, divergence
 from gtp_vit.tools.journal import Journal
 
+FEWEST_IMAGES = 20
 RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
 CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # until this share of the search, so many local searches go on together
 
@@ -44,6 +45,20 @@ class Damage:
     @property
     def agreement(self) -> float:
         return 100 * float(self.same.mean())
+
+
+def check_images(images: Any, model: Any) -> None:
+    """A tensor of enough images, of the size that the model takes."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
+        raise BadSetting(
+            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
+        )
+    if len(images) < FEWEST_IMAGES:
+        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
+    wanted = getattr(model.patch_embed, "img_size", None)
+    if wanted and not getattr(model, "dynamic_img_size", False) and tuple(images.shape[2:]) != tuple(wanted):
+        raise BadSetting(f"images are {tuple(images.shape[2:])}, the model takes {tuple(wanted)}; resize them")
 
 
 class Ruler:

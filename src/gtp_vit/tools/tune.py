@@ -27,9 +27,8 @@ from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import spread
 from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.search import Found, Ruler, search
+from gtp_vit.tools.search import Found, Ruler, check_images, search
 
-FEWEST_IMAGES = 20
 HELD_OUT = 0.2  # share of the images that the search does not see
 
 
@@ -169,20 +168,6 @@ def tune(
         "minutes": round((time.time() - begin) / 60, 1),
     }
     return Recipe(name or model_name(plain), sizes_of_vit(vit), found.method, history, measured)
-
-
-def check_images(images: Any, model: Any) -> None:
-    """A tensor of enough images, of the size that the model takes."""
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
-        raise BadSetting(
-            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
-        )
-    if len(images) < FEWEST_IMAGES:
-        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
-    wanted = getattr(model.patch_embed, "img_size", None)
-    if wanted and not getattr(model, "dynamic_img_size", False) and tuple(images.shape[2:]) != tuple(wanted):
-        raise BadSetting(f"images are {tuple(images.shape[2:])}, the model takes {tuple(wanted)}; resize them")
 
 
 def starting_point(method: Method | str, vit: VitInfo) -> Method:
