@@ -98,7 +98,7 @@ def _cell(figure: str, group: list[dict[str, Any]], method: str) -> str:
     if figure == "kl":
         return f"{row['kl']:.4f} [{row['kl_low']:.4f}, {row['kl_high']:.4f}]"
     if figure == "agreement":
-        return f"{row['agreement']:.1f}"
+        return f"{row['agreement']:.1f} [{row['agreement_low']:.1f}, {row['agreement_high']:.1f}]"
     return (
         f"{row['top1']:.1f} ({row['top1_change']:+.1f} [{row['top1_change_low']:+.1f}, {row['top1_change_high']:+.1f}])"
     )
