@@ -110,9 +110,9 @@ def test_accuracy_of_a_real_model_equals_timms_own_validation(data):
     (weights,) = (data / "assets/weights").glob("vit_tiny_patch16_224*.safetensors")
     model = create_model("vit_tiny_patch16_224", checkpoint=weights)
     folder = data / "assets/imagenet/val"
-    dataset = open_images(model, DataSettings(data_dir=folder, limit=100))
+    dataset = open_images(model, DataSettings(data_dir=folder, limit=40))
     (score,) = evaluate({UNREDUCED: model}, dataset, batch_size=40, workers=0).scores
-    expected, images = timms_validation(model, folder, (3, 224, 224), first=100)
+    expected, images = timms_validation(model, folder, (3, 224, 224), first=40)
     assert (score.top1.value, score.images) == (pytest.approx(expected), images)
     assert score.top1.value > 60
 

@@ -59,18 +59,27 @@ def test_the_page_fits_and_loads_nothing(page, width):
     assert found["text"] > 500
 
 
-@in_a_browser
 @pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
-def test_the_page_of_the_demo_fits_desk_and_phone_and_loads_nothing(tmp_path, capsys):
+def test_the_demo_compares_every_method_and_its_page_fits_desk_and_phone_and_loads_nothing(tmp_path, capsys):
     """`make demo` on a few images."""
-    assert main(["compare", "--limit", "16", "--rounds", "3", "--macs", "0.6", "--output", str(tmp_path)]) == Exit.OK
-    found = look(tmp_path / "report.html", 1280)
+    words = ["compare", "--output", str(tmp_path), "--limit", "24", "--rounds", "3", "--macs", "0.6", "--json"]
+    assert main(words) == Exit.OK
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["method"] for row in rows} == {"", *METHODS} - {"identity"}
+    assert all(row["speedup"] and row["images_per_second"] for row in rows[1:])
+    assert (tmp_path / "results.csv").exists()
+    page = tmp_path / "report.html"
+    assert page.read_text().count("<svg") == 3
+    assert page.read_text().count("<img") == len(METHODS) - 1
+    if CHROMIUM is None:
+        pytest.skip("the page was not looked at: no Chromium here, install Debian's package chromium")
+    found = look(page, 1280)
     assert found["page"] <= found["window"]
     assert found["loaded"] == []
     assert len(found["pictures"]) == len(METHODS) - 1  # of every method but identity
     assert min(found["pictures"]) > 100
     assert found["plots"] >= 2 * len(METHODS)
-    assert width_on_a_phone(tmp_path / "report.html") <= 390
+    assert width_on_a_phone(page) <= 390
 
 
 @in_a_browser

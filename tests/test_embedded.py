@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtp_vit import METHODS, create_model, embedded, macs
+from gtp_vit import Identity, create_model, embedded, macs, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools.compare import compare, plan
 from gtp_vit.tools.data import InMemory
@@ -55,7 +55,8 @@ def test_the_card_is_true_of_the_whole_test_set():
     images, labels = trainer.read(DEBIAN, "test")
     shipped, _ = embedded.test_images()
     assert torch.equal(images[: len(shipped)], shipped)
-    found = accuracy(create_model("fashion_vit"), images, labels)
+    faster = patch(create_model("fashion_vit"), Identity())  # the same logits, the last block for the class token only
+    found = accuracy(faster, images, labels)
     assert found >= 90
     assert found == pytest.approx(card(r"on all 10,000 test images: ([\d.]+) %"), abs=0.05)
 
@@ -70,19 +71,6 @@ def test_less_damage_than_tome_and_tome_less_than_gtp_at_equal_cost():
     _, found = compare(model, plans, InMemory(embedded.normalise(images), labels))
     kl = {score.name.split(" @")[0]: score.kl.value for score in found.scores}
     assert kl["gtp_plus"] <= kl["tome"] < kl["gtp"]
-
-
-@pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
-def test_the_demo_compares_every_method_and_writes_its_page(tmp_path, capsys):
-    words = ["compare", "--output", str(tmp_path), "--limit", "40", "--rounds", "3", "--macs", "0.6", "--json"]
-    assert main(words) == Exit.OK
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["method"] for row in rows} == {"", *METHODS} - {"identity"}
-    assert all(row["speedup"] for row in rows[1:])
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 3
-    assert page.count("<img") == len(METHODS) - 1
-    assert (tmp_path / "results.csv").exists()
 
 
 def test_the_demo_is_what_make_demo_runs():
