@@ -3,7 +3,7 @@
     python benchmarks/tuning.py schedules vit_tiny_patch16_224 --checkpoint W --data-dir imagenet/val --recipe R.json
     python benchmarks/tuning.py libraries vit_tiny_patch16_224 --checkpoint W --data-dir imagenet/calibration
 
-`schedules` evaluates GTP+ with a recipe and with every hand-made schedule of the same cost, all with the default
+`schedules` evaluates GTP+ with a recipe and with every hand-made schedule of the same cost, these with the default
 settings, on images that the search has not seen. `libraries` (needs optuna and cmaes) gives each search the same starts
 and as many passes over the same images, and measures what it found on others.
 """

@@ -422,13 +422,9 @@ def test_reproducing_keeps_what_is_finished_and_names_unreadable_images(broken, 
     journal.close(finished=False)
     assert [isinstance(cell.top1, float) for cell in found] == [True, True]
     assert len(unreadable) == 2
-    settings["images_for"] = lambda model: Unread(len(broken_files(broken)))
+    settings["images_for"] = lambda model: Unread(len(list(broken.rglob("*.png"))))
     with Journal(path, {}) as journal:
         assert reproduce(cells, journal_for=lambda *_: journal, **settings)[0] == found
-
-
-def broken_files(folder):
-    return list(folder.rglob("*.png"))
 
 
 class Unread(torch.utils.data.Dataset):

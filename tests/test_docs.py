@@ -117,6 +117,25 @@ def test_the_headline_figures_are_those_of_the_results(model):
     assert sorted(cells) == sorted(f"{row['top1']:.1f} / {row['agreement']:.1f} / {row['kl']:.4f}" for row in rows[1:])
 
 
+@pytest.mark.parametrize("model", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
+def test_the_results_say_what_we_claim_of_gtp_plus_and_tune(model):
+    plus = json.loads((ROOT / f"docs/results/plus-{model}.json").read_text())
+    by_name = {name: [row for row in plus if row["method"] == name] for name in ("gtp", "tome", "gtp_plus")}
+    recipe = plus[-1]
+    gtp, tome = by_name["gtp"][1], by_name["tome"][1]  # at the MACs of P = 14
+    assert recipe["gmacs"] <= tome["gmacs"]
+    assert recipe["kl"] <= 0.4 * tome["kl"]
+    assert recipe["kl"] <= 0.2 * gtp["kl"]
+    assert recipe["agreement"] >= tome["agreement"] + 3
+    assert recipe["top1"] > tome["top1"]
+    assert by_name["gtp_plus"][0]["kl"] <= 0.6 * by_name["tome"][0]["kl"]  # at those of P = 8
+    tuned, *others = json.loads((ROOT / f"docs/results/schedules-{model}.json").read_text())
+    page = (ROOT / "docs/gtp-plus.md").read_text()
+    for row in [tuned, *others]:
+        assert f"{row['kl']:.4f} / {row['agreement']:.1f}" in page
+    assert all(row["tuned minus this"][2] < 0 for row in others if row["schedule"] != "default")
+
+
 @pytest.mark.parametrize("page", sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)
 def test_no_page_has_a_placeholder(page):
     assert not re.search(r"\b(TODO|TBD|FIXME|[A-Z]+_TABLE)\b|\?\?", page.read_text())

@@ -106,6 +106,7 @@ def train(options: Options) -> None:
     images, labels = read(options.data_dir, "train")
     test_images, test_labels = read(options.data_dir, "test")
     epochs = [(part, number) for part in ROUNDS for number in range(len(part.shares))]
+    steps = len(images) // options.batch_size
     torch.manual_seed(0)
     model = create(pretrained=False)
     decayed = [p for p in model.parameters() if p.ndim > 1]
@@ -121,7 +122,6 @@ def train(options: Options) -> None:
         print(f"resuming after epoch {finished}")
     for epoch in range(finished, len(epochs)):
         part, number = epochs[epoch]
-        steps = len(images) // options.batch_size
         torch.manual_seed(epoch)
         model.train()
         begin, total = time.time(), 0.0

@@ -87,7 +87,7 @@ def main(words: Sequence[str]) -> None:
     title = f"{torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {flags.dtype}"
     words_of_verdict = [verdict(entry, model, fast, images) for entry in timed]
     if flags.json:
-        render.as_json(_result(flags, method, model, fast, images, timed))
+        render.as_json(_result(flags, method, model, fast, images, timed) | {"verdicts": words_of_verdict})
     else:
         render.table(f"{flags.model}, {method.name}: cost of each layer", *layers)
         render.table(title, COLUMNS, rows)
@@ -203,5 +203,4 @@ def _result(
         "kernels": fast.kernels,
         "macs": {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images[:8]))},
         "timed": timed,
-        "verdicts": [verdict(entry, model, fast, images) for entry in timed],
     }

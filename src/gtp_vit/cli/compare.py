@@ -76,8 +76,8 @@ def main(words: Sequence[str]) -> None:
         raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
     for share in flags.macs:
         check_range("--macs", share, 0, 1, above_low=True, why="(a share of the unreduced model's)")
-    if flags.output is not None:
-        check_writable(flags.output / "results.csv")
+    results = None if flags.output is None else flags.output / "results.csv"
+    check_writable(results)
     model = make_model(flags)
     dataset = make_dataset(flags, model)
     whole = macs(model).total
@@ -85,7 +85,6 @@ def main(words: Sequence[str]) -> None:
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
     plans, left_out = plan(model, flags.methods, budgets, [read_recipe(recipe) for recipe in flags.recipes])
     what = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
-    results = None if flags.output is None else flags.output / "results.csv"
     device = next(model.parameters()).device
     timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images.to(device)
     with open_journal(flags, results, what, dataset) as journal:
@@ -119,7 +118,7 @@ def main(words: Sequence[str]) -> None:
         print("\n".join([explanation(found), *(f"Left out: {text}" for text in left_out)]))
         if flags.output is not None:
             print(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
-    check_readable(found)
+    check_readable(found.unreadable)
 
 
 def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

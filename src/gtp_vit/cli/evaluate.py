@@ -55,7 +55,6 @@ def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Evaluate, words)
     check_weights(flags)
     check_results_file(flags.results_file)
-    check_writable(flags.results_file, flags.report)
     with distributed.group():
         run(flags, method, words)
 
@@ -66,7 +65,9 @@ def check_results_file(path: Path | None) -> None:
 
 
 def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
-    """All processes evaluate; the first one writes and prints."""
+    """All processes evaluate; the first one writes and prints, and only it must be able to."""
+    if distributed.is_first():
+        check_writable(flags.results_file, flags.report)
     model = make_model(flags)
     dataset = make_dataset(flags, model)
     fast = patch(model, method)
@@ -100,7 +101,7 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
     else:
         render.table(f"{flags.model}, {method}", *score_table(found, cost))
         print(explanation(found))
-    check_readable(found)
+    check_readable(found.unreadable)
 
 
 def open_journal(
@@ -199,8 +200,8 @@ def explanation(found: Evaluation) -> str:
     return text
 
 
-def check_readable(found: Evaluation) -> None:
+def check_readable(unreadable: Sequence[str]) -> None:
     """Let the exit code say that something was left out."""
-    if found.unreadable:
-        names = "; ".join(found.unreadable[:5])
-        raise Unreadable(f"{len(found.unreadable)} of the images could not be read and were not counted: {names}")
+    if unreadable:
+        names = "; ".join(unreadable[:5])
+        raise Unreadable(f"{len(unreadable)} of the images could not be read and were not counted: {names}")

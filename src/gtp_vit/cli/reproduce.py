@@ -12,11 +12,11 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.evaluate import check_results_file, write_results
+from gtp_vit.cli.evaluate import check_readable, check_results_file, write_results
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import CORES, DataFlags, check_weights, make_dataset, make_model
-from gtp_vit.errors import GTPError, Unreadable, check_name
+from gtp_vit.errors import GTPError, check_name
 from gtp_vit.tools.data import batches
 from gtp_vit.tools.experiments import COMPUTED, EXPERIMENTS
 from gtp_vit.tools.files import check_writable
@@ -99,9 +99,7 @@ def main(words: Sequence[str]) -> None:
             section = Section(titles[flags.what], found.html + table(found.columns, found.rows))
             lead = "Printed values, ours, and the deviation."
             write_report(flags.report, f"GTP-ViT: {titles[flags.what]}", lead, [section], command("reproduce", words))
-    if found.unreadable:
-        names = "; ".join(found.unreadable[:5])
-        raise Unreadable(f"{len(found.unreadable)} of the images could not be read and were not counted: {names}")
+    check_readable(found.unreadable)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> None:
         raise GTPError("--curve has targets of its own; leave out the other")
     model = make_model(flags)
     images, unreadable = read_images(flags, model)
-    images = images.to(flags.device)
+    images = images.to(next(model.parameters()).device)
     settings: dict[str, Any] = {
         "method": method,
         "limits": Limits(flags.max_layers, flags.multiple_of),

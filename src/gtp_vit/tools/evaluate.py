@@ -149,12 +149,9 @@ def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) ->
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
-        if int(labels.max()) >= logits.shape[1]:
-            raise GTPError(
-                f"an image has label {int(labels.max())}, but the model tells {logits.shape[1]} classes apart; give it "
-                "its own data"
-            )
-        base = logits if base is None else base
+        if base is None:
+            _check_labels(labels, logits.shape[1])
+            base = logits
         found["models"][name] = {
             "rank": _rank(logits, labels).tolist(),
             "first": logits.argmax(dim=1).tolist(),
@@ -162,6 +159,14 @@ def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) ->
             "seconds": seconds,
         }
     return found
+
+
+def _check_labels(labels: Tensor, classes: int) -> None:
+    highest = int(labels.max())
+    if highest >= classes:
+        raise GTPError(
+            f"an image has label {highest}, but the model tells {classes} classes apart; give it its own data"
+        )
 
 
 def _rank(logits: Tensor, labels: Tensor) -> Tensor:
