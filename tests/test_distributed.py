@@ -138,7 +138,7 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(evaluation, "_run", stop)
         assert main([*words, str(tmp_path / "two.json")]) == Exit.INTERRUPTED
-    assert (tmp_path / "two.json.journal").read_bytes().count(b"\n") == 3
+    assert (tmp_path / "two.json.journal").read_bytes().count(b"\n") == 4
     done = launch(tmp_path, "go", tmp_path / "out", *words, tmp_path / "two.json")
     assert (tmp_path / "two.json").exists(), done.stderr
     assert not (tmp_path / "two.json.journal").exists()

@@ -10,7 +10,7 @@ import torch
 
 from gtp_vit import Identity, create_model, embedded, macs, patch
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.tools.compare import compare, plan
+from gtp_vit.tools.compare import compare, models_of, plan
 from gtp_vit.tools.data import InMemory
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +68,7 @@ def test_less_damage_than_tome_and_tome_less_than_gtp_at_equal_cost():
     plans, _ = plan(model, ("gtp", "tome", "gtp_plus"), [budget])
     for each in plans[1:]:
         assert each.macs == pytest.approx(budget, rel=0.01)
-    _, found = compare(model, plans, InMemory(embedded.normalise(images), labels))
+    _, found = compare(models_of(model, plans), plans, InMemory(embedded.normalise(images), labels))
     kl = {score.name.split(" @")[0]: score.kl.value for score in found.scores}
     assert kl["gtp_plus"] <= kl["tome"] < kl["gtp"]
 

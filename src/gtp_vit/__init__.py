@@ -1,5 +1,7 @@
 """gtp-vit: make a pre-trained Vision Transformer faster in one call, without finetuning."""
 
+__version__ = "0.1.0"
+
 from gtp_vit.core.reducer import Method as Method
 from gtp_vit.core.space import Limits as Limits
 from gtp_vit.errors import GTPError as GTPError
@@ -31,5 +33,3 @@ from gtp_vit.tools.tune import accelerate as accelerate
 from gtp_vit.tools.tune import tune as tune
 from gtp_vit.training.loop import finetune as finetune
 from gtp_vit.training.settings import Training as Training
-
-__version__ = "0.1.0"

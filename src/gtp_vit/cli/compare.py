@@ -14,18 +14,18 @@ from gtp_vit.cli.evaluate import (
     change_text,
     check_readable,
     explanation,
-    open_journal,
     result_row,
     spread,
     write_results,
 )
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import command
+from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.recipes import read_recipe
 from gtp_vit.tools.benchmark import Timing
-from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, patch_quietly, plan
+from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, models_of, patch_quietly, plan
 from gtp_vit.tools.data import batches
 from gtp_vit.tools.evaluate import Evaluation
 from gtp_vit.tools.files import check_writable
@@ -37,7 +37,7 @@ from gtp_vit.tools.visualise import panels, png
 
 
 @dataclass(frozen=True)
-class Compare(DataFlags):
+class Compare(ResumeFlags, DataFlags):
     """All methods at equal MACs on the same images: accuracy, agreement, KL, GMACs and speed, as a table and a page.
 
     Each method's own work and the shortened last block are counted. Settings are found from the MACs: a budget is a
@@ -62,7 +62,7 @@ class Compare(DataFlags):
     timing_batch: int = 8
     """Images in a batch while timing."""
     output: Path | None = None
-    """Folder for results.csv, results.json and report.html; an interrupted run started again goes on from there."""
+    """Folder for results.csv, results.json and report.html; an interrupted run resumes from there."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -84,13 +84,14 @@ def main(words: Sequence[str]) -> None:
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
     plans, left_out = plan(model, flags.methods, budgets, [read_recipe(recipe) for recipe in flags.recipes])
-    what = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
+    models = models_of(model, plans)
+    settings = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     device = next(model.parameters()).device
     timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images.to(device)
-    with open_journal(flags, results, what, dataset) as journal:
+    with open_journal(flags, results, flags.model, models, dataset, **settings, batch_size=flags.batch_size) as journal:
         with render.progress("comparing") as progress:
             rows, found = compare(
-                model,
+                models,
                 plans,
                 dataset,
                 batch_size=flags.batch_size,

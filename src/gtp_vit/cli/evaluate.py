@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,24 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
+from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, Unreadable
 from gtp_vit.patch import patch
 from gtp_vit.tools import distributed
-from gtp_vit.tools.data import InMemory
 from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Interval, evaluate
 from gtp_vit.tools.files import check_writable, write_atomically
-from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.report import Section, paragraph, table, write_report
 
 
 @dataclass(frozen=True)
-class Evaluate(DataFlags):
+class Evaluate(ResumeFlags, DataFlags):
     """Top-1 and top-5 accuracy of a reduced model, its agreement with and KL divergence to the unreduced one.
 
-    Differences have paired 95 % intervals. An interrupted run goes on where it stopped when it is started again with
-    the same --results-file, also with another number of processes.
+    Differences have paired 95 % intervals. An interrupted run resumes when it is started again with the same
+    --results-file, also with a different number of processes; if weights, images or settings differ it is refused.
 
     examples:
       gtp-vit evaluate
@@ -72,10 +70,11 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
     dataset = make_dataset(flags, model)
     fast = patch(model, method)
     models = {UNREDUCED: model, method.name: fast}
-    if not distributed.is_first():
-        evaluate(models, dataset, batch_size=flags.batch_size, workers=flags.workers)
-        return
-    with open_journal(flags, flags.results_file, {"methods": {method.name: method.to_dict()}}, dataset) as journal:
+    settings = {"methods": {method.name: method.to_dict()}, "batch_size": flags.batch_size}
+    with open_journal(flags, flags.results_file, flags.model, models, dataset, **settings) as journal:
+        if not distributed.is_first():
+            evaluate(models, dataset, batch_size=flags.batch_size, workers=flags.workers)
+            return
         with render.progress("evaluating") as progress:
             found = evaluate(
                 models,
@@ -102,19 +101,6 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
         render.table(f"{flags.model}, {method}", *score_table(found, cost))
         print(explanation(found))
     check_readable(found.unreadable)
-
-
-def open_journal(
-    flags: DataFlags, results_file: Path | None, what: dict[str, Any], dataset: Any
-) -> AbstractContextManager[Journal | None]:
-    """Beside the results file; runs over images in memory take seconds and need none."""
-    if results_file is None or isinstance(dataset, InMemory):
-        return nullcontext()
-    # Everything that changes a figure: a journal of other settings must not be mixed in.
-    keys = ("model", "pretrained", "checkpoint", "num_classes", "img_size", "data_dir", "dataset", "split", "limit")
-    run = {key: render.plain(getattr(flags, key)) for key in (*keys, "crop_pct", "interpolation", "batch_size")}
-    images = len(dataset) if hasattr(dataset, "__len__") else None
-    return Journal(results_file.with_name(f"{results_file.name}.journal"), {**run, **what, "images": images})
 
 
 def _cost(fast: Any, dataset: Any) -> int:

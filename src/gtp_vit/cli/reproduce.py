@@ -15,6 +15,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.evaluate import check_readable, check_results_file, write_results
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import command
+from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import CORES, DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_name
 from gtp_vit.tools.data import batches
@@ -27,7 +28,7 @@ from gtp_vit.tools.reproduce import Reproduced, complexity_table, oversmoothing,
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(ResumeFlags):
     """Print a table or figure of the paper with its printed values, ours, and the deviation.
 
     GMACs are counted for every cell. Accuracy needs the weights (--pretrained, or files in --weights-dir whose names
@@ -114,13 +115,12 @@ class Found:
 
 
 def _cells(flags: Reproduce, journals: contextlib.ExitStack) -> Found:
-    def journal_for(model: str, methods: list[str]) -> Journal | None:
+    def journal_for(model: str, methods: list[str], models: Any, dataset: Any) -> Journal | None:
         if flags.results_file is None:
             return None
-        run = {"what": flags.what, "model": model, "methods": methods, "weights": str(flags.weights_dir)}
-        run |= {"data": str(flags.data_dir), "limit": flags.limit, "batch_size": flags.batch_size}
-        path = flags.results_file.with_name(f"{flags.results_file.name}.{model}.journal")
-        return journals.enter_context(Journal(path, run))
+        results = flags.results_file.with_name(f"{flags.results_file.name}.{model}")
+        settings = {"what": flags.what, "methods": methods, "batch_size": flags.batch_size}
+        return journals.enter_context(open_journal(flags, results, model, models, dataset, **settings))
 
     def images_for(model: Any) -> Any:
         data = DataFlags(model="", data_dir=flags.data_dir, limit=flags.limit)

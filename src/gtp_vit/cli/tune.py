@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import torch
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
+from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.core.space import Limits
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.data import InMemory, batches
 from gtp_vit.tools.files import check_writable, write_atomically
-from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, paragraph, table, write_report
 from gtp_vit.tools.search import FEWEST_IMAGES
@@ -30,12 +29,12 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True)
-class Tune(DataFlags):
+class Tune(ResumeFlags, DataFlags):
     """Find the schedule and settings that change a model least at a given cost, on a few hundred images without labels.
 
     Give one target: --macs, --speedup (measured here), --max-kl or --min-agreement; without any it is --macs 0.65.
     The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take. Ctrl-C ends the
-    search with the best so far; a run that was killed goes on when it is started again with the same --output.
+    search with the best so far; a run that was killed resumes when it is started again with the same --output.
 
     examples:
       gtp-vit tune --macs 0.65
@@ -108,7 +107,14 @@ def main(words: Sequence[str]) -> None:
         "name": flags.model,
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
-    with _journal(flags, method.to_dict(), targets) as journal, _progress() as progress:
+    # What was measured holds for a longer search, too. Only a time depends on the machine.
+    timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch} if flags.speedup else {}
+    run = {"method": method.to_dict(), "target": targets, "limits": settings["limits"], "seed": flags.search_seed}
+    run |= {"curve": flags.curve, **timed}
+    with (
+        open_journal(flags, flags.output, flags.model, model, images, **run) as journal,
+        _progress() as progress,
+    ):
         settings |= {"journal": journal, "progress": progress}
         if flags.curve:
             recipes = curve(model, images, SHARES, **settings)
@@ -202,18 +208,6 @@ def explanation(recipes: Sequence[Recipe]) -> str:
         f"{last.measured['held_out']['images']} that it did not see; {last.found['candidates']} candidates."
     )
     return text + (" The search was interrupted: this is the best so far." if last.found["interrupted"] else "")
-
-
-def _journal(flags: Tune, method: Any, targets: Any) -> AbstractContextManager[Journal | None]:
-    if flags.output is None:
-        return nullcontext()
-    # What was measured holds for a longer search, too: none of these changes a figure.
-    free = {"evaluations", "minutes", "output", "report", "json", "threads", "workers", "batch_size", "timing_batch"}
-    if flags.speedup is not None:
-        free -= {"threads", "timing_batch"}  # a time does depend on these
-    run = {key: value for key, value in dataclasses.asdict(flags).items() if key not in free}
-    run = render.plain(run | {"settings": method} | targets)
-    return Journal(flags.output.with_name(f"{flags.output.name}.journal"), run)
 
 
 @contextmanager

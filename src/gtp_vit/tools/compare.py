@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,13 @@ def patch_quietly(model: nn.Module, method: Method) -> Any:
         return patch(model, method)
 
 
+def models_of(model: nn.Module, plans: Sequence[Plan]) -> dict[str, nn.Module]:
+    """The model of each plan, by the plan's name."""
+    return {plan.name: model if plan.method is None else patch_quietly(model, plan.method) for plan in plans}
+
+
 def compare(
-    model: nn.Module,
+    models: Mapping[str, nn.Module],
     plans: Sequence[Plan],
     dataset: Dataset[Item],
     *,
@@ -105,10 +110,7 @@ def compare(
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[Row], Evaluation]:
-    """Evaluate and time all plans; `rounds` = 0 times nothing."""
-    models: dict[str, nn.Module] = {
-        plan.name: model if plan.method is None else patch_quietly(model, plan.method) for plan in plans
-    }
+    """Evaluate and time the models of all plans; `rounds` = 0 times nothing."""
     evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal, progress=progress)
     timings: dict[str, Timing] = {}
     if rounds and timing_images is not None:

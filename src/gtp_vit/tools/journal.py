@@ -1,72 +1,104 @@
 """A journal of a long run: what is finished survives a kill, nothing is counted twice, two runs never mix.
 
-The first line says what is being measured; every other line is one finished batch. A line that was cut off by a kill is
-dropped when the run goes on.
+The first line says what is being measured (identity.py); every other line is one finished piece of work. Each line
+begins with its checksum, so that a damaged one is found, also where it still looks like JSON. A line that was cut off
+by a kill is dropped when the run resumes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gtp_vit.errors import GTPError
-from gtp_vit.tools.files import explained, lock
+from gtp_vit.tools.files import Lock, explained
+
+FORMAT = 1
+MAGIC = f"gtp-vit journal {FORMAT}\n".encode()  # in front of everything else; a file without it is somebody else's
 
 
 class Journal:
     """Lines of JSON in a file that is locked while it is open."""
 
-    def __init__(self, path: Path, run: dict[str, Any]) -> None:
-        """Open the journal of `run`, which must be JSON; entries of an earlier, unfinished run of the same are kept."""
+    def __init__(self, path: Path, run: dict[str, Any], *, restart: bool = False) -> None:
+        """Open the journal of `run`, its identity as JSON; entries of an unfinished run of the same are kept.
+
+        A journal of a different run is refused and left as it is; with `restart` it is discarded. A file that is no
+        journal is never touched.
+        """
         self.path = path
         self.keep = False  # also after the run has ended by itself
+        self.note = ""  # what the user should know of what was found
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.file: BinaryIO = path.open("a+b")
+            existed = path.exists()
+        if existed:
+            _check_ours(path)
+        self.lock = Lock(path)
+        with explained(path):
+            self.file = path.open("r+b", buffering=0)
         try:
-            lock(self.file, path)
-            self.entries = self._read(run)
+            self.entries = self._resume(json.loads(json.dumps(run)), restart)
         except BaseException:
-            self.file.close()
+            self.close(finished=False)
             raise
 
-    def _read(self, run: dict[str, Any]) -> list[Any]:
-        self.file.seek(0)
-        whole, entries = 0, []
-        for line in self.file:
-            if not line.endswith(b"\n"):
-                break
-            try:
-                entries.append(json.loads(line))
-            except ValueError:
-                break
-            whole += len(line)
-        self.file.truncate(whole)
-        wanted = json.loads(json.dumps(run))
-        if entries and entries[0] != wanted:
-            differ = [key for key in {**wanted, **entries[0]} if wanted.get(key) != entries[0].get(key)]
-            raise GTPError(
-                f"{self.path} is the journal of another run (other {', '.join(sorted(differ))}); delete it to start "
-                "anew, or let this run write to another place"
+    def _resume(self, run: dict[str, Any], restart: bool) -> list[Any]:
+        """The entries of an earlier part of this run, after the end of which the file is cut off."""
+        with explained(self.path):
+            content = self.file.read()
+            lines = content[len(MAGIC) :].splitlines(keepends=True)
+            found = [_entry(line) for line in lines]
+            good = found.index(None) if None in found else len(found)
+            if good == 0 and any(found) and not restart:
+                raise GTPError(f"the first line of {self.path} is damaged, which says what it measured; {RESTART}")
+            if restart or good == 0:
+                self._cut(0)
+                self._write(MAGIC)
+                self.append(run)
+                return []
+        stored = found[0]
+        if stored != run:
+            raise GTPError(f"{self.path} is of a different run: {differences(stored, run)}; {RESTART}")
+        later = [entry for entry in found[good + 1 :] if entry is not None]
+        if later:
+            self.note = (
+                f"line {good + 2} of {self.path} is damaged: {good - 1} finished pieces of work before it are kept, "
+                f"{len(later)} after it are dropped and measured again"
             )
-        if not entries:
-            self.append(wanted)
-        return entries[1:]
+        with explained(self.path):
+            self._cut(len(MAGIC) + sum(map(len, lines[:good])))
+        return found[1:good]
 
     def append(self, entry: Any) -> None:
         """Write one line, through to the disk."""
+        text = json.dumps(entry, separators=(",", ":")).encode()
+        self._write(b"%08x %s\n" % (zlib.crc32(text), text))
+
+    def _write(self, line: bytes) -> None:
+        """All of it or nothing: what did not fit on a full disk is taken back."""
+        begin, rest = self.file.tell(), line
         with explained(self.path):
-            self.file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-            self.file.flush()
-            os.fsync(self.file.fileno())
+            try:
+                while rest:
+                    rest = rest[self.file.write(rest) :]
+                os.fsync(self.file.fileno())
+            except OSError:
+                self._cut(begin)
+                raise
+
+    def _cut(self, length: int) -> None:
+        self.file.truncate(length)
+        self.file.seek(length)
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A run that ended by itself needs no journal any more; any other may go on from it."""
+        """A run that ended by itself needs no journal any more; any other may resume from it."""
         self.close(finished=kind is None and not self.keep)
 
     def close(self, *, finished: bool) -> None:
@@ -74,3 +106,63 @@ class Journal:
         if finished:
             self.path.unlink(missing_ok=True)
         self.file.close()
+        self.lock.release()
+
+
+RESTART = "--restart discards what it has and begins anew, or let this run write to another place"
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse a file that was not written by a journal, before anything is done to it."""
+    if not path.is_file():
+        raise GTPError(f"{path} is not a file; this run keeps its journal there: let it write to another place")
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(MAGIC))
+    except OSError as error:
+        raise GTPError(f"cannot read {path}: {error.strerror or error}; let this run write to another place") from error
+    if not MAGIC.startswith(begin):  # a kill may have cut it off
+        raise GTPError(
+            f"{path} exists and is no journal of this version of gtp-vit; move it away, or let this run write to "
+            "another place"
+        )
+
+
+def _entry(line: bytes) -> Any:
+    """What a line holds; None if it is damaged or cut off."""
+    checksum, _, text = line.partition(b" ")
+    try:
+        if line.endswith(b"\n") and int(checksum, 16) == zlib.crc32(text[:-1]):
+            return json.loads(text)
+    except ValueError:
+        pass
+    return None
+
+
+def differences(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What two identities do not have in common, as text: the stored value, then the present one.
+
+    >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
+    'method r was 8 and is 9'
+    """
+    before, now = _flat(stored), _flat(wanted)
+    found = []
+    for key in {**before, **now}:
+        old, new = (str(values.get(key, "not there")) for values in (before, now))
+        if old != new:
+            alike = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
+            skip = max(0, alike - 20)  # long texts may differ far behind
+            found.append(f"{key} was {_short(old, skip)} and is {_short(new, skip)}")
+    return ", ".join(found)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key} ") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _short(text: str, skip: int) -> str:
+    shown = " ".join((f"...{text[skip:]}" if skip else text).split())
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

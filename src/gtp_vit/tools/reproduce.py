@@ -28,6 +28,7 @@ from gtp_vit.tools.models import create_model
 
 MISSING_DATA = "missing: no images (--data-dir)"
 FINETUNED = "missing: needs a finetuned checkpoint"
+JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None]
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ def reproduce(
     images_for: Callable[[nn.Module], Any] | None,
     batch_size: int,
     workers: int,
-    journal_for: Callable[[str, list[str]], Journal | None] = lambda model, methods: None,
+    journal_for: JournalFor = lambda *_: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Reproduced], list[str]]:
     """Our values of all cells, and the images that could not be read.
 
     GMACs come from sizes alone; accuracy is measured where weights and images are there, one model after the other,
-    each with the journal that `journal_for` gives for its name and the methods of its cells.
+    each with the journal that `journal_for` gives for its name, methods, models and images.
     """
     cells = list(cells)
     accuracy: dict[Cell, float | str] = {}
@@ -97,7 +98,7 @@ def _accuracies(
     images_for: Callable[[nn.Module], Any] | None,
     batch_size: int,
     workers: int,
-    journal_for: Callable[[str, list[str]], Journal | None],
+    journal_for: JournalFor,
 ) -> tuple[dict[Cell, float | str], Sequence[str]]:
     found: dict[Cell, float | str] = {cell: FINETUNED for cell in cells if cell.finetuned}
     plain = [cell for cell in cells if not cell.finetuned]
@@ -115,7 +116,7 @@ def _accuracies(
     for index, cell in enumerate(plain):
         if cell.method is not None:
             models[str(index)] = patch_quietly(model, cell.method)
-    journal = journal_for(name, [str(cell.method) for cell in plain])
+    journal = journal_for(name, [str(cell.method) for cell in plain], models, dataset)
     evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal)
     scores = {score.name: score for score in evaluation.scores}
     for index, cell in enumerate(plain):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gtp_vit import __version__
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.space import Limits, Space, cheapest
 from gtp_vit.errors import BadSetting, check_name, check_range
@@ -154,11 +155,9 @@ def tune(
     }
     if timing is not None:
         measured["speedup"] = timing
-    import gtp_vit
-
     history = {
         "by": "gtp-vit tune",
-        "version": gtp_vit.__version__,
+        "version": __version__,
         "target": {goal: value},
         "limits": dataclasses.asdict(limits),
         "data": data,

@@ -23,7 +23,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.patch import unpatch
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.checkpoint import save_checkpoint, sizes_of_model
-from gtp_vit.tools.files import explained, lock, write_atomically
+from gtp_vit.tools.files import Lock, explained, write_atomically
 
 STATE, WEIGHTS, PREDICTORS = "state.pt", "weights.safetensors", "predictors.safetensors"
 
@@ -95,7 +95,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Two runs must not write into one folder."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a")
-    with file:
-        lock(file, folder)
+    lock = Lock(folder / ".lock")
+    try:
         yield
+    finally:
+        lock.release()

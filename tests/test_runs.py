@@ -1,0 +1,400 @@
+"""A run that resumes is the same run: weights, images, settings, version. Nothing of anybody else's is touched."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from gtp_vit import GTP, DynamicViT, GTPError, create_model, patch
+from gtp_vit.cli.app import Exit, main
+from gtp_vit.tools import distributed, search
+from gtp_vit.tools import evaluate as evaluation
+from gtp_vit.tools import identity as identities
+from gtp_vit.tools.data import DataSettings, InMemory, open_images
+from gtp_vit.tools.files import Lock
+from gtp_vit.tools.identity import identity, images_identity, tensors_fingerprint
+from gtp_vit.tools.journal import MAGIC, Journal, differences
+
+pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
+
+
+def pictures(root, count=12):
+    """Small pictures of 4 classes."""
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        path = root / f"class{number % 4}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
+    return root
+
+
+def weights(path, seed):
+    torch.manual_seed(seed)
+    save_file(timm.create_model("test_vit", num_classes=4).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with pictures and weights, and results of nobody yet."""
+    pictures(tmp_path / "data")
+    weights(tmp_path / "w.safetensors", 0)
+    return tmp_path
+
+
+def words(place, command="evaluate", *more):
+    found = [command, "test_vit", "--num-classes", "4", "--checkpoint", str(place / "w.safetensors"), "--workers", "0"]
+    found += ["--data-dir", str(place / "data"), "-b", "3"]
+    if command == "evaluate":
+        found += ["--method", "gtp", "--propagate", "4", "--results-file", str(place / "r.json")]
+    if command == "compare":
+        found += ["--methods", "gtp", "--macs", "0.8", "--rounds", "0", "--output", str(place)]
+    if command == "tune":
+        found += ["--macs", "0.8", "--evaluations", "7", "--output", str(place / "r.json")]
+    return [*found, *more]
+
+
+def interrupted(command, after=2):
+    """Run a command that is interrupted after some batches."""
+    calls = []
+
+    def stop(real):
+        def run(*arguments):
+            calls.append(1)
+            if len(calls) > after:
+                raise KeyboardInterrupt
+            return real(*arguments)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(evaluation, "_run", stop(evaluation._run))
+        monkey.setattr(search.Ruler, "damage", stop(search.Ruler.damage))
+        assert main(command) == Exit.INTERRUPTED
+
+
+JOURNALS = {"evaluate": "r.json.journal", "compare": "results.csv.journal", "tune": "r.json.journal"}
+
+
+@pytest.mark.parametrize("command", JOURNALS)
+def test_other_weights_under_the_same_name_are_refused(place, capsys, command):
+    if command == "tune":
+        pictures(place / "data", 24)
+    interrupted(words(place, command))
+    journal = place / JOURNALS[command]
+    before = journal.read_bytes()
+    weights(place / "w.safetensors", 1)
+    capsys.readouterr()
+    assert main(words(place, command)) == Exit.USAGE
+    error = capsys.readouterr().err
+    assert "is of a different run: weights was" in error
+    assert "--restart" in error
+    assert error.count("\n") == 1
+    assert journal.read_bytes() == before  # nothing is lost
+
+    assert main(words(place, command, "--restart")) == Exit.OK
+    assert not journal.exists()
+    if command == "evaluate":
+        found = json.loads((place / "r.json").read_text())
+        (place / "r.json").unlink()
+        assert main(words(place, command)) == Exit.OK
+        assert json.loads((place / "r.json").read_text()) == found
+
+
+def test_reproduce_refuses_other_weights_under_the_same_name(place, capsys, monkeypatch):
+    from gtp_vit.cli import reproduce as command
+    from gtp_vit.tools.experiments import Cell, Experiment
+
+    cells = [Cell("r", "c", "test_vit", None), Cell("r", "d", "test_vit", GTP(propagate=4))]
+    monkeypatch.setitem(command.EXPERIMENTS, "graph-type", Experiment("toy", lambda: cells))
+    real = create_model
+    monkeypatch.setattr("gtp_vit.tools.reproduce.create_model", lambda *a, **k: real(*a, **k, num_classes=4))
+    (place / "weights").mkdir()
+    weights(place / "weights" / "test_vit.safetensors", 0)
+    line = ["reproduce", "graph-type", "--weights-dir", str(place / "weights"), "--data-dir", str(place / "data")]
+    line += ["--batch-size", "3", "--workers", "0", "--results-file", str(place / "r.json")]
+    interrupted(line)
+    weights(place / "weights" / "test_vit.safetensors", 1)
+    capsys.readouterr()
+    assert main(line) == Exit.USAGE
+    assert "different run: weights was" in capsys.readouterr().err
+    assert main([*line, "--restart"]) == Exit.OK
+
+
+@pytest.mark.parametrize("change", ["larger", "gone", "more", "other class", "crop", "settings", "version", "batch"])
+def test_whatever_changes_a_figure_is_refused(place, capsys, monkeypatch, change):
+    interrupted(words(place))
+    data, more = place / "data", []
+    if change == "larger":
+        with (data / "class1" / "5.png").open("ab") as file:
+            file.write(b"more")
+    elif change == "gone":
+        (data / "class1" / "5.png").unlink()
+    elif change == "more":
+        shutil.copy(data / "class1" / "5.png", data / "class1" / "6.png")
+    elif change == "other class":
+        (data / "class1" / "5.png").rename(data / "class2" / "5.png")
+    elif change == "crop":
+        more = ["--crop-pct", "0.5"]
+    elif change == "settings":
+        more = ["--alpha", "0.3"]
+    elif change == "batch":
+        more = ["-b", "4"]
+    else:
+        monkeypatch.setattr(identities, "__version__", "0.0.1")
+    capsys.readouterr()
+    assert main(words(place, "evaluate", *more)) == Exit.USAGE
+    what = {"crop": "preparation", "settings": "methods gtp alpha was 0.2 and is 0.3", "version": "version"}
+    assert (
+        f"different run: {what.get(change, 'batch_size' if change == 'batch' else 'images')}" in capsys.readouterr().err
+    )
+
+
+def test_the_same_weights_and_images_elsewhere_are_the_same_run(place, capsys):
+    interrupted(words(place))
+    (place / "w.safetensors").rename(place / "v.safetensors")
+    (place / "data").rename(place / "images")
+    moved = [word.replace("/w.safe", "/v.safe").replace("/data", "/images") for word in words(place)]
+    calls = []
+    with pytest.MonkeyPatch.context() as monkey:
+        run = evaluation._run
+        monkey.setattr(evaluation, "_run", lambda *a: calls.append(1) or run(*a))
+        assert main(moved) == Exit.OK
+    assert len(calls) == 2  # of four
+    capsys.readouterr()
+
+
+def test_learned_parts_of_a_method_are_part_of_the_identity(place):
+    model = create_model("test_vit", num_classes=4)
+    dataset = InMemory(torch.zeros(2, 3, 160, 160), torch.zeros(2))
+    fast = patch(model, DynamicViT())
+    before = identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
+    with torch.no_grad():
+        next(fast.reducer.parameters()).add_(1)
+    after = identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
+    assert differences(before, after).startswith("learned dynamicvit was")
+
+
+def test_a_fingerprint_sees_names_types_shapes_and_every_value():
+    base = {"a": torch.arange(6.0), "b": torch.zeros((), dtype=torch.int64)}
+    changed = base["a"].clone()
+    changed[5] = torch.nextafter(changed[5], torch.tensor(9.0))
+    others = [
+        {"a": changed, "b": base["b"]},
+        {"a": base["a"].view(2, 3), "b": base["b"]},
+        {"c": base["a"], "b": base["b"]},
+        {"a": base["a"].to(torch.bfloat16), "b": base["b"]},
+        {"a": base["a"], "b": base["b"] + 1},
+    ]
+    assert len({tensors_fingerprint(one) for one in [base, *others]}) == 6
+    assert tensors_fingerprint(dict(reversed(base.items()))) == tensors_fingerprint(base)
+
+
+def test_the_identity_of_images_follows_limits_and_subsets(place):
+    model = create_model("test_vit", num_classes=4)
+
+    def of(limit=0, places=None):
+        dataset = open_images(model, DataSettings(data_dir=place / "data", limit=limit))
+        return images_identity(dataset if places is None else torch.utils.data.Subset(dataset, places))["images"]
+
+    assert len({of(), of(5), of(6), of(places=[1, 2]), of(places=[1, 3])}) == 5
+    assert of(5) == of(5)
+    before = of(2)
+    (place / "data" / "class3" / "3.png").write_bytes(b"changed")  # behind the limit
+    assert of(2) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [
+        ("evaluate", b"my own notes\nof last week"),
+        ("compare", b'{"model": "of an older version"}\n'),
+        ("tune", b"\0\0\0"),
+    ],
+)
+def test_a_file_that_is_no_journal_is_never_touched(place, capsys, command, content):
+    path = place / JOURNALS[command]
+    path.write_bytes(content)
+    if command == "tune":
+        pictures(place / "data", 24)
+    for more in ([], ["--restart"]):
+        assert main(words(place, command, *more)) == Exit.USAGE
+        assert f"{path} exists and is no journal of this version" in capsys.readouterr().err
+        assert path.read_bytes() == content
+
+
+def test_a_folder_in_place_of_the_journal(place, capsys):
+    (place / "r.json.journal").mkdir()
+    assert main(words(place)) == Exit.USAGE
+    assert "is not a file" in capsys.readouterr().err
+
+
+def journal_of_three(path):
+    with Journal(path, {"model": "a"}) as journal:
+        journal.keep = True
+        for number in range(3):
+            journal.append({"number": number})
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("damage", ["no json", "another digit", "cut"])
+def test_a_damaged_line_in_the_middle_is_reported(tmp_path, damage):
+    path = tmp_path / "j"
+    lines = journal_of_three(path)
+    lines[3] = {"no json": b"xx\n", "another digit": lines[3].replace(b":1", b":7"), "cut": lines[3][:12]}[damage]
+    path.write_bytes(b"".join(lines))
+    with Journal(path, {"model": "a"}) as journal:
+        journal.keep = True
+        assert journal.entries == [{"number": 0}]
+        kept, after = "1 finished pieces of work before it are kept", "1 after it are dropped and measured again"
+        if damage == "cut":  # it swallows the beginning of the next line
+            assert journal.note == ""
+        else:
+            assert f"line 4 of {path} is damaged: {kept}, {after}" in journal.note
+        journal.append({"number": 1})
+    with Journal(path, {"model": "a"}) as journal:
+        assert journal.entries == [{"number": 0}, {"number": 1}]
+        assert journal.note == ""
+
+
+def test_the_command_says_what_it_dropped(place, capsys):
+    interrupted(words(place), after=3)
+    journal = place / "r.json.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], b"damaged\n", *lines[3:]]))
+    capsys.readouterr()
+    assert main(words(place)) == Exit.OK
+    assert "line 3 of" in capsys.readouterr().err
+    assert json.loads((place / "r.json").read_text())[0]["images"] == 12
+
+
+def test_a_line_that_a_kill_cut_off_is_dropped_quietly(tmp_path):
+    path = tmp_path / "j"
+    lines = journal_of_three(path)
+    path.write_bytes(b"".join(lines)[:-5])
+    with Journal(path, {"model": "a"}) as journal:
+        assert journal.entries == [{"number": 0}, {"number": 1}]
+        assert journal.note == ""
+
+
+def test_a_journal_without_its_first_line_is_refused(tmp_path):
+    path = tmp_path / "j"
+    lines = journal_of_three(path)
+    damaged = b"".join([lines[0], b"00000000 {}\n", *lines[2:]])
+    path.write_bytes(damaged)
+    with pytest.raises(GTPError, match="the first line of"):
+        Journal(path, {"model": "a"})
+    assert path.read_bytes() == damaged
+    with Journal(path, {"model": "a"}, restart=True) as journal:
+        assert journal.entries == []
+
+
+@pytest.mark.parametrize("length", [0, 1, len(MAGIC), len(MAGIC) + 9])
+def test_a_journal_whose_beginning_was_cut_off_by_a_kill_begins_anew(tmp_path, length):
+    path = tmp_path / "j"
+    whole = b"".join(journal_of_three(path))
+    path.write_bytes(whole[:length])
+    with Journal(path, {"model": "a"}) as journal:
+        assert journal.entries == []
+        journal.append({"number": 0})
+        assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
+
+
+def test_differences_show_where_long_texts_differ():
+    long = "Compose(" + ", ".join(f"Step{number}()" for number in range(20))
+    assert differences({"a": f"{long} x"}, {"a": f"{long} y"}) == (
+        "a was ... Step18(), Step19() x and is ... Step18(), Step19() y"
+    )
+    assert differences({"a": 1}, {"b": 1}) == "a was 1 and is not there, b was not there and is 1"
+
+
+def test_a_second_run_is_refused_while_the_first_one_lives(tmp_path):
+    lock = Lock(tmp_path / "x")
+    code = f"from pathlib import Path; from gtp_vit.tools.files import Lock; Lock(Path({str(tmp_path / 'x')!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "another run is writing" in done.stderr
+    with pytest.raises(GTPError, match="another run is writing"):
+        Lock(tmp_path / "x")
+    lock.release()
+    lock.release()  # twice does no harm
+    Lock(tmp_path / "x").release()
+
+
+# Runs evaluate with readers that outlive it, as those of a killed run do for some seconds.
+SLOW = """
+import sys, time
+from gtp_vit.tools import evaluate
+real = evaluate._run
+def slow(*arguments):
+    time.sleep(0.3)
+    return real(*arguments)
+evaluate._run = slow
+import torch.utils.data._utils.worker as worker
+class Watchdog:
+    def is_alive(self):
+        return True
+worker.ManagerWatchdog = Watchdog
+from gtp_vit.cli.app import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_run_resumes_at_once_although_its_readers_live_on(place):
+    pictures(place / "data", 60)
+    line = [word if word != "0" else "1" for word in words(place)]  # one reader
+    journal = place / "r.json.journal"
+    child = subprocess.Popen([sys.executable, "-c", SLOW, *line], stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.time() + 120
+    while time.time() < deadline and (not journal.exists() or journal.read_bytes().count(b"\n") < 4):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    readers = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True, text=True, check=False).stdout
+    assert readers.split(), "the readers are gone: this test would prove nothing"
+    try:
+        assert main(line) == Exit.OK
+    finally:
+        subprocess.run(["pkill", "-KILL", "-g", str(child.pid)], check=False)
+    assert json.loads((place / "r.json").read_text())[0]["images"] == 60
+
+
+def test_a_full_disk_is_named_and_keeps_what_was_finished(place):
+    """A limit on the size of files stands in for the disk."""
+    interrupted(words(place), after=2)
+    journal = place / "r.json.journal"
+    before = journal.read_bytes()
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, len(before) + 20))
+
+    line = [sys.executable, "-m", "gtp_vit.cli.app", *words(place)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, preexec_fn=small_files)
+    assert done.returncode == Exit.USAGE, done.stderr
+    assert done.stderr.strip().count("\n") == 0
+    assert f"cannot write {journal}: File too large; choose another place or make room" in done.stderr
+    assert journal.read_bytes() == before  # the part that fitted was taken back
+    calls = []
+    with pytest.MonkeyPatch.context() as monkey:
+        run = evaluation._run
+        monkey.setattr(evaluation, "_run", lambda *a: calls.append(1) or run(*a))
+        assert main(words(place)) == Exit.OK
+    assert len(calls) == 2  # of four
+
+
+def test_processes_with_different_weights_are_refused(place, capsys, monkeypatch):
+    """Many machines, many copies of a checkpoint; each process tells the others what it has."""
+    monkeypatch.setattr(distributed, "share", lambda: (0, 2))
+    monkeypatch.setattr(distributed, "gather", lambda value: [value, {**value, "weights": "0123456789abcdef"}])
+    assert main(words(place)) == Exit.USAGE
+    assert "process 0 and process 1 have different weights, images or settings" in capsys.readouterr().err
+    assert not (place / "r.json.journal").exists()
