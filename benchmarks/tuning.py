@@ -90,7 +90,7 @@ def schedules(options: Schedules) -> None:
     found = evaluate(models, images, batch_size=32)
     rows = []
     for score in found.scores[1:]:
-        difference = found.difference("tuned", score.name, "kl")
+        difference = found.differences([("tuned", score.name, "kl")])[0]
         plan = space.plan_of(methods[score.name])
         row = {"model": options.model, "schedule": score.name, "plan": plan, "share": space.cost(plan) / space.whole}
         row |= {"kl": score.kl.value, "agreement": score.agreement.value, "images": score.images}

@@ -23,6 +23,7 @@ import families
 from gtp_vit import GTP, METHODS, GTPError, ToMe, create_model, macs, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools import data as data_tools
+from gtp_vit.tools import pictures
 from gtp_vit.tools.budget import at_macs, spread
 from gtp_vit.tools.compare import budgets_of, compare, models_of, plan
 from gtp_vit.tools.data import DataSettings, InMemory, batches, open_images
@@ -140,20 +141,20 @@ def test_figures_by_hand():
     kl = (2 * p - 1) * 2
     last = math.log(0.5) * 0.5 * 2 - 0.5 * (math.log(1 / (1 + math.e)) + math.log(math.e / (1 + math.e)))
     assert reduced.kl.value == pytest.approx((kl + last) / 3, rel=1e-6)
-    assert found.difference("other", UNREDUCED, "kl").value == pytest.approx(reduced.kl.value)
+    assert found.differences([("other", UNREDUCED, "kl")])[0].value == pytest.approx(reduced.kl.value)
 
 
 def test_intervals_cover_the_mean_and_are_paired():
     values = np.random.default_rng(1).normal(2.0, 1.0, 400)
-    found = bootstrap(values)
+    found = bootstrap(values[None])[0]
     assert found.low < found.value < found.high
     assert found.high - found.low == pytest.approx(2 * 1.96 / 20, rel=0.2)
-    assert bootstrap(values) == found
-    assert bootstrap(np.array([1.0])).value == 1.0
+    assert bootstrap(values[None]) == [found]
+    assert bootstrap(np.array([[1.0]]))[0].value == 1.0
 
 
 def test_unreadable_pictures_are_named_and_not_replaced(model, broken, monkeypatch):
-    monkeypatch.setattr(data_tools, "MOST_PIXELS", 3000)
+    monkeypatch.setattr(pictures, "MOST_PIXELS", 3000)
     Image.new("RGB", (60, 60)).save(broken / "class0" / "0.png")
     dataset = open_images(model, DataSettings(data_dir=broken))
     found = evaluate({UNREDUCED: model}, dataset, batch_size=8, workers=0)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -170,10 +171,15 @@ def test_unexpected_errors_get_one_line_and_exit_code_one(capsys, monkeypatch):
 
 
 def test_a_closed_pipe_is_no_error():
-    done = subprocess.run(
-        f"{sys.executable} -m gtp_vit.cli.app --help | head -1", shell=True, capture_output=True, check=True
-    )
-    assert done.stderr == b""
+    reading, writing = os.pipe()
+    os.close(reading)  # before anything is written, so that it certainly fails
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gtp_vit.cli.app", "--help"], stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (Exit.FAILED, b"")
 
 
 def test_debug_shows_the_traceback():

@@ -20,7 +20,7 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools import distributed, search
 from gtp_vit.tools import evaluate as evaluation
 from gtp_vit.tools import identity as identities
-from gtp_vit.tools.data import DataSettings, InMemory, open_images
+from gtp_vit.tools.data import DataSettings, InMemory, make_transform, open_images
 from gtp_vit.tools.files import Lock
 from gtp_vit.tools.identity import identity, images_identity, tensors_fingerprint
 from gtp_vit.tools.journal import MAGIC, Journal, differences
@@ -212,6 +212,13 @@ def test_the_identity_of_images_follows_limits_and_subsets(place):
     before = of(2)
     (place / "data" / "class3" / "3.png").write_bytes(b"changed")  # behind the limit
     assert of(2) == before
+
+
+def test_the_preparation_of_grey_images_is_the_same_text_every_time():
+    config = {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.5,), "interpolation": "bicubic", "crop_pct": 1.0}
+    one, two, other = (str(make_transform({**config, "crop_pct": crop})) for crop in (1.0, 1.0, 0.9))
+    assert one == two != other
+    assert " at 0x" not in one
 
 
 @pytest.mark.parametrize(

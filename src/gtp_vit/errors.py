@@ -27,7 +27,11 @@ class BadInput(GTPError):
     """Images that the model cannot take."""
 
 
-class Unreadable(GTPError):
+class Incomplete(GTPError):
+    """Everything was done, but some figures are not of all images, or are missing."""
+
+
+class Unreadable(Incomplete):
     """Some images could not be read; everything else was done."""
 
 

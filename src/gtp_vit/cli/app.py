@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TextIO
 
-from gtp_vit.errors import GTPError, Unreadable, check_name
+from gtp_vit.errors import GTPError, Incomplete, check_name
 
 # name -> (module, what it does); modules are imported only when their command runs
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -65,19 +67,33 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
-    INCOMPLETE = 3  # done, but not all images could be read
+    INCOMPLETE = 3  # done, but not all images could be read, or some outputs are not finite
     INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be caught
     except BrokenPipeError:  # somebody read enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
         return Exit.FAILED
     return code
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """In one line, without the place in our source."""
+    print(f"gtp-vit: {message}".replace("\n", " "), file=sys.stderr)
 
 
 def _run(words: list[str]) -> int:
@@ -94,7 +110,7 @@ def _run(words: list[str]) -> int:
     try:
         name = check_name("command", words[0], COMMANDS)
         importlib.import_module(COMMANDS[name][0]).main(words[1:])
-    except Unreadable as error:
+    except Incomplete as error:
         print(f"gtp-vit: {error}", file=sys.stderr)
         return Exit.INCOMPLETE
     except GTPError as error:

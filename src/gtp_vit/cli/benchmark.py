@@ -81,8 +81,8 @@ def main(words: Sequence[str]) -> None:
     channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution
     device = next(model.parameters()).device
     images = torch.randn(max(flags.batch_size), channels, *embed.img_size, dtype=dtype, device=device)
-    timed = measure(flags, method, model, fast, images)
     layers = layer_rows(model, fast, images=images[:8])
+    timed = measure(flags, method, model, fast, images)
     rows = timing_rows(timed)
     title = f"{torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {flags.dtype}"
     words_of_verdict = [verdict(entry, model, fast, images) for entry in timed]
@@ -108,6 +108,8 @@ def measure(flags: Benchmark, method: Method, model: Any, fast: Any, images: tor
     files = None
     if flags.data_dir is not None or flags.dataset:
         files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
+        for size in flags.batch_size:
+            Cycle(files, size, images).next_batch()  # can so many be read? Not to find out after the work
     found = []
     with torch.inference_mode(), render.progress("timing") as progress:
         for size in flags.batch_size:

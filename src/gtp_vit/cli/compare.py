@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from gtp_vit.cli import render
 from gtp_vit.cli.evaluate import (
     change_text,
-    check_readable,
+    check_complete,
     explanation,
+    kl_text,
     result_row,
     spread,
     write_results,
@@ -25,8 +27,9 @@ from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_mode
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.recipes import read_recipe
 from gtp_vit.tools.benchmark import Timing
+from gtp_vit.tools.class_output import check_class_output
 from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, models_of, patch_quietly, plan
-from gtp_vit.tools.data import batches
+from gtp_vit.tools.data import first_images
 from gtp_vit.tools.evaluate import Evaluation
 from gtp_vit.tools.files import check_writable
 from gtp_vit.tools.macs import macs
@@ -79,6 +82,7 @@ def main(words: Sequence[str]) -> None:
     results = None if flags.output is None else flags.output / "results.csv"
     check_writable(results)
     model = make_model(flags)
+    check_class_output(model)
     dataset = make_dataset(flags, model)
     whole = macs(model).total
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
@@ -86,8 +90,7 @@ def main(words: Sequence[str]) -> None:
     plans, left_out = plan(model, flags.methods, budgets, [read_recipe(recipe) for recipe in flags.recipes])
     models = models_of(model, plans)
     settings = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
-    device = next(model.parameters()).device
-    timing_images = next(batches(dataset, batch_size=flags.timing_batch, workers=0)).images.to(device)
+    timing_images = first_images(dataset, flags.timing_batch, model)
     with open_journal(flags, results, flags.model, models, dataset, **settings, batch_size=flags.batch_size) as journal:
         with render.progress("comparing") as progress:
             rows, found = compare(
@@ -119,7 +122,7 @@ def main(words: Sequence[str]) -> None:
         print("\n".join([explanation(found), *(f"Left out: {text}" for text in left_out)]))
         if flags.output is not None:
             print(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
-    check_readable(found.unreadable)
+    check_complete(found)
 
 
 def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -145,7 +148,7 @@ def comparison_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                 f"{score.top1.value:.2f}",
                 change_text(score.top1_change),
                 f"{score.agreement.value:.2f}",
-                f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
+                kl_text(score),
                 "not timed" if row.timing is None else _speed(row.timing),
                 "not timed" if row.rate is None else f"{row.rate:.1f}",
                 "" if row.plan.method is None else str(row.plan.method),
@@ -186,12 +189,13 @@ def report_sections(
     ]
     if all(row.timing is not None for row in reduced):
         pareto = series(lambda row: row.timing.speedup, top1)
-        text = f"Interleaved medians at batch {flags.timing_batch}, {torch.get_num_threads()} threads."
+        text = f"Interleaved medians at batch {len(images)}, {torch.get_num_threads()} threads."
         sections.append(
             Section("Accuracy over speed", curves(pareto, "speed-up", "top-1 accuracy, %") + paragraph(text))
         )
     columns, cells = comparison_table(rows)
-    best = min(range(1, len(rows)), key=lambda index: rows[index].score.kl.value) if len(rows) > 1 else None
+    finite = [index for index in range(1, len(rows)) if not rows[index].score.not_finite]
+    best = min(finite, key=lambda index: rows[index].score.kl.value, default=None)
     cautions = {p.method.caution() for p in (row.plan for row in reduced) if p.method is not None} - {None}
     notes = "".join(paragraph(str(caution)) for caution in sorted(map(str, cautions)))
     text = f"{explanation(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least KL."
@@ -236,7 +240,7 @@ def _stored(flags: Compare, model: Any, row: Row, plans: Sequence[Plan], found: 
 
 def against_best(plans: Sequence[Plan], found: Evaluation) -> dict[str, dict[str, Any]]:
     """How far each is from the plan with the least KL at the same budget, with paired intervals."""
-    kl = {score.name: score.kl.value for score in found.scores}
+    kl = {score.name: math.inf if score.not_finite else score.kl.value for score in found.scores}
     best = {}
     for own in plans:
         rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]

@@ -16,10 +16,12 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import GTPError, Unreadable
+from gtp_vit.errors import GTPError, Incomplete, Unreadable
 from gtp_vit.patch import patch
 from gtp_vit.tools import distributed
-from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Interval, evaluate
+from gtp_vit.tools.class_output import check_class_output
+from gtp_vit.tools.data import first_images
+from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Interval, Score, evaluate
 from gtp_vit.tools.files import check_writable, write_atomically
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.report import Section, paragraph, table, write_report
@@ -67,6 +69,7 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
     if distributed.is_first():
         check_writable(flags.results_file, flags.report)
     model = make_model(flags)
+    check_class_output(model)
     dataset = make_dataset(flags, model)
     fast = patch(model, method)
     models = {UNREDUCED: model, method.name: fast}
@@ -75,6 +78,7 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
         if not distributed.is_first():
             evaluate(models, dataset, batch_size=flags.batch_size, workers=flags.workers)
             return
+        cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
         with render.progress("evaluating") as progress:
             found = evaluate(
                 models,
@@ -84,7 +88,6 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
                 journal=journal,
                 progress=progress,
             )
-        cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
         rows = [result_row(flags, model, name, cost, found) for name in models]
         for row in rows:
             row["settings"] = method.to_dict() if row["method"] == method.name else {}
@@ -100,16 +103,12 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
     else:
         render.table(f"{flags.model}, {method}", *score_table(found, cost))
         print(explanation(found))
-    check_readable(found.unreadable)
+    check_complete(found)
 
 
 def _cost(fast: Any, dataset: Any) -> int:
     """MACs of a patched model; of one that keeps another number of tokens in each image, the mean over some."""
-    if not fast.reducer.adaptive:
-        return macs(fast).total
-    from gtp_vit.tools.data import batches
-
-    return macs(fast, images=next(batches(dataset, batch_size=64, workers=0)).images).total
+    return macs(fast, images=first_images(dataset, 64, fast) if fast.reducer.adaptive else None).total
 
 
 def result_row(flags: Any, model: Any, name: str, cost: dict[str, int], found: Evaluation) -> dict[str, Any]:
@@ -134,6 +133,7 @@ def result_row(flags: Any, model: Any, name: str, cost: dict[str, int], found: E
         "gmacs": round(cost[name] / 1e9, 6),
         "images": score.images,
         "unreadable": len(found.unreadable),
+        "not_finite": score.not_finite,
         **spread("agreement", score.agreement),
         **spread("kl", score.kl),
         **spread("top1_change", score.top1_change),
@@ -166,7 +166,7 @@ def score_table(found: Evaluation, cost: dict[str, int]) -> tuple[list[str], lis
             f"{score.top5.value:.2f}",
             change_text(score.top1_change),
             f"{score.agreement.value:.2f}",
-            f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]",
+            kl_text(score),
         ]
         for score in found.scores
     ]
@@ -177,13 +177,29 @@ def change_text(interval: Interval) -> str:
     return f"{interval.value:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
 
 
+def kl_text(score: Score) -> str:
+    if score.not_finite:
+        return f"none: {score.not_finite} not finite"
+    return f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]"
+
+
 def explanation(found: Evaluation) -> str:
     """What the intervals mean, and what was not counted."""
     count = found.scores[0].images
     text = f"{count} images; brackets are paired 95 % intervals over images."
     if found.unreadable:
         text += f" {len(found.unreadable)} could not be read and are not counted, e.g. {found.unreadable[0]}"
+    if found.not_finite():
+        text += f" {'; '.join(found.not_finite())}: they count as wrong and as disagreement, and there is no KL."
     return text
+
+
+def check_complete(found: Evaluation) -> None:
+    """Let the exit code say that something was left out, or is no number."""
+    if found.not_finite():
+        more = f"; {len(found.unreadable)} of the images could not be read" if found.unreadable else ""
+        raise Incomplete(f"{'; '.join(found.not_finite())}{more}")
+    check_readable(found.unreadable)
 
 
 def check_readable(unreadable: Sequence[str]) -> None:

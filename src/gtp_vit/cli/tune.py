@@ -18,6 +18,7 @@ from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_mode
 from gtp_vit.core.space import Limits
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.recipes import Recipe
+from gtp_vit.tools.class_output import check_class_output
 from gtp_vit.tools.data import InMemory, batches
 from gtp_vit.tools.files import check_writable, write_atomically
 from gtp_vit.tools.plot import curves
@@ -94,6 +95,7 @@ def main(words: Sequence[str]) -> None:
     if flags.curve and targets:
         raise GTPError("--curve has targets of its own; leave out the other")
     model = make_model(flags)
+    check_class_output(model)
     images, unreadable = read_images(flags, model)
     images = images.to(next(model.parameters()).device)
     settings: dict[str, Any] = {

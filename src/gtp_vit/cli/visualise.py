@@ -16,8 +16,9 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
 from gtp_vit.patch import patch
-from gtp_vit.tools.data import DataSettings, make_transform, open_picture, preparation
+from gtp_vit.tools.data import DataSettings, make_transform, preparation
 from gtp_vit.tools.files import check_writable, write_atomically
+from gtp_vit.tools.pictures import open_picture
 from gtp_vit.tools.report import Section, paragraph, picture, table, write_report
 from gtp_vit.tools.trace import Trace, trace
 from gtp_vit.tools.visualise import panels, png
@@ -62,7 +63,7 @@ def main(words: Sequence[str]) -> None:
         write_atomically(flags.output / f"{name}.png", data)
         drawn[str(flags.output / f"{name}.png")] = {
             "kept": [layer.kept.shape[1] for layer in found.layers],
-            "lost": int(found.lost()[0]),
+            "lost": round(float(found.lost()[0]), 4),
         }
         sections.append(
             Section(

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gtp_vit.errors import BadSetting, check_range
+from gtp_vit.tools.eval_mode import eval_mode
 
 Samples = dict[str, list[float]]  # seconds of each candidate, round by round
 
@@ -86,12 +87,12 @@ def benchmark_models(
     rounds: int = 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Timing]:
-    """Time the forward pass of several models on the same images; the first model is the baseline."""
+    """Time the forward pass of several models in eval mode on the same images; the first model is the baseline."""
 
     def call(model: nn.Module) -> Callable[[], object]:
         return lambda: model(images)
 
-    with torch.inference_mode():
+    with torch.inference_mode(), eval_mode(*models.values()):
         samples = interleave({name: call(model) for name, model in models.items()}, rounds=rounds, progress=progress)
     return against(samples, next(iter(models)))
 

@@ -6,6 +6,7 @@ is kept. Numbers of tokens are spread over the layers so that the target is met 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,21 @@ def _choices(name: str, vit: VitInfo) -> Sequence[Method]:
         most = (vit.image_tokens - 1) // vit.depth * vit.depth
         return [cls(**{cls.dial: spread(total, vit.depth)}) for total in range(most + 1)]
     raise GTPError(f"{name} has no setting that says how much is removed")
+
+
+def starting_point(method: Method | str, vit: VitInfo) -> Method:
+    """Settings to begin with, of a method that has a schedule; where none was given, half of the tokens removed."""
+    cls = METHODS[check_name("method", method, METHODS)] if isinstance(method, str) else type(method)
+    # PPT's r is what it removes in each of its layers, not a number for every layer.
+    scheduled = [each for each in METHODS.values() if each.dial in ("propagate", "r") and each is not PPT]
+    if cls not in scheduled:
+        names = ", ".join(each.name for each in scheduled)
+        raise BadSetting(f"{cls.name} has no schedule that could be searched; these have: {names}")
+    given = cls() if isinstance(method, str) else method
+    if getattr(given, cls.dial) != getattr(cls(), cls.dial):
+        return given
+    half: Any = GTPPlus.for_model(vit).propagate if cls is GTPPlus else spread(vit.image_tokens // 2, vit.depth)
+    return dataclasses.replace(given, **{cls.dial: half})
 
 
 def spread(total: int, depth: int) -> tuple[int, ...] | int:

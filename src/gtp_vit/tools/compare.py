@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,9 +59,13 @@ def plan(
         budgets: MACs for one image.
         recipes: settings that were tuned for this model, compared as they are.
     """
+    _once("method", methods)
+    _once("budget", [f"{budget / 1e9:g} GMACs" for budget in budgets])
+    _once("recipe", [str(recipe.method) for recipe in recipes])
     whole = macs(model).total
     found, left_out = [Plan(UNREDUCED, UNREDUCED, None, whole, whole)], []
-    for budget in budgets:
+    texts = _distinct(budgets)
+    for budget, text in zip(budgets, texts, strict=True):
         for name in methods or [name for name in METHODS if name != Identity.name]:
             try:
                 method = at_macs(model, name, budget)
@@ -70,7 +75,7 @@ def plan(
                 left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
                 continue
             cost = macs(model, method, lossless=True).total
-            found.append(Plan(f"{name} @ {budget / 1e9:.3f}", name, method, budget, cost))
+            found.append(Plan(f"{name} @ {text}", name, method, budget, cost))
     for number, recipe in enumerate(recipes):
         recipe.check(model, describe(model))
         cost = macs(model, recipe.method, lossless=True).total
@@ -78,7 +83,24 @@ def plan(
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
         budget = near if abs(near - cost) <= 0.01 * near else cost  # else it is compared with nobody
         found.append(Plan(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
+    if len(found) == 1:
+        raise BadSetting(f"no method can be compared here: {'; '.join(left_out)}")
     return found, left_out
+
+
+def _once(kind: str, given: Sequence[str]) -> None:
+    twice = [each for each, number in Counter(given).items() if number > 1]
+    if twice:
+        raise BadSetting(f"the {kind} {twice[0]} is given more than once; give each once")
+
+
+def _distinct(budgets: Sequence[float]) -> list[str]:
+    """Budgets in GMACs with three decimals, or as many as it takes to tell them apart: they are parts of names."""
+    for decimals in range(3, 12):
+        texts = [f"{budget / 1e9:.{decimals}f}" for budget in budgets]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
@@ -95,6 +117,7 @@ def patch_quietly(model: nn.Module, method: Method) -> Any:
 
 def models_of(model: nn.Module, plans: Sequence[Plan]) -> dict[str, nn.Module]:
     """The model of each plan, by the plan's name."""
+    _once("name", [plan.name for plan in plans])
     return {plan.name: model if plan.method is None else patch_quietly(model, plan.method) for plan in plans}
 
 
@@ -110,7 +133,7 @@ def compare(
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[Row], Evaluation]:
-    """Evaluate and time the models of all plans; `rounds` = 0 times nothing."""
+    """Evaluate and time the models of all plans, the unreduced one first; `rounds` = 0 times nothing."""
     evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal, progress=progress)
     timings: dict[str, Timing] = {}
     if rounds and timing_images is not None:

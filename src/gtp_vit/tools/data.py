@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from gtp_vit.errors import GTPError
-from gtp_vit.tools import idx
+from gtp_vit.tools import folders, idx, pictures
 
-MOST_PIXELS = 100_000_000  # of one image; more is taken for a decompression bomb
+WANTED = "give a folder with one folder of images for each class"
 
 
 class Item(NamedTuple):
@@ -69,9 +68,11 @@ class ImageFiles(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         name = str(self.reader.filename(index)) if hasattr(self.reader, "filename") else f"image {index}"
         try:
+            if hasattr(self.reader, "samples"):  # timm's reader of folders, which would wait for a pipe
+                pictures.check_is_file(self.reader.filename(index, absolute=True))
             file, label = self.reader[index]
             with contextlib.closing(file):
-                return Item(index, self.transform(_open(file)), int(label), name, "")
+                return Item(index, self.transform(pictures.decode(file)), _number(label), name, "")
         except Exception as error:  # decoders raise what they like
             reason = str(error).strip().splitlines() or [type(error).__name__]
             return Item(index, torch.zeros(self.shape), -1, name, reason[0])
@@ -90,9 +91,10 @@ class ImageStream(IterableDataset[Item]):
         index = -1
         for index, (image, label) in enumerate(itertools.islice(self.stream, self.limit or None)):
             try:
-                yield Item(index, self.transform(image.convert("RGB")), int(label), f"image {index}", "")
+                yield Item(index, self.transform(pictures.decode(image)), _number(label), f"image {index}", "")
             except Exception as error:
-                yield Item(index, torch.zeros(self.shape), -1, f"image {index}", str(error).splitlines()[0])
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                yield Item(index, torch.zeros(self.shape), -1, f"image {index}", reason[0])
         try:
             promised = len(self.stream)  # type: ignore[arg-type]
         except TypeError:
@@ -100,6 +102,11 @@ class ImageStream(IterableDataset[Item]):
         if not self.limit:
             for place in range(index + 1, promised):
                 yield Item(place, torch.zeros(self.shape), -1, "an image of the stream", "it could not be decoded")
+
+
+def _number(label: Any) -> int:
+    """Splits without labels have -1 or None."""
+    return -1 if label is None else int(label)
 
 
 class InMemory(Dataset[Item]):
@@ -147,18 +154,22 @@ def open_images(
         reader = idx.IdxReader(folder, settings.split)
     else:
         try:
-            dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split)
+            how = folders.how_to_read(settings.dataset)
+            dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
         except Exception as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise GTPError(f"no images in {folder}: {reason[0]}") from error
+            none = f"no images in {folder}"
+            raise GTPError(f"{none}: {reason[0]}" if settings.dataset else f"{none}; {WANTED}") from error
         if isinstance(dataset, IterableDataset):
             return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
         reader = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)
+        if not settings.dataset:
+            folders.name_others(Path(reader.root))
     if len(reader) == 0:
-        raise GTPError(f"no images in {folder}; give a folder with one folder of images for each class")
+        raise GTPError(f"no images in {folder}; {WANTED}")
     classes, wanted = len(getattr(reader, "class_to_idx", ())), getattr(model, "num_classes", 0)
     if settings.labels and classes and wanted and classes != wanted:
-        empty = _empty_classes(Path(getattr(reader, "root", folder)), reader.class_to_idx)
+        empty = folders.empty_classes(Path(getattr(reader, "root", folder)), reader.class_to_idx)
         if empty:
             raise GTPError(
                 f"class {empty[0]} has no images in {folder}; put some there: the model wants {wanted} classes"
@@ -168,15 +179,6 @@ def open_images(
             f"model with {classes} classes (--num-classes)"
         )
     return ImageFiles(reader, make_transform(config, augment), shape, settings.limit)
-
-
-def _empty_classes(folder: Path, found: Iterable[str]) -> list[str]:
-    """Class folders without images, which timm leaves out."""
-    classes = set(found)
-    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    return [
-        path.name for path in below if path.name not in classes and not any(file.is_dir() for file in path.iterdir())
-    ]
 
 
 def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = None) -> Any:
@@ -204,12 +206,17 @@ class OneChannel:
     def __call__(self, picture: Any) -> Tensor:
         return self.transform(picture.convert("L").convert("RGB"))[:1]
 
+    def __repr__(self) -> str:  # part of a run's identity
+        return f"OneChannel({self.transform})"
+
 
 class _Plain:
     """torchvision's data sets have no reader."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
+        if hasattr(dataset, "loader"):  # its own waits for pipes, and makes white of 16-bit grey
+            dataset.loader = pictures.load
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -255,6 +262,18 @@ def batches(
     yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=collate, pin_memory=pin)
 
 
+def first_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
+    """The first images that can be read, at most so many, where and as the model takes them."""
+    weight, found = next(model.parameters()), []
+    for batch in batches(dataset, batch_size=count, workers=0):
+        found.append(batch.images)
+        if sum(map(len, found)) >= count:
+            break
+    if not any(map(len, found)):
+        raise GTPError("not one image could be read")
+    return torch.cat(found)[:count].to(weight.device, weight.dtype)
+
+
 def collate(items: list[Item]) -> Batch:
     """Items as one batch, those that could not be read apart."""
     good = [item for item in items if not item.problem]
@@ -265,27 +284,3 @@ def collate(items: list[Item]) -> Batch:
         torch.tensor([item.label for item in good], dtype=torch.long),
         {item.place: f"{item.name}: {item.problem}" for item in items if item.problem},
     )
-
-
-def open_picture(path: Path) -> Any:
-    """One picture of the user's, or a clear error."""
-    if not path.is_file():
-        raise GTPError(f"there is no picture {path}")
-    try:
-        with path.open("rb") as file:
-            return _open(file)
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise GTPError(f"{path} cannot be read: {reason[0]}") from error
-
-
-def _open(file: Any) -> Any:
-    """A decoded RGB picture; pictures that are bombs, or cut off, raise."""
-    from PIL import Image
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        image = file if isinstance(file, Image.Image) else Image.open(file)
-        if image.width * image.height > MOST_PIXELS:
-            raise GTPError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS // 10**6} million")
-        return image.convert("RGB")

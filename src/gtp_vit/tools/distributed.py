@@ -112,12 +112,14 @@ def _lost_contact(who: str) -> Iterator[None]:
     """A process that was killed shows as an error of the network, or as the launcher's signal, in all the others."""
 
     def stop(*_: object) -> None:
-        raise GTPError(f"{who} was told to stop, mostly because another one failed or was killed; {GO_ON}")
+        raise _Stopped
 
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, stop) if main else None
     try:
         yield
+    except _Stopped:
+        raise GTPError(f"{who} was told to stop, mostly because another one failed or was killed; {GO_ON}") from None
     except RuntimeError as error:
         if not any(sign in str(error).lower() for sign in SIGNS):
             raise
@@ -127,6 +129,10 @@ def _lost_contact(who: str) -> Iterator[None]:
     finally:
         if main:
             signal.signal(signal.SIGTERM, before)
+
+
+class _Stopped(BaseException):
+    """The launcher's signal. Like Ctrl-C, nothing that only expects errors of its own work may take it for one."""
 
 
 def _together() -> bool:

@@ -21,7 +21,9 @@ from torch.utils.data import Dataset
 
 from gtp_vit.errors import GTPError
 from gtp_vit.tools import distributed
+from gtp_vit.tools.class_output import check_class_output, check_logits
 from gtp_vit.tools.data import Batch, Item, batches
+from gtp_vit.tools.eval_mode import eval_mode
 from gtp_vit.tools.journal import Journal
 
 UNREDUCED = "unreduced"
@@ -54,6 +56,7 @@ class Score:
     kl: Interval  # KL(unreduced || this), in nats
     top1_change: Interval  # against the unreduced model on the same images
     seconds: float  # in the model's forward passes
+    not_finite: int  # images whose outputs are not; they count as wrong and as disagreement, and leave no KL
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,18 @@ class Evaluation:
     unreadable: tuple[str, ...]
     per_image: dict[str, dict[str, Array]]  # model -> rank, first, kl; each [I]
 
-    def difference(self, one: str, other: str, figure: str) -> Interval:
-        """The first model's figure (kl, top1 or agreement) minus the other's, with a paired interval."""
-        return self.differences([(one, other, figure)])[0]
+    def not_finite(self) -> list[str]:
+        """Which models have outputs that are not finite, and on how many images, in words."""
+        return [
+            f"{score.name}: {score.not_finite} of {score.images} images have outputs that are not finite"
+            for score in self.scores
+            if score.not_finite
+        ]
 
     def differences(self, wanted: Sequence[tuple[str, str, str]]) -> list[Interval]:
-        """The same for many (one, other, figure), on one set of resamples."""
+        """For each (one, other, figure): the first model's kl, top1 or agreement minus the other's, paired."""
         figures = ((_figure(self.per_image, one, f), _figure(self.per_image, other, f)) for one, other, f in wanted)
-        return bootstrap_all(np.stack([own - others for own, others in figures]))
+        return bootstrap(np.stack([own - others for own, others in figures]))
 
 
 def evaluate(
@@ -86,7 +93,7 @@ def evaluate(
     """Run all models over all images once; in several processes each runs its share, and all get the whole result.
 
     Args:
-        models: name -> model in eval mode; the first is the unreduced one, called UNREDUCED.
+        models: name -> model; the first is the unreduced one, called UNREDUCED. They are measured in eval mode.
         dataset: labelled images.
         batch_size: images at a time.
         workers: processes that read images.
@@ -94,6 +101,8 @@ def evaluate(
         progress: called with the number of images done and their total, None if that is not known.
     """
     assert next(iter(models)) == UNREDUCED
+    for model in models.values():
+        check_class_output(model)
     entries: list[Any] = distributed.from_first(list(journal.entries) if journal is not None else [])
     total = len(dataset) if hasattr(dataset, "__len__") else None
     done = sum(len(entry["index"]) + len(entry["unreadable"]) for entry in entries)
@@ -105,7 +114,9 @@ def evaluate(
     while True:
         # One round is a run of neighbouring images, whatever the number of processes, so any number can go on from it.
         batch = next(own, None)
-        found = distributed.gather(None if batch is None else _run(models, batch, device))
+        with eval_mode(*models.values()):
+            run = None if batch is None else _run(models, batch, device)
+        found = distributed.gather(run)
         finished = [entry for entry in found if entry is not None]
         if not finished:
             break
@@ -145,24 +156,40 @@ def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) ->
             found["models"][name] = {"rank": [], "first": [], "kl": [], "seconds": 0.0}
             continue
         begin = time.perf_counter()
-        logits = model(images.to(weight.dtype)).float()
+        logits = check_logits(name, model(images.to(weight.dtype)), len(images)).float()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
+        finite = logits.isfinite().all(dim=1)
         if base is None:
             _check_labels(labels, logits.shape[1])
+            _check_base(finite, batch.place)
             base = logits
         found["models"][name] = {
-            "rank": _rank(logits, labels).tolist(),
-            "first": logits.argmax(dim=1).tolist(),
-            "kl": [round(value, 9) for value in divergence(base, logits).tolist()],
+            "rank": torch.where(finite, _rank(logits, labels), logits.shape[1]).tolist(),
+            "first": torch.where(finite, logits.argmax(dim=1), -1).tolist(),  # -1: it names no class
+            "kl": [None if math.isnan(value) else round(value, 9) for value in divergence(base, logits).tolist()],
             "seconds": seconds,
         }
     return found
 
 
+def _check_base(finite: Tensor, place: Tensor) -> None:
+    if not bool(finite.all()):
+        wrong = place[~finite.cpu()].tolist()
+        raise GTPError(
+            f"the unreduced model's outputs are not finite on {len(wrong)} of {len(finite)} images (the first is image "
+            f"{wrong[0]}): there is nothing to compare with; check its weights, or use float32"
+        )
+
+
 def _check_labels(labels: Tensor, classes: int) -> None:
-    highest = int(labels.max())
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0:
+        raise GTPError(
+            f"an image has label {lowest}, which stands for no label, and accuracy needs one; give a split that has "
+            "labels, e.g. --split validation"
+        )
     if highest >= classes:
         raise GTPError(
             f"an image has label {highest}, but the model tells {classes} classes apart; give it its own data"
@@ -170,17 +197,17 @@ def _check_labels(labels: Tensor, classes: int) -> None:
 
 
 def _rank(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the label's, [B]; of equal ones the first counts, as in topk. NaN never wins."""
+    """How many classes come before the label's, [B]; of equal ones the first counts, as in topk."""
     own = logits.gather(1, labels.unsqueeze(1))
     before = torch.arange(logits.shape[1], device=logits.device) < labels.unsqueeze(1)
-    rank = ((logits > own) | ((logits == own) & before)).sum(dim=1)
-    return torch.where(own.squeeze(1).isnan(), logits.shape[1], rank)
+    return ((logits > own) | ((logits == own) & before)).sum(dim=1)
 
 
 def divergence(base: Tensor, logits: Tensor) -> Tensor:
-    """KL(base || logits) of each image, [B]."""
+    """KL(base || logits) of each image, [B]; NaN where one of them is not finite."""
+    finite = (base.isfinite() & logits.isfinite()).all(dim=1)
     base, logits = base.double().log_softmax(dim=1), logits.double().log_softmax(dim=1)
-    return (base.exp() * (base - logits)).sum(dim=1)
+    return torch.where(finite, (base.exp() * (base - logits)).sum(dim=1), math.nan)
 
 
 def summarise(names: list[str], entries: list[Any]) -> Evaluation:
@@ -192,8 +219,8 @@ def summarise(names: list[str], entries: list[Any]) -> Evaluation:
         raise GTPError("an image was counted twice; delete the journal and run again")
     per_image = {
         name: {
-            key: np.array([value for entry in entries for value in entry["models"][name][key]])
-            for key in ("rank", "first", "kl")
+            key: np.array([value for entry in entries for value in entry["models"][name][key]], dtype=kind)
+            for key, kind in (("rank", int), ("first", int), ("kl", float))  # no KL, None in a journal, becomes NaN
         }
         for name in names
     }
@@ -201,13 +228,14 @@ def summarise(names: list[str], entries: list[Any]) -> Evaluation:
     figures = ("top1", "top5", "agreement", "kl")
     every = [_figure(per_image, name, figure) for name in names for figure in figures]
     top1 = every[:: len(figures)]
-    intervals = bootstrap_all(np.stack([*every, *(own - top1[0] for own in top1)]))
+    intervals = bootstrap(np.stack([*every, *(own - top1[0] for own in top1)]))
     scores = []
     for index, name in enumerate(names):
         own = dict(zip(figures, intervals[index * len(figures) :], strict=False))
         seconds = sum(entry["models"][name]["seconds"] for entry in entries)
         change = intervals[len(every) + index]
-        scores.append(Score(name=name, images=len(indices), **own, top1_change=change, seconds=seconds))
+        not_finite = int(np.isnan(per_image[name]["kl"]).sum())
+        scores.append(Score(name, len(indices), **own, top1_change=change, seconds=seconds, not_finite=not_finite))
     return Evaluation(tuple(scores), unreadable, per_image)
 
 
@@ -221,13 +249,11 @@ def _figure(per_image: dict[str, dict[str, Array]], name: str, figure: str) -> A
     return 100.0 * (own["rank"] < {"top1": 1, "top5": 5}[figure])
 
 
-def bootstrap(values: Array) -> Interval:
-    """The mean of [I] values and its 95 % interval, by resampling images."""
-    return bootstrap_all(values[None])[0]
+def bootstrap(values: Array) -> list[Interval]:
+    """The mean of each row of [figures, I] and its 95 % interval, by resampling images.
 
-
-def bootstrap_all(values: Array) -> list[Interval]:
-    """The same for each row of [figures, I], all on the same resamples, which depend on the number of images alone."""
+    All are on the same resamples, which depend on the number of images alone.
+    """
     means, count = values.mean(axis=1), values.shape[1]
     if count < 2:
         return [Interval(float(mean), math.nan, math.nan) for mean in means]

@@ -17,6 +17,7 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import describe, is_patched, patch, unpatch
+from gtp_vit.tools.eval_mode import eval_mode
 
 
 def macs(
@@ -61,7 +62,8 @@ def macs(
     lossless = bool(lossless) and not (vit.head_reads_image_tokens or reducer.reads_image_tokens)
     if images is not None and grid is None:
         fast: Any = patch(plain, Identity())
-        grid = backbones.find(plain).embed(fast, images[:1]).grid
+        with eval_mode(fast):
+            grid = backbones.find(plain).embed(fast, images[:1]).grid
     grid = grid or vit.grid
     if images is not None and reducer.adaptive:
         assert method is not None
@@ -75,7 +77,7 @@ def macs(
 def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
     """For each image, how many tokens were in each layer of a model that keeps as many as the image asks for."""
     seen: list[Tokens] = []
-    with torch.no_grad():
+    with torch.no_grad(), eval_mode(model):
         run(model, images, observe=seen.append)
     counts = []
     for tokens in seen:

@@ -13,11 +13,18 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 420, 64, 48, 16
 def curves(
     series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, *, log_y: bool = False
 ) -> str:
-    """One line with dots for each name; points in the order of x."""
-    series = {name: sorted(p for p in line if not (log_y and p[1] <= 0)) for name, line in series.items()}
+    """One line with dots for each name; points in the order of x. What cannot be drawn is named below."""
+
+    def can_be_drawn(point: tuple[float, float]) -> bool:
+        return all(map(math.isfinite, point)) and not (log_y and point[1] <= 0)
+
+    missing = [name for name, line in series.items() if not all(map(can_be_drawn, line))]
+    why = "its value is not finite" + (", or it is 0, which no logarithmic axis has" if log_y else "")
+    note = f"<p>Not drawn, at least in part, because {why}: {escape(', '.join(missing))}.</p>" if missing else ""
+    series = {name: sorted(filter(can_be_drawn, line)) for name, line in series.items()}
     points = [point for line in series.values() for point in line]
     if not points:
-        return "<p>Nothing to draw.</p>"
+        return f"<p>Nothing to draw.</p>{note}"
     right = 40 + 7 * max(13, *map(len, series))  # room for the names
     to_y = math.log10 if log_y else float
     x_low, x_high = _padded([x for x, _ in points])
@@ -60,7 +67,7 @@ def curves(
     parts.append(
         f'<text transform="translate(14 {half}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text></svg>'
     )
-    return "\n".join(parts)
+    return "\n".join(parts) + note
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,12 +83,13 @@ def write_report(path: Path, title: str, lead: str, sections: Sequence[Section],
 
 
 def commit() -> str:
-    """Of the source tree that runs, if it is one."""
-    folder = Path(__file__).parent
+    """Of the source tree that runs, if it is one: a package may be installed inside of anybody's repository."""
+    source = Path(__file__).resolve().parents[3]
+    asked = ["git", "-C", str(source), "rev-parse", "--show-toplevel", "--short", "HEAD"]
+    here = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # hooks set GIT_DIR
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=here)
     except (OSError, subprocess.CalledProcessError):
         return "installed package"
-    return done.stdout.strip()
+    root, short = done.stdout.splitlines()
+    return short if Path(root) == source else "installed package"

@@ -20,6 +20,7 @@ from gtp_vit.methods.tome import ToMe
 from gtp_vit.paper import complexity
 from gtp_vit.patch import patch
 from gtp_vit.tools.compare import patch_quietly
+from gtp_vit.tools.eval_mode import eval_mode
 from gtp_vit.tools.evaluate import UNREDUCED, evaluate
 from gtp_vit.tools.experiments import Cell
 from gtp_vit.tools.journal import Journal
@@ -120,7 +121,9 @@ def _accuracies(
     evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal)
     scores = {score.name: score for score in evaluation.scores}
     for index, cell in enumerate(plain):
-        found[cell] = scores[UNREDUCED if cell.method is None else str(index)].top1.value
+        score = scores[UNREDUCED if cell.method is None else str(index)]
+        bad = f"{score.not_finite} of {score.images} images have outputs that are not finite"
+        found[cell] = bad if score.not_finite else score.top1.value
     return found, evaluation.unreadable
 
 
@@ -149,7 +152,7 @@ def oversmoothing(model: nn.Module, images: Tensor, number: int) -> dict[str, li
     found = {}
     for method in (Identity(), GTP(propagate=number), ToMe(r=number)):
         seen: list[Tokens] = []
-        with torch.no_grad():
+        with torch.no_grad(), eval_mode(model):
             run(patch(model, method), images, observe=seen.append)
         found[str(method)] = [_mean_similarity(tokens.image) for tokens in seen[1:]]
     return found

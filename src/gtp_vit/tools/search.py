@@ -43,6 +43,11 @@ class Damage:
         return float(self.kl.mean())
 
     @property
+    def not_finite(self) -> int:
+        """Images whose outputs are not finite."""
+        return int(np.isnan(self.kl).sum())
+
+    @property
     def agreement(self) -> float:
         return 100 * float(self.same.mean())
 
@@ -75,7 +80,7 @@ class Ruler:
             if "speedup" in entry:
                 self.speedups[settings] = entry["speedup"]
                 continue
-            damage = Damage(np.array(entry["kl"]), np.array(entry["same"], dtype=bool))
+            damage = Damage(np.array(entry["kl"], dtype=float), np.array(entry["same"], dtype=bool))  # None is NaN
             self.known[settings, entry["first"], entry["last"]] = damage, entry["seconds"]
         with torch.inference_mode():
             self.base = torch.cat([self.model(part) for part in images.split(batch_size)])
@@ -98,7 +103,8 @@ class Ruler:
             self.known[key] = Damage(kl, same), seconds
             if self.journal is not None:
                 entry = {"settings": method.to_dict(), "first": first, "last": last, "seconds": seconds}
-                self.journal.append({**entry, "kl": kl.tolist(), "same": same.astype(int).tolist()})
+                stored = [None if np.isnan(value) else value for value in kl.tolist()]
+                self.journal.append({**entry, "kl": stored, "same": same.astype(int).tolist()})
         damage, seconds = self.known[key]
         self.seconds += seconds  # also of what a journal had, so that a run that goes on ends at the same time
         return damage
@@ -230,6 +236,11 @@ def search(
             tell()
             if spent() >= 1:
                 break
+        if not climbs and tried:
+            raise GTPError(
+                f"{space.method.name}'s outputs are not finite with any of the {len(tried)} schedules to begin with; "
+                "use float32 or bfloat16, or ask for less"
+            )
         if not climbs:
             raise unreachable(space, target)
         turn, idle = 0, 0

@@ -18,6 +18,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 from gtp_vit.patch import is_patched
+from gtp_vit.tools.eval_mode import eval_mode
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Trace:
 
 @torch.no_grad()
 def trace(model: nn.Module, images: Tensor) -> Trace:
-    """Follow the tokens of `images` through a patched model. No layer is shortened for it.
+    """Follow the tokens of `images` through a patched model in eval mode. No layer is shortened for it.
 
     >>> import timm, torch, gtp_vit
     >>> fast = gtp_vit.patch(timm.create_model("test_vit").eval(), gtp_vit.GTP(propagate=8))
@@ -81,7 +82,8 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
     if not is_patched(model):
         raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
     seen: list[Tokens] = []
-    run(model, images, observe=seen.append, follow=True)
+    with eval_mode(model):
+        run(model, images, observe=seen.append, follow=True)
     if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in seen):
         raise BadSetting("this method keeps another number of tokens in each image; trace the images one by one")
     return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))

@@ -16,17 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit import __version__
-from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.reducer import Method
 from gtp_vit.core.space import Limits, Space, cheapest
-from gtp_vit.errors import BadSetting, check_name, check_range
-from gtp_vit.methods import METHODS
-from gtp_vit.methods.gtp_plus import GTPPlus
-from gtp_vit.methods.ppt import PPT
+from gtp_vit.errors import BadSetting, GTPError, check_range
 from gtp_vit.patch import describe, patch, unpatch
 from gtp_vit.recipes import DEFAULT_SHARE, Recipe, model_name, sizes_of_vit
 from gtp_vit.tools.benchmark import Timing, benchmark_models
-from gtp_vit.tools.budget import spread
+from gtp_vit.tools.budget import starting_point
+from gtp_vit.tools.class_output import check_class_output
 from gtp_vit.tools.compare import patch_quietly
+from gtp_vit.tools.eval_mode import measures_in_eval_mode
 from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.search import Found, Ruler, check_images, search
 
@@ -46,6 +45,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
+@measures_in_eval_mode
 def tune(
     model: nn.Module,
     images: Tensor,
@@ -69,7 +69,7 @@ def tune(
     """The settings of a method with the least damage at one target; a recipe that `patch` takes.
 
     Args:
-        model: a supported ViT in eval mode, with the weights it will be used with.
+        model: a supported ViT with classes and the weights it will be used with; it is measured in eval mode.
         images: a few hundred, prepared as the model wants them, [I, channels, height, width]. No labels are needed.
         macs: the target as a share of the unreduced model's MACs,
         speedup: or as a speed-up that is measured here,
@@ -101,8 +101,9 @@ def tune(
     check_range("batch_size", batch_size, 1, 65536, whole=True)
     check_range("timing_batch", timing_batch, 1, 65536, whole=True)
     plain: Any = unpatch(model)
-    check_images(images, plain)
     vit = describe(plain)
+    check_class_output(plain)
+    check_images(images, plain)
     settings = starting_point(method, vit)
     settings.build(vit)  # says what does not fit
     space = Space(vit, settings, limits)
@@ -141,6 +142,11 @@ def tune(
         found = _at_damage(goal, space, value, evaluations, run)
     cost = space.cost(space.plan_of(found.method))
     held_out = ruler.damage(found.method, searched, len(images))
+    if held_out.not_finite:
+        raise GTPError(
+            f"the outputs of {found.method} are not finite on {held_out.not_finite} of {len(held_out.kl)} held-out "
+            "images, though they are on those of the search; use float32 or bfloat16, or ask for less"
+        )
     measured: dict[str, Any] = {
         "macs": cost,
         "share": round(cost / whole, 4),
@@ -167,21 +173,6 @@ def tune(
         "minutes": round((time.time() - begin) / 60, 1),
     }
     return Recipe(name or model_name(plain), sizes_of_vit(vit), found.method, history, measured)
-
-
-def starting_point(method: Method | str, vit: VitInfo) -> Method:
-    """Settings to begin with, of a method that has a schedule; where none was given, half of the tokens removed."""
-    cls = METHODS[check_name("method", method, METHODS)] if isinstance(method, str) else type(method)
-    # PPT's r is what it removes in each of its layers, not a number for every layer.
-    scheduled = [each for each in METHODS.values() if each.dial in ("propagate", "r") and each is not PPT]
-    if cls not in scheduled:
-        names = ", ".join(each.name for each in scheduled)
-        raise BadSetting(f"{cls.name} has no schedule that could be searched; these have: {names}")
-    given = cls() if isinstance(method, str) else method
-    if getattr(given, cls.dial) != getattr(cls(), cls.dial):
-        return given
-    half: Any = GTPPlus.for_model(vit).propagate if cls is GTPPlus else spread(vit.image_tokens // 2, vit.depth)
-    return dataclasses.replace(given, **{cls.dial: half})
 
 
 Run = Callable[..., Found]

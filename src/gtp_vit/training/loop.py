@@ -20,6 +20,7 @@ from gtp_vit.patch import unpatch
 from gtp_vit.recipes import Recipe, model_name, resolve
 from gtp_vit.tools import distributed
 from gtp_vit.tools.checkpoint import sizes_of_model
+from gtp_vit.tools.class_output import check_class_output
 from gtp_vit.tools.data import Item
 from gtp_vit.tools.environment import bf16_verdict
 from gtp_vit.tools.evaluate import UNREDUCED, evaluate
@@ -83,14 +84,7 @@ def finetune(
     method = resolve(method, plain, describe_vit(plain))
     if not isinstance(method, Method):
         raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
-    if not getattr(plain, "num_classes", 0):
-        raise BadSetting(
-            "the model has no classifier: there is nothing that a loss could compare; give one with classes"
-        )
-    if getattr(plain, "global_pool", None) == "":
-        raise BadSetting(
-            "the model has logits of every token (global_pool is empty); create it with pooling to finetune"
-        )
+    check_class_output(plain)
     check_processes(settings)
     if settings.amp != "off" and next(plain.parameters()).device.type == "cpu":
         verdict = bf16_verdict()  # in a process of its own, because it may die

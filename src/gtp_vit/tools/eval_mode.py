@@ -1,0 +1,44 @@
+"""eval mode: measure a model as it will be used, whatever mode it is in, and leave that as it was.
+
+timm.create_model returns models in train mode, where dropout and stochastic depth make every pass a different one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@contextlib.contextmanager
+def eval_mode(*models: Any) -> Iterator[None]:
+    """Every module of the models in eval mode; afterwards each is in its own mode again.
+
+    Patched models share blocks with their originals and users freeze single blocks, so each module counts for itself.
+    What is no module is left to the caller to refuse.
+    """
+    modules = {module for model in models if isinstance(model, nn.Module) for module in model.modules()}
+    before = {module: module.training for module in modules}
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def measures_in_eval_mode(function: Function) -> Function:
+    """For functions whose first argument is the model."""
+
+    @functools.wraps(function)
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with eval_mode(model):
+            return function(model, *args, **kwargs)
+
+    return cast(Function, call)

@@ -1,0 +1,78 @@
+"""pictures: one picture from a file, as 8-bit RGB, or a clear reason why not."""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtp_vit.errors import GTPError
+
+MOST_PIXELS = 100_000_000  # of one image; more is taken for a decompression bomb
+# What is taken for a picture in a folder. Those that this Pillow cannot decode count as unreadable: nobody may think
+# that they were seen.
+ENDINGS = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".psd", ".avif", ".heic", ".heif", ".jxl", ".svg"),
+)
+# Where Pillow opens 16 bits of grey as 32-bit integers, as it depends on its version.
+SIXTEEN_BITS_AS_INTEGERS = ("PNG", "PPM")
+BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF's tags, and a value of the second
+
+
+def check_is_file(path: str | Path) -> None:
+    """Opening a pipe waits for somebody to write, and a device may never end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise GTPError("it is no file, but a folder, pipe, socket or device")
+
+
+def open_picture(path: Path) -> Any:
+    """One picture of the user's, or a clear error."""
+    if not path.exists():
+        raise GTPError(f"there is no picture {path}")
+    try:
+        return load(path)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise GTPError(f"{path} cannot be read: {reason[0]}") from error
+
+
+def load(path: str | Path) -> Any:
+    """Of a file, the first picture in it; raises what it likes."""
+    check_is_file(path)
+    with open(path, "rb") as file:
+        return decode(file)
+
+
+def decode(file: Any) -> Any:
+    """An RGB picture, of a file or of a picture of any mode; pictures that are bombs, or cut off, raise."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        image = file if isinstance(file, Image.Image) else Image.open(file)
+        if image.width * image.height > MOST_PIXELS:
+            raise GTPError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS // 10**6} million")
+        return _eight_bits(image).convert("RGB")
+
+
+def _eight_bits(image: Any) -> Any:
+    """Grey of more than 8 bits, which Pillow cuts off at 255 instead of scaling it: nearly all of it becomes white."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_INTEGERS):
+        tags = image.tag_v2 if image.format == "TIFF" else {}
+        white = 2 ** tags.get(BITS, (16,))[0] - 1  # some have 12 bits
+        scaled = np.rint(np.asarray(image).astype(np.float64) * (255 / white)).astype(np.uint8)
+        return Image.fromarray(255 - scaled if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO else scaled)
+    if image.mode in ("I", "F"):
+        raise GTPError(
+            f"its grey values ({'32-bit integers' if image.mode == 'I' else 'floating-point numbers'}) do not say what "
+            "is white; convert it to 8 or 16 bits"
+        )
+    return image
