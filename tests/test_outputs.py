@@ -256,7 +256,7 @@ def test_a_journal_keeps_outputs_that_are_not_finite(tmp_path):
     first = evaluate(models, in_memory(), batch_size=24, journal=journal)
     journal.close(finished=False)
     lines = (tmp_path / "x.journal").read_text().splitlines()
-    json.loads(lines[1], parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    json.loads(lines[2].split(" ", 1)[1], parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     with Journal(tmp_path / "x.journal", {}) as journal:
         assert evaluate(models, in_memory(), batch_size=24, journal=journal).not_finite() == first.not_finite()
 
@@ -334,8 +334,8 @@ def test_tune_says_so_if_no_schedule_has_finite_outputs(tmp_path, monkeypatch):
     with pytest.raises(GTPError, match="gtp_plus's outputs are not finite with any of the"):
         tune(families.make("vit"), families.images("vit", 30), macs=0.7, evaluations=2, journal=journal)
     journal.close(finished=False)
-    for line in (tmp_path / "x.journal").read_text().splitlines():
-        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    for line in (tmp_path / "x.journal").read_text().splitlines()[1:]:
+        json.loads(line.split(" ", 1)[1], parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
 @pytest.mark.parametrize(
