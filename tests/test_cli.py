@@ -121,7 +121,7 @@ def test_check_says_whether_bf16_works(capsys):
         (["evaluate", "--num-classes", "9"], "fashion_vit has its own size and classes; leave out num_classes"),
         (["macs", "test_vit", "--method", "gpt"], "unknown method 'gpt'; did you mean 'ppt' or 'gtp'"),
         (["macs", "test_vit", "--method", "ats"], "ATS keeps another number of tokens in each image"),
-        (["macs", "lvvit_x"], "did you mean 'lvvit_t'"),
+        (["macs", "lvvit_x"], "the nearest are lvvit_t"),
         (["macs", "test_vit", "--method", "evit", "--keep-rate", "1.5"], "keep_rate is 1.5"),
         (["macs", "test_vit", "--propagate", "40"], "largest constant number for this model is"),
         (["macs", "test_vit", "--select", "mixd"], "did you mean 'mixed'"),

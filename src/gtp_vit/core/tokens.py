@@ -16,6 +16,8 @@ from torch import Tensor
 
 from gtp_vit.paper.propagation import select_rows, summarise
 
+CHANGEABLE = ("x", "position", "size", "source", "carry", "native")
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -36,7 +38,13 @@ class Tokens:
         return self.x[:, self.prefix :]
 
     def but(self, **changes: Any) -> Tokens:
-        """A copy with some fields changed. (dataclasses.replace, but torch.compile follows it since torch 2.6.)"""
+        """A copy with some fields changed; `prefix` and `grid` are the same for the whole pass.
+
+        Written out, as torch.compile cannot follow dataclasses.replace in torch 2.6.
+        """
+        for name in changes:
+            if name not in CHANGEABLE:
+                raise TypeError(f"Tokens.but cannot change {name!r}; it can change {', '.join(CHANGEABLE)}")
         return Tokens(
             x=changes.get("x", self.x),
             position=changes.get("position", self.position),
