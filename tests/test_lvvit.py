@@ -99,7 +99,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, tiny_lvvit):
         create_model(tiny_lvvit, checkpoint=path, meta=True)
     with pytest.raises(GTPError, match="there is no file"):
         create_model(tiny_lvvit, checkpoint=tmp_path / "nothing.pth")
-    with pytest.raises(GTPError, match="did you mean 'lvvit_s'"):
+    with pytest.raises(GTPError, match="the nearest are lvvit_s"):
         create_model("lvvit_ss")
     with pytest.raises(GTPError, match="not in timm"):
         create_model("lvvit_s", pretrained=True)

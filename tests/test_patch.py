@@ -433,7 +433,7 @@ def test_wrong_images_are_refused(images, words):
 
 
 def test_wrong_arguments_of_patch_are_refused():
-    for model, method in ((families.make(VIT), "gtp"), (families.make(VIT), GTP), ("deit", GTP())):
+    for model, method in ((families.make(VIT), 8), (families.make(VIT), GTP), ("deit", GTP())):
         with pytest.raises(BadSetting):
             patch(model, method)
 

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: what was found, what is allowed, what to do, in one line."""
+"""Errors that are the user's to fix: what was found, what is allowed, what to do, in one line."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ class UnsupportedBackbone(GTPError):
     """A model that we do not fully understand, and therefore leave alone."""
 
 
+def shown(value: object) -> str:
+    """A value in an error: on one line, and cut where it is long.
+
+    >>> shown("a" * 200)[-8:]
+    'aaaaa...'
+    """
+    if isinstance(value, int) and abs(value) > 10**50:  # Python refuses to print the longest ones
+        return "a number of more than 50 digits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
 def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
     """Return `name` if it is one of `allowed`, else raise UnknownName with the closest matches.
 
@@ -50,9 +62,9 @@ def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
     names = list(allowed)
     if name in names:
         return str(name)
-    close = difflib.get_close_matches(str(name).lower(), names, n=2, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:100].lower(), names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
-    raise UnknownName(f"unknown {kind} {name!r}{hint} Allowed: {', '.join(names)}")
+    raise UnknownName(f"unknown {kind} {shown(name)}{hint} Allowed: {', '.join(names)}")
 
 
 def check_range(
@@ -71,4 +83,4 @@ def check_range(
         return
     left = "(" if above_low else "["
     span = f"a {'whole ' if whole else ''}number in {left}{low:g}, {high:g}]"
-    raise BadSetting(f"{name} is {value!r}; it must be {span}{' ' + why if why else ''}")
+    raise BadSetting(f"{name} is {shown(value)}; it must be {span}{' ' + why if why else ''}")

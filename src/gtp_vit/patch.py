@@ -13,7 +13,7 @@ from torch import nn
 from gtp_vit import backbones, recipes
 from gtp_vit.core.loop import Backbone
 from gtp_vit.core.reducer import Method, VitInfo
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import BadSetting, shown
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import METHODS
@@ -54,8 +54,9 @@ def patch(
 
     Args:
         model: a supported ViT; anything else is refused with the module that is in the way.
-        method: e.g. `GTP(propagate=8)`; or a recipe that `tune` found, its file, or the name of one in the package.
-            Without it GTP+ with what is known to be good for this model, at 65 % of its MACs.
+        method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` found, its
+            file, or the name of one in the package. Without it, and for "gtp_plus", GTP+ with what is known to be
+            good for this model, at 65 % of its MACs.
         lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
         kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
             torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
@@ -90,7 +91,7 @@ def _settings(method: Any) -> Method:
         raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
     if not isinstance(method, Method):
         names = ", ".join(cls.__name__ for cls in METHODS.values())
-        raise BadSetting(f"method is {method!r}; give one of {names} with its settings")
+        raise BadSetting(f"method is {shown(method)}; give one of {names} with its settings")
     return method
 
 

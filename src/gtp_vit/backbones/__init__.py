@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from gtp_vit.backbones.lvvit import LVViTBackbone
@@ -23,7 +24,27 @@ def find(model: nn.Module) -> Backbone:
             if reason is not None:
                 raise UnsupportedBackbone(f"{reason}. The model was left as it is")
             return backbone
+    inside = wrapped(model)
+    if inside is not None:
+        raise UnsupportedBackbone(
+            f"{type(model).__name__} is a wrapper; unwrap it, the model itself is {inside}: patch first, then compile "
+            "or wrap. The model was left as it is"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedBackbone(
+            f"{type(model).__name__} was compiled by TorchScript, and its modules are gone; patch the model it was "
+            "made of, then compile that"
+        )
     raise UnsupportedBackbone(
         f"{type(model).__module__}.{type(model).__qualname__} is not a supported ViT; supported are timm's "
         "VisionTransformer and VisionTransformerDistilled, and gtp_vit's LVViT. The model was left as it is"
     )
+
+
+def wrapped(model: nn.Module) -> str | None:
+    """Where in a wrapper the model is that we know, e.g. torch.compile's _orig_mod or DataParallel's module."""
+    for path, module in model.named_modules():
+        if path and any(backbone.matches(module) for backbone in BACKBONES.values()):
+            plain = all(part.isidentifier() for part in path.split("."))
+            return f"model.{path}" if plain else f"model.get_submodule({path!r})"
+    return None

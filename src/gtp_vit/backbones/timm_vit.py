@@ -48,7 +48,8 @@ class TimmViT:
     def refusal(self, model: Any) -> str | None:
         models, vit = sys.modules["timm.models"], sys.modules["timm.models.vision_transformer"]
         if type(model) not in (vit.VisionTransformer, models.VisionTransformerDistilled):
-            return f"{type(model).__name__} is a subclass of VisionTransformer whose forward may be its own"
+            sharded = "; patch first, then shard" if type(model).__name__.startswith("FSDP") else ""
+            return f"{type(model).__name__} is a subclass of VisionTransformer whose forward may be its own{sharded}"
         for name, child in model.named_children():
             if name not in MODEL:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"

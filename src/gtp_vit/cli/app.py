@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TextIO
 
+from gtp_vit.cli.help import listing
 from gtp_vit.errors import GTPError, Incomplete, check_name
 
 # name -> (module, what it does); modules are imported only when their command runs
@@ -52,8 +53,8 @@ usage: gtp-vit COMMAND [flags]
 Make a pre-trained Vision Transformer faster in one call, without finetuning.
 
 examples:
-  gtp-vit benchmark deit_small_patch16_224 --propagate 8 --batch-size 8
-  gtp-vit macs vit_base_patch8_224 --propagate linear:10:40
+  gtp-vit benchmark deit_small_patch16_224 --batch-size 8
+  gtp-vit macs vit_base_patch8_224 --method gtp --propagate linear:10:40
   gtp-vit check
 
 commands (gtp-vit COMMAND --help shows its flags):
@@ -100,7 +101,7 @@ def _run(words: list[str]) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help"):
-        print(HELP.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())))
+        print(HELP.format(commands=listing((name, text) for name, (_, text) in COMMANDS.items())))
         return Exit.OK if words else Exit.USAGE
     if words[0] == "--version":
         import gtp_vit
@@ -111,12 +112,12 @@ def _run(words: list[str]) -> int:
         name = check_name("command", words[0], COMMANDS)
         importlib.import_module(COMMANDS[name][0]).main(words[1:])
     except Incomplete as error:
-        print(f"gtp-vit: {error}", file=sys.stderr)
+        print(f"gtp-vit: {error}".replace("\n", " "), file=sys.stderr)
         return Exit.INCOMPLETE
     except GTPError as error:
         if debug:
             raise
-        print(f"gtp-vit: {error}", file=sys.stderr)
+        print(f"gtp-vit: {error}".replace("\n", " "), file=sys.stderr)
         return Exit.USAGE
     except BrokenPipeError:
         raise

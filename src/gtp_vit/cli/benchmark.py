@@ -16,7 +16,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.macs import layer_rows
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, make_dataset, make_model
+from gtp_vit.cli.source import DataFlags, make_dataset, make_model, settle
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.patch import patch
@@ -36,14 +36,14 @@ class Benchmark(DataFlags):
     other, so that it is the time from the files to the result.
 
     examples:
-      gtp-vit benchmark deit_small_patch16_224 --propagate 8 --batch-size 1 8 32
+      gtp-vit benchmark deit_small_patch16_224 --batch-size 1 8 32
       gtp-vit benchmark deit_small_patch16_224 --method tome --r 14 --compile
     """
 
     batch_size: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-b"])] = (8,)  # type: ignore[assignment]
     """Images in a batch; several numbers are timed one after the other."""
-    method: str = "gtp"
-    """Name of a method; its settings are flags too."""
+    method: str = "gtp_plus"
+    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     rounds: int = 20
     """How often each model is timed."""
     compile: bool = False
@@ -76,6 +76,7 @@ def main(words: Sequence[str]) -> None:
     check_writable(flags.report)
     dtype = getattr(torch, flags.dtype)
     model = make_model(flags).to(dtype)
+    method = settle(method, model)
     fast: Any = patch(model, method)
     embed: Any = fast.patch_embed
     channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution
@@ -91,7 +92,7 @@ def main(words: Sequence[str]) -> None:
     else:
         render.table(f"{flags.model}, {method.name}: cost of each layer", *layers)
         render.table(title, COLUMNS, rows)
-        print("\n".join(words_of_verdict))
+        render.say("\n".join(words_of_verdict))
     if flags.report is not None:
         sections = [
             Section("Time", table(COLUMNS, rows) + "".join(paragraph(text) for text in words_of_verdict)),

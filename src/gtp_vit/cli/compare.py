@@ -119,7 +119,7 @@ def main(words: Sequence[str]) -> None:
         render.as_json({"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out})
     else:
         render.table(flags.model, *comparison_table(rows))
-        print("\n".join([explanation(found), *(f"Left out: {text}" for text in left_out)]))
+        render.say("\n".join([explanation(found), *(f"Left out: {text}" for text in left_out)]))
         if flags.output is not None:
             print(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
     check_complete(found)

@@ -14,7 +14,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model, settle
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
 from gtp_vit.patch import patch
@@ -36,13 +36,13 @@ class Evaluate(ResumeFlags, DataFlags):
 
     examples:
       gtp-vit evaluate
-      gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --propagate 8 --results-file gtp8.csv
+      gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --results-file gtp_plus.csv
       gtp-vit evaluate deit_tiny_patch16_224 --checkpoint deit.safetensors --data-dir val --method tome --r 14
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val
     """
 
-    method: str = "gtp"
-    """Name of a method; its settings are flags too."""
+    method: str = "gtp_plus"
+    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     results_file: Path | None = None
     """Write the figures here: .csv with timm's columns and ours, or .json."""
     report: Path | None = None
@@ -71,6 +71,7 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
     model = make_model(flags)
     check_class_output(model)
     dataset = make_dataset(flags, model)
+    method = settle(method, model)
     fast = patch(model, method)
     models = {UNREDUCED: model, method.name: fast}
     settings = {"methods": {method.name: method.to_dict()}, "batch_size": flags.batch_size}
@@ -102,7 +103,7 @@ def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
         render.as_json({"flags": flags, "rows": rows, "unreadable": found.unreadable})
     else:
         render.table(f"{flags.model}, {method}", *score_table(found, cost))
-        print(explanation(found))
+        render.say(explanation(found))
     check_complete(found)
 
 

@@ -16,7 +16,7 @@ from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, check_weights, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, make_model, settle
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
@@ -31,19 +31,19 @@ from gtp_vit.training.settings import Training
 
 @dataclass(frozen=True)
 class Finetune(Training, DataFlags):
-    """Finetune a model with a method active; the defaults are the paper's recipe.
+    """Finetune a model with a method active; the defaults of training are the paper's recipe, whose method is gtp.
 
     Without labels (--no-labels) it learns from the unreduced model. A run that was stopped goes on when the same
     command is started again, bit for bit, and with any number of processes that fits.
 
     examples:
-      gtp-vit finetune deit_small_patch16_224 --pretrained --data-dir imagenet --propagate 14 --output tuned
+      gtp-vit finetune deit_small_patch16_224 --pretrained --data-dir imagenet --method gtp --propagate 14 --output out
       gtp-vit finetune vit_tiny_patch16_224 --pretrained --data-dir calibration --no-labels --method tome --r 14
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app finetune deit_small_patch16_224 --pretrained --data-dir imagenet
     """
 
-    method: str = "gtp"
-    """Name of a method, or a recipe; its settings are flags too."""
+    method: str = "gtp_plus"
+    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     split: str = "train"
     """Split of the data set to learn from."""
     val_dir: Path | None = None
@@ -72,6 +72,7 @@ def main(words: Sequence[str]) -> None:
     check_range("--val-limit", flags.val_limit, 0, 10**9, whole=True)
     with distributed.group():
         model = make_model(flags)
+        method = settle(method, model)
         dataset, validation = make_datasets(flags, settings, model)
         with _progress() as progress:
             found = finetune(
@@ -95,7 +96,7 @@ def main(words: Sequence[str]) -> None:
         else:
             if found.figures():
                 render.table(title, *figure_table(found))
-            print(f"{lead(found)} Written: {flags.output / WEIGHTS}, the log and report.html beside it.")
+            render.say(f"{lead(found)} Written: {flags.output / WEIGHTS}, the log and report.html beside it.")
         if unreadable:
             raise Unreadable(f"{len(unreadable)} of the images could not be read and were left out: {unreadable[0]}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import OutputFlags, command, show
-from gtp_vit.cli.source import check_recipe
+from gtp_vit.cli.source import check_recipe, settle
 from gtp_vit.core.reducer import Convention
 from gtp_vit.patch import patch
 from gtp_vit.tools.macs import macs, steps_on
@@ -23,15 +23,15 @@ class Macs(OutputFlags):
     """Count the multiply-accumulates of a model with and without token reduction, for one image.
 
     examples:
-      gtp-vit macs deit_base_patch16_224 --propagate linear:2:14
+      gtp-vit macs deit_base_patch16_224 --propagate 8
       gtp-vit macs deit_small_patch16_224 --method evit --keep-rate 0.6 --json
-      gtp-vit macs deit_small_patch16_224 --propagate 8 --convention torchprofile
+      gtp-vit macs deit_small_patch16_224 --method gtp --propagate 8 --convention torchprofile
     """
 
     model: tyro.conf.Positional[str] = "deit_small_patch16_224"
     """Name of a timm model."""
-    method: str = "gtp"
-    """Name of a method; its settings are flags too."""
+    method: str = "gtp_plus"
+    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     convention: Convention = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None
@@ -44,6 +44,7 @@ def main(words: Sequence[str]) -> None:
     flags, method = parse_with_method(Macs, words)
     model = create_model(flags.model, meta=True, img_size=flags.img_size)
     check_recipe(flags.method, model)
+    method = settle(method, model)
     fast = patch(model, method, lossless=flags.lossless)
     before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)
     result = {"unreduced": before.total, method.name: after.total, "parts": after, "settings": method.to_dict()}

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tyro
 
 from gtp_vit import embedded
+from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import OutputFlags, command, show
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import GTPError, shown
+from gtp_vit.patch import describe
 from gtp_vit.tools.macs import macs
-from gtp_vit.tools.models import create_model, names
+from gtp_vit.tools.models import create_model, names, nearest, refusal
 
 
 @dataclass(frozen=True)
 class Models(OutputFlags):
     """List models that can be patched: timm's plain vision transformers, and those inside the package.
+
+    Each is asked, without its weights, so that the whole list takes some seconds.
 
     examples:
       gtp-vit models
@@ -34,29 +37,49 @@ class Models(OutputFlags):
 
 def main(words: Sequence[str]) -> None:
     flags = parse(Models, words)
-    found = names(flags.pattern)
+    alike = names(flags.pattern)
+    refused = _refused(alike)
+    found = [name for name in alike if name not in refused]
     if not found:
-        near = difflib.get_close_matches(flags.pattern.strip("*?"), names("*"), n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; e.g. gtp-vit models 'deit*' or {embedded.NAME}"
-        raise GTPError(f"no model is called {flags.pattern!r}{hint}")
+        raise GTPError(_nothing(flags.pattern, refused))
     if not flags.details and not flags.json and flags.report is None:
         print("\n".join(found))  # a plain list, for pipes
         return
     if not flags.details:
         show(flags, command("models", words), "models", ["model"], [[name] for name in found], found)
         return
-    columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs", "supported"]
-    rows = [_details(name) for name in found]
+    columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs"]
+    with render.progress("counting") as progress:
+        rows = []
+        for index, name in enumerate(found):
+            rows.append(_details(name))
+            progress(index + 1, len(found))
     show(flags, command("models", words), "models", columns, rows)
 
 
-def _details(name: str) -> list[str]:
-    from gtp_vit import backbones
+def _refused(candidates: Sequence[str]) -> dict[str, str]:
+    """Those that `patch` does not take, and why; some 30 ms each, so all of them take seconds."""
+    found = {}
+    with render.progress("asking each model") as progress:
+        for index, name in enumerate(candidates):
+            reason = refusal(name)
+            if reason is not None:
+                found[name] = reason
+            progress(index + 1, len(candidates))
+    return found
 
-    try:
-        model = create_model(name, meta=True)
-        vit = backbones.find(model).describe(model)
-    except GTPError as error:
-        return [name, "-", "-", "-", "-", "-", "-", f"no: {error}"]
+
+def _nothing(pattern: str, refused: dict[str, str]) -> str:
+    if refused:
+        name, reason = next(iter(refused.items()))
+        return f"no model called {shown(pattern)} can be patched; {name}: {reason}"
+    near = nearest(pattern.strip("*?"), 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"e.g. gtp-vit models 'deit*' or {embedded.NAME}"
+    return f"no model is called {shown(pattern)}; {hint}"
+
+
+def _details(name: str) -> list[str]:
+    model = create_model(name, meta=True)
+    vit = describe(model)
     sizes = [f"{vit.grid[0]} x {vit.grid[1]}", *(str(n) for n in (vit.prefix, vit.dim, vit.depth, vit.heads))]
-    return [name, *sizes, f"{macs(model).total / 1e9:.2f}", "yes"]
+    return [name, *sizes, f"{macs(model).total / 1e9:.2f}"]

@@ -6,25 +6,33 @@ import dataclasses
 import json
 import math
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gtp_vit.cli.grid import lines_of
+from gtp_vit.cli.help import width
+
+PIPE = 220  # columns of a file or a pipe, which have no width
+
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is text, the others are numbers."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print a table in the width that there is; figures are never cut."""
+    room = width() if sys.stdout.isatty() else PIPE
+    text = "\n".join([*textwrap.wrap(title, room, break_long_words=False), *lines_of(columns, rows, room)])
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a terminal without lines
+        text = text.translate(str.maketrans("─│┌┬┐├┼┤└┴┘", "-|+++++++++"))
+    print(text)
 
-    grid = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        grid.add_column(column, justify="right" if index else "left")
-    for row in rows:
-        grid.add_row(*row)
-    # A file or a pipe has no width; a table is no use there if its cells are cut.
-    Console(width=None if sys.stdout.isatty() else 220).print(grid)
+
+def say(text: str) -> None:
+    """Print sentences; on a terminal, broken between words."""
+    print("\n".join(textwrap.fill(line, width()) for line in text.splitlines()) if sys.stdout.isatty() else text)
 
 
 def as_json(result: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,18 @@ import torch
 import tyro
 
 from gtp_vit import embedded
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.cli.flags import BY_MODEL
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import GTPError, check_name, check_range
+from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.patch import describe
-from gtp_vit.recipes import is_recipe, read_recipe
+from gtp_vit.recipes import default_method, is_recipe, read_recipe
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
-from gtp_vit.tools.models import create_model
+from gtp_vit.tools.models import check_model_name, create_model
 
 CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ def make_model(flags: ModelFlags) -> Any:
     check_range("--threads", flags.threads, 0, 4096, whole=True)
     if flags.threads:
         torch.set_num_threads(flags.threads)
+    if isinstance(flags, DataFlags) and flags.crop_pct is not None:
+        check_range("--crop-pct", flags.crop_pct, 0, 1, above_low=True)
+    if isinstance(flags, DataFlags) and flags.interpolation:
+        check_name("--interpolation", flags.interpolation, INTERPOLATIONS)
     model = create_model(
         flags.model,
         pretrained=flags.pretrained,
@@ -77,6 +86,15 @@ def make_model(flags: ModelFlags) -> Any:
     )
     check_recipe(getattr(flags, "method", ""), model)
     return model.to(distributed.device_of(getattr(flags, "device", "cpu")))
+
+
+def settle(method: Method, model: Any) -> Method:
+    """The settings for this model: GTP+ without a schedule takes what patch(model) does, with the others as given."""
+    if getattr(method, "propagate", None) != BY_MODEL:
+        return method
+    given = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    changed = {name: value for name, value in given.items() if value not in (getattr(GTPPlus(), name), BY_MODEL)}
+    return dataclasses.replace(default_method(model, describe(model)), **changed)
 
 
 def check_recipe(method: str, model: Any) -> None:
@@ -112,7 +130,8 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
 
 
 def check_weights(flags: ModelFlags) -> None:
-    """Random weights make figures of accuracy meaningless."""
+    """Random weights make figures of accuracy meaningless; of a model that there is not, that is said first."""
+    check_model_name(flags.model)
     real = flags.pretrained or flags.checkpoint is not None or flags.model == embedded.NAME
     if not real:
         raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")

@@ -79,7 +79,7 @@ class Tune(ResumeFlags, DataFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags, method = parse_with_method(Tune, words, "gtp_plus")
+    flags, method = parse_with_method(Tune, words, by_model=False)
     check_weights(flags)
     check_range("--images", flags.images, 1, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
@@ -138,7 +138,7 @@ def main(words: Sequence[str]) -> None:
         render.as_json([recipe.to_dict() for recipe in recipes])
     else:
         render.table(f"{flags.model}, {method.name}", columns, cells)
-        print(explanation(recipes))
+        render.say(explanation(recipes))
         if flags.output is not None:
             print(f"Written: {', '.join(map(str, written(flags, recipes)))}")
     if unreadable:

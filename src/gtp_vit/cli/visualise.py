@@ -13,7 +13,7 @@ from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import ModelFlags, check_weights, make_model
+from gtp_vit.cli.source import ModelFlags, check_weights, make_model, settle
 from gtp_vit.errors import GTPError
 from gtp_vit.patch import patch
 from gtp_vit.tools.data import DataSettings, make_transform, preparation
@@ -35,8 +35,8 @@ class Visualise(ModelFlags):
 
     images: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Pictures; without any, fashion_vit shows some of its own."""
-    method: str = "gtp"
-    """Name of a method; its settings are flags too."""
+    method: str = "gtp_plus"
+    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     layers: tuple[int, ...] = ()
     """Which layers to draw, counted from 0; four of them by default."""
     output: Path = Path("visualised")
@@ -50,6 +50,7 @@ def main(words: Sequence[str]) -> None:
     check_weights(flags)
     check_writable(flags.output / "index.html")
     model = make_model(flags)
+    method = settle(method, model)
     fast = patch(model, method)
     depth = len(model.blocks)
     layers = flags.layers or (depth // 4, depth // 2, 3 * depth // 4, depth - 1)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.settings import checked
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 
@@ -163,9 +164,7 @@ class Method:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, list):  # as read from JSON; settings must be hashable
-                object.__setattr__(self, field.name, tuple(value))
+            object.__setattr__(self, field.name, checked(type(self), field.name, getattr(self, field.name)))
 
     def build(self, vit: VitInfo) -> Reducer:
         """Check the settings against this ViT and make the reducer; raises GTPError."""

@@ -20,9 +20,10 @@ from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
-from gtp_vit.errors import BadSchedule, check_name
+from gtp_vit.errors import BadSchedule, check_name, shown
 
 Schedule = int | tuple[int, ...] | str
+MOST = 10**6  # in a named schedule; no image has so many tokens
 
 
 def linear(depth: int, tokens: int, first: float, last: float) -> list[int]:
@@ -127,18 +128,22 @@ def removals(
     if isinstance(schedule, Integral) and not isinstance(schedule, bool):
         plan = [schedule] * depth
     elif isinstance(schedule, str):
-        plan = [int(schedule)] * depth if schedule.isdigit() else _named(schedule, depth, tokens)
+        plan = _named(f"constant:{schedule}" if schedule.isdecimal() else schedule, depth, tokens)
     elif isinstance(schedule, (tuple, list)):
         plan = list(schedule)
     else:
-        raise BadSchedule(f"schedule is {schedule!r}; give a number, one number a layer, or a name like 'linear:2:14'")
+        raise BadSchedule(
+            f"schedule is {shown(schedule)}; give a number, one number a layer, or a name like 'linear:2:14'"
+        )
     if at_most is not None:
         plan += [0] * (depth - len(plan))
     if len(plan) != depth:
         raise BadSchedule(f"schedule has {len(plan)} entries, but the model has {depth} layers; give one for each")
     for layer, number in enumerate(plan):
         if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
-            raise BadSchedule(f"schedule removes {number!r} tokens in layer {layer}; it must be a whole number >= 0")
+            raise BadSchedule(
+                f"schedule removes {shown(number)} tokens in layer {layer}; it must be a whole number >= 0"
+            )
     if at_most is not None:
         for layer in range(depth):
             plan[layer] = min(plan[layer], at_most(tokens - sum(plan[:layer])))
@@ -172,12 +177,12 @@ def _named(schedule: str, depth: int, tokens: int) -> list[int]:
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        raise BadSchedule(f"schedule {schedule!r} has something other than numbers behind its name") from None
-    if not all(math.isfinite(number) for number in numbers):
-        raise BadSchedule(f"schedule {schedule!r} has a number that is not finite")
+        raise BadSchedule(f"schedule {shown(schedule)} has something other than numbers behind its name") from None
+    if not all(abs(number) <= MOST for number in numbers):  # not so for NaN
+        raise BadSchedule(f"schedule {shown(schedule)} has a number that is not finite, or beyond {MOST}")
     try:
         return function(depth, tokens, *numbers)
     except TypeError:
         examples = {"linear": "linear:2:14", "keep": "keep:0.7:3:6:9", "inflection": "inflection:8:-1"}
         example = examples.get(name, f"{name}:8")
-        raise BadSchedule(f"schedule {schedule!r} has {len(numbers)} numbers; write it like {example!r}") from None
+        raise BadSchedule(f"schedule {shown(schedule)} has {len(numbers)} numbers; write it like {example!r}") from None

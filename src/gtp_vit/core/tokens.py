@@ -16,6 +16,8 @@ from torch import Tensor
 
 from gtp_vit.paper.propagation import select_rows, summarise
 
+SAME: Any = ...  # a field that stays as it is, as None is a value of some
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -35,17 +37,29 @@ class Tokens:
         """Features of the image tokens, [B, M, C]."""
         return self.x[:, self.prefix :]
 
-    def but(self, **changes: Any) -> Tokens:
-        """A copy with some fields changed. (dataclasses.replace, but torch.compile follows it since torch 2.6.)"""
+    def but(
+        self,
+        *,
+        x: Tensor = SAME,
+        position: Tensor = SAME,
+        size: Tensor | None = SAME,
+        source: Tensor | None = SAME,
+        carry: Any = SAME,
+        native: bool = SAME,
+    ) -> Tokens:
+        """A copy with some fields changed; prefix and grid are the same for the whole pass.
+
+        Written out, so that a wrong name is a TypeError; torch.compile cannot follow dataclasses.replace in torch 2.6.
+        """
         return Tokens(
-            x=changes.get("x", self.x),
-            position=changes.get("position", self.position),
+            x=self.x if x is SAME else x,
+            position=self.position if position is SAME else position,
             prefix=self.prefix,
             grid=self.grid,
-            size=changes.get("size", self.size),
-            source=changes.get("source", self.source),
-            carry=changes.get("carry", self.carry),
-            native=changes.get("native", self.native),
+            size=self.size if size is SAME else size,
+            source=self.source if source is SAME else source,
+            carry=self.carry if carry is SAME else carry,
+            native=self.native if native is SAME else native,
         )
 
     def add(self, branch: Tensor) -> Tokens:

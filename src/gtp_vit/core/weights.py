@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import GTPError, shown
 
 # Where training scripts put the weights in a checkpoint; the first that is there is taken.
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
+# What torch.compile, FSDP and activation checkpointing put into the names of the weights inside them.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """name -> tensor, from safetensors or from torch's own format, of which no code is ever run."""
-    if not path.is_file():
-        raise GTPError(f"there is no file {path}")
+    _check_file(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -38,9 +41,39 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if isinstance(stored, dict) and isinstance(stored.get(container), dict) and stored[container]:
             stored = stored[container]
             break
-    if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
+    whole = isinstance(stored, dict) and bool(stored)
+    if not whole or not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in stored.items()):
         raise GTPError(f"{path} has no weights: expected a dictionary of tensors, or one in {', '.join(CONTAINERS)}")
-    return {key.removeprefix("module."): value for key, value in stored.items()}
+    plain = {plain_name(key): value for key, value in stored.items()}
+    if len(plain) < len(stored):
+        raise GTPError(f"{path} has some weights twice, with and without a wrapper's name in front; save one of them")
+    return plain
+
+
+def plain_name(key: str) -> str:
+    """A weight's name in the model itself, without those of the wrappers it was saved in.
+
+    >>> plain_name("_orig_mod.module.blocks.0._orig_mod.norm1.weight")
+    'blocks.0.norm1.weight'
+    """
+    parts = [part for part in key.split(".") if part not in WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module":  # only in front: a model may have a module of this name
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if path.is_dir():
+            raise GTPError(f"{path} is a folder; give the file of weights in it")
+        if not path.exists():
+            raise GTPError(f"there is no file {path}")
+        if not path.is_file():  # a pipe would keep us waiting for ever
+            raise GTPError(f"{path} is no ordinary file; give a file of weights")
+    except (OSError, ValueError) as error:  # a name that no file can have
+        if isinstance(error, GTPError):
+            raise
+        raise GTPError(f"there is no file {shown(str(path))}") from error
 
 
 def load_weights(model: nn.Module, path: Path, name: str) -> None:
@@ -48,19 +81,44 @@ def load_weights(model: nn.Module, path: Path, name: str) -> None:
     stored, wanted = read_weights(path), model.state_dict()
     missing, extra = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
     if missing or extra:
+        hint = _classes_hint(missing, extra, stored) or "is it a checkpoint of a different model?"
         raise GTPError(
             f"{path} does not fit {name}: {len(missing)} keys are missing{_first(missing)}, {len(extra)} are not "
-            f"known{_first(extra)}; is it a checkpoint of another model?"
+            f"known{_first(extra)}; {hint}"
         )
     wrong = [key for key in wanted if stored[key].shape != wanted[key].shape]
     if wrong:
         key = "pos_embed" if "pos_embed" in wrong else wrong[0]
-        hint = "create the model with the img_size it was trained with" if wrong == ["pos_embed"] else "another size?"
+        if wrong == ["pos_embed"]:
+            hint = "create the model with the img_size it was trained with"
+        elif all(map(_of_head, wrong)):
+            hint = (
+                f"create the model with its {len(stored[key])} classes: --num-classes or num_classes={len(stored[key])}"
+            )
+        else:
+            hint = "is it a checkpoint of a different size?"
         raise GTPError(
             f"{path} does not fit {name}: {len(wrong)} shapes differ, e.g. {key} is {tuple(stored[key].shape)} and "
             f"should be {tuple(wanted[key].shape)}; {hint}"
         )
     model.load_state_dict(stored)
+
+
+def _of_head(key: str) -> bool:
+    return key.split(".", maxsplit=1)[0] in ("head", "head_dist", "aux_head")
+
+
+def _classes_hint(missing: list[str], extra: list[str], stored: dict[str, Tensor]) -> str:
+    """What to do where only the classifier is in the way."""
+    if extra and not missing and all(map(_of_head, extra)):
+        classes = len(stored[extra[0]]) if stored[extra[0]].ndim else 0
+        return (
+            f"the file has a classifier and the model has none: leave out num_classes=0 (--num-classes 0), or give the "
+            f"file's own {classes} classes"
+        )
+    if missing and not extra and all(map(_of_head, missing)):
+        return "the file has no classifier: create the model without one, num_classes=0"
+    return ""
 
 
 def _first(keys: list[str]) -> str:

@@ -86,9 +86,6 @@ class GTP(Method):
 
     def build(self, vit: VitInfo) -> GTPReducer:
         check_name("selection", self.select, SELECTORS)
-        for field in dataclasses.fields(self):
-            if field.type in (bool, "bool") and not isinstance(getattr(self, field.name), bool):
-                raise BadSetting(f"{field.name} is {getattr(self, field.name)!r}; it must be True or False")
         check_name("heads", self.heads, ("max", "mean"))
         check_name("graph", self.graph, get_args(Graph))
         check_name("score_from", self.score_from, get_args(Scores))

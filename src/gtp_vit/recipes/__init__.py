@@ -7,7 +7,9 @@ file.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,16 @@ from typing import Any
 from torch import nn
 
 from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.settings import checked
 from gtp_vit.core.space import Limits, Space
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import BadSetting, GTPError, check_name, shown
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.gtp_plus import GTPPlus
+from gtp_vit.recipes.files import METADATA as METADATA
+from gtp_vit.recipes.files import is_file, read_json
 
 FORMAT = 1
-METADATA = "gtp_vit_recipe"  # key in a checkpoint's metadata
+KEYS = ("model", "sizes", "method", "found", "measured")
 FOLDER = Path(__file__).parent
 DEFAULT_SHARE = 0.65
 
@@ -57,8 +62,8 @@ class Recipe:
             "model": self.model,
             "sizes": dataclasses.asdict(self.sizes),
             "method": self.method.to_dict(),
-            "found": self.found,
-            "measured": self.measured,
+            "found": _finite(self.found),
+            "measured": _finite(self.measured),
         }
 
     def to_json(self) -> str:
@@ -79,6 +84,15 @@ class Recipe:
             )
 
 
+def _finite(value: Any) -> Any:
+    """JSON has no word for NaN or infinity, and a recipe that has one is refused: null."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def sizes_of_vit(vit: VitInfo) -> Sizes:
     return Sizes(vit.depth, vit.dim, vit.heads, vit.grid, vit.prefix)
 
@@ -86,27 +100,30 @@ def sizes_of_vit(vit: VitInfo) -> Sizes:
 def read_recipe(path: str | Path) -> Recipe:
     """The recipe in a JSON file, in the metadata of a safetensors checkpoint, or of this name in the package."""
     path = Path(path)
-    if not path.is_file():
+    if not is_file(path):
         shipped = FOLDER / f"{path.name}.json"
-        if len(path.parts) == 1 and shipped.is_file():
-            path = shipped
-        else:
-            names = ", ".join(shipped_recipes())
-            raise GTPError(
-                f"there is no recipe {path}; give a file that gtp-vit tune wrote, one of {names}, or settings like "
-                "GTPPlus()"
-            )
-    try:
-        stored = _metadata(path) if path.suffix == ".safetensors" else json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise GTPError(f"{path} is no recipe: {error}") from error
-    return _with_files(recipe_from_dict(stored, str(path)), path.parent)
+        if len(path.parts) != 1 or not is_file(shipped):
+            raise GTPError(_no_such_recipe(path))
+        path = shipped
+    return _with_files(recipe_from_dict(read_json(path), str(path)), path.parent)
+
+
+def _no_such_recipe(path: Path) -> str:
+    name = shown(str(path))[1:-1]
+    if path.name and "\0" not in name and len(name) < 100 and path.is_dir():
+        return f"{name} is a folder; give the recipe file in it"
+    near = difflib.get_close_matches(name, [*METHODS, *shipped_recipes()], n=2)
+    hint = f"did you mean {' or '.join(map(repr, near))}? Else " if near else ""
+    return (
+        f"there is no recipe {name}; {hint}give a file that gtp-vit tune wrote, one of {', '.join(shipped_recipes())}, "
+        f"or a method: {', '.join(METHODS)}, or settings like GTPPlus()"
+    )
 
 
 def _with_files(recipe: Recipe, folder: Path) -> Recipe:
     """What a method has learned is in a file beside its recipe, which names it without a folder."""
     name = getattr(recipe.method, "predictors", None)
-    if name is None or not (folder / name).is_file():
+    if name is None or not is_file(folder / name):
         return recipe
     stored = {**recipe.method.to_dict(), "predictors": str(folder / name)}
     return dataclasses.replace(recipe, method=method_from_dict(stored))
@@ -116,20 +133,42 @@ def recipe_from_dict(stored: Any, where: str) -> Recipe:
     """Check and build; `where` is for errors."""
     if not isinstance(stored, dict) or "format" not in stored:
         raise GTPError(f"{where} is no recipe: it names no format; make one with gtp-vit tune")
-    if stored["format"] != FORMAT:
+    if stored["format"] is True or stored["format"] != FORMAT:
         raise GTPError(
-            f"{where} is a recipe of format {stored['format']}, this version reads format {FORMAT}; update gtp-vit, or "
-            "tune again"
+            f"{where} is a recipe of format {shown(stored['format'])}, this version reads format {FORMAT}; update "
+            "gtp-vit, or tune again"
         )
-    missing = [key for key in ("model", "sizes", "method", "found", "measured") if key not in stored]
+    missing = [key for key in KEYS if key not in stored]
     if missing:
         raise GTPError(f"{where} is no whole recipe: it lacks {', '.join(missing)}")
     try:
-        sizes = Sizes(**{**stored["sizes"], "grid": tuple(stored["sizes"]["grid"])})
-        method = method_from_dict(stored["method"])
-    except (TypeError, KeyError, AttributeError) as error:
-        raise GTPError(f"{where} is no recipe: {error}") from error
-    return Recipe(str(stored["model"]), sizes, method, stored["found"], stored["measured"])
+        for key in stored:
+            check_name("key", key, ("format", *KEYS))
+        return Recipe(
+            model=checked(Recipe, "model", stored["model"]),
+            sizes=_sizes(stored["sizes"]),
+            method=method_from_dict(stored["method"]),
+            found=_dictionary("found", stored["found"]),
+            measured=_dictionary("measured", stored["measured"]),
+        )
+    except GTPError as error:
+        raise type(error)(f"{where} is no recipe: {error}") from error
+
+
+def _dictionary(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadSetting(f"{name} is {shown(value)}; it must be a dictionary")
+    return value
+
+
+def _sizes(stored: Any) -> Sizes:
+    names = [field.name for field in dataclasses.fields(Sizes)]
+    for name in _dictionary("sizes", stored):
+        check_name("size", name, names)
+    lacking = [name for name in names if name not in stored]
+    if lacking:
+        raise BadSetting(f"its sizes lack {', '.join(lacking)}")
+    return Sizes(**{name: checked(Sizes, name, stored[name]) for name in names})
 
 
 def is_recipe(name: str) -> bool:
@@ -138,7 +177,7 @@ def is_recipe(name: str) -> bool:
 
 
 def default_method(model: nn.Module, vit: VitInfo) -> Method:
-    """What `patch` does without a method: GTP+ at DEFAULT_SHARE of the MACs.
+    """What `patch` does without a method, and with the name gtp_plus: GTP+ at DEFAULT_SHARE of the MACs.
 
     Where a recipe for this model is in the package, it is that one; else the schedule has the shape that did well on
     all models that were measured.
@@ -152,11 +191,14 @@ def default_method(model: nn.Module, vit: VitInfo) -> Method:
 
 
 def resolve(source: Any, model: nn.Module, vit: VitInfo) -> Any:
-    """Settings of a recipe, of its file or name, or the default, checked; anything else comes back as it is."""
-    if source is None:
-        return default_method(model, vit)
-    if isinstance(source, str) and source in METHODS:  # a name without settings: `patch` says what to write
-        return source
+    """Settings of a recipe, of its file or name, or the default, checked; anything else comes back as it is.
+
+    The name of a method means its defaults. Those of GTP+ depend on the model: 8 tokens a layer, which its class has as
+    a default, are nearly all that a ViT-L has.
+    """
+    name = GTPPlus.name if source is None else source if isinstance(source, str) else ""
+    if name in METHODS:
+        return default_method(model, vit) if name == GTPPlus.name else METHODS[name]()
     recipe = read_recipe(source) if isinstance(source, (str, Path)) else source
     if not isinstance(recipe, Recipe):
         return source
@@ -181,16 +223,3 @@ def _is_known(name: str) -> bool:
 def shipped_recipes() -> list[str]:
     """Names of the recipes in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
-
-
-def _metadata(path: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise GTPError(f"{path} cannot be read: {error}") from error
-    if METADATA not in metadata:
-        raise GTPError(f"{path} has no recipe in its metadata; give a method, or a recipe file")
-    return json.loads(metadata[METADATA])

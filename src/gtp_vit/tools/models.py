@@ -4,24 +4,72 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
+import itertools
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from gtp_vit import embedded
+from gtp_vit import backbones, embedded
 from gtp_vit.core.weights import load_weights
-from gtp_vit.errors import GTPError, UnknownName
+from gtp_vit.errors import BadSetting, GTPError, UnknownName, check_range, shown
+from gtp_vit.models import lvvit
+
+LARGEST = 8192  # height and width of images: a quarter of a million patches of 16 x 16
+
+
+def _own() -> list[str]:
+    return [embedded.NAME, *lvvit.SIZES]
 
 
 def names(pattern: str) -> list[str]:
-    """Names of models that can be patched, timm's and ours, that match a pattern with * and ?."""
+    """Names of models that may be of a kind that can be patched, timm's and ours, that match a pattern with * and ?."""
     import timm
 
-    known = [embedded.NAME, "lvvit_t", "lvvit_s", "lvvit_m", "lvvit_l"]
-    known += timm.list_models(module=["vision_transformer", "deit"])
-    return fnmatch.filter(known, pattern)
+    return fnmatch.filter([*_own(), *timm.list_models(module=["vision_transformer", "deit"])], pattern)
+
+
+@functools.cache
+def refusal(name: str) -> str | None:
+    """Why `patch` refuses this model, None if it takes it: asked of the model itself, made without weights.
+
+    One block is enough to ask, as timm makes all blocks of such a model alike; that is some 15 times as quick.
+    """
+    import timm
+
+    if name in _own():
+        return None
+    try:
+        with torch.device("meta"):
+            try:
+                model = timm.create_model(name, depth=1)
+            except TypeError:  # an entry point that sets its depth itself
+                model = timm.create_model(name)
+        backbones.find(model)
+    except Exception as error:  # timm raises what it likes
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return None
+
+
+def check_model_name(name: str) -> None:
+    """Raise UnknownName with the nearest names if no model is called like this."""
+    base = name.split(".", 1)[0]
+    if name in _own() or ":" in base:  # timm's prefixes: hf-hub:, local-dir:
+        return
+    import timm
+
+    if name.startswith("lvvit") or not timm.is_model(base):
+        near = ", ".join(nearest(base, 5, cutoff=0.0))
+        raise UnknownName(f"unknown model {shown(base)}; the nearest are {near}; gtp-vit models lists all")
+
+
+def nearest(name: str, count: int, cutoff: float = 0.6) -> list[str]:
+    """The most similar names of models that `patch` takes."""
+    near = difflib.get_close_matches(name[:100], names("*"), n=3 * count, cutoff=cutoff)
+    return list(itertools.islice((each for each in near if refusal(each) is None), count))
 
 
 def create_model(
@@ -29,7 +77,7 @@ def create_model(
     *,
     pretrained: bool = False,
     checkpoint: str | Path | None = None,
-    img_size: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     meta: bool = False,
 ) -> nn.Module:
@@ -48,6 +96,11 @@ def create_model(
     """
     if meta and (pretrained or checkpoint is not None):
         raise GTPError("a model on the meta device has no weights; leave out pretrained and checkpoint")
+    check_model_name(name)
+    for side in () if img_size is None else img_size if isinstance(img_size, tuple) else (img_size,):
+        check_range("img_size", side, 1, LARGEST, whole=True, why="(pixels, height and width)")
+    if num_classes is not None:
+        check_range("num_classes", num_classes, 0, 10**6, whole=True)
     wanted = {"img_size": img_size, "num_classes": num_classes}
     sizes = {key: value for key, value in wanted.items() if value is not None}
     if name == embedded.NAME:
@@ -58,24 +111,37 @@ def create_model(
             load_weights(model, Path(checkpoint), name)
         return model
     if name.startswith("lvvit"):
-        from gtp_vit.models import lvvit
-
         if pretrained:
             raise GTPError(f"pre-trained weights of {name} are not in timm; download them and give their file")
+        if num_classes == 0:
+            raise GTPError(f"{name} needs classes, as both of its heads are read; leave out num_classes=0")
         with torch.device("meta") if meta else nullcontext():
             return lvvit.create(name, checkpoint_path=checkpoint, **sizes)
     import timm
 
-    base = name.split(".", 1)[0]
-    if ":" not in base and not timm.is_model(base):
-        near = difflib.get_close_matches(base, names("*"), n=5, cutoff=0.0)
-        raise UnknownName(f"unknown model {base!r}; the nearest are {', '.join(near)}; gtp-vit models lists all")
     try:
         with torch.device("meta") if meta else nullcontext():
             model = timm.create_model(name, pretrained=pretrained and checkpoint is None, **sizes).eval()
     except Exception as error:  # timm, the hub and the network raise what they like
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise GTPError(f"timm cannot create {name!r}: {reason[0]}") from error
+    _check_patches(model, name, img_size)
     if checkpoint is not None:
         load_weights(model, Path(checkpoint), name)
     return model
+
+
+def _check_patches(model: Any, name: str, img_size: int | tuple[int, int] | None) -> None:
+    """A size that was asked for must be a whole number of patches: timm would leave out the rest without a word."""
+    sides = img_size if isinstance(img_size, tuple) else (img_size, img_size)
+    patches = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    own = (getattr(model, "default_cfg", None) or {}).get("input_size", (0,))[-1]
+    if img_size in (None, own) or not isinstance(patches, tuple):
+        return
+    for side, width in zip(sides, patches, strict=True):
+        if side % width:
+            whole = dict.fromkeys(str(max(count, 1) * width) for count in (side // width, side // width + 1))
+            raise BadSetting(
+                f"img_size is {side}, and the patches of {name} are {width} wide; give a multiple, e.g. "
+                f"{' or '.join(whole)}"
+            )

@@ -1,0 +1,76 @@
+"""Reading the JSON of a recipe, which anybody may have written: small, flat enough, and without surprises."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gtp_vit.errors import GTPError, shown
+
+METADATA = "gtp_vit_recipe"  # key in a checkpoint's metadata
+LARGEST = 2**20  # characters; a recipe takes a few thousand
+
+
+def is_file(path: Path) -> bool:
+    """Path.is_file, also for names that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file, or in the metadata of a safetensors checkpoint."""
+    return parse(_metadata(path) if path.suffix == ".safetensors" else _text(path), str(path))
+
+
+def parse(text: str, where: str) -> Any:
+    """JSON that has no doubled keys, no NaN and no endless nesting; `where` is for errors."""
+    if len(text) > LARGEST:
+        raise GTPError(f"{where} is no recipe: it is larger than {LARGEST // 2**20} MB, and recipes are small")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise GTPError(f"{where} is no recipe: it has {shown(twice)} twice; remove one of them")
+        return found
+
+    def refuse(word: str) -> Any:
+        raise GTPError(f"{where} is no recipe: it has the number {word}, which is not finite")
+
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+    except RecursionError:
+        raise GTPError(f"{where} is no recipe: its brackets are nested too deeply") from None
+    except GTPError:
+        raise
+    except ValueError as error:
+        raise GTPError(f"{where} is no recipe: it is not JSON ({error}); make one with gtp-vit tune") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        if os.path.getsize(path) > 4 * LARGEST:
+            raise GTPError(f"{path} is no recipe: it has {os.path.getsize(path) / 1e6:.0f} MB, and recipes are small")
+        return path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
+    except UnicodeDecodeError:
+        raise GTPError(f"{path} is no recipe: it is not text in UTF-8; make one with gtp-vit tune") from None
+    except OSError as error:
+        raise GTPError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _metadata(path: Path) -> str:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise GTPError(f"{path} is not a safetensors file that can be read: {error}") from error
+    if METADATA not in metadata:
+        raise GTPError(f"{path} has no recipe in its metadata; give a method, or a recipe file")
+    return str(metadata[METADATA])
