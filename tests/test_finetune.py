@@ -2,10 +2,13 @@
 
 import copy
 import csv
+import dataclasses
 import gzip
 import json
 import os
 import sys
+import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,10 +35,13 @@ from gtp_vit import (
     TriLevel,
     embedded,
     finetune,
+    macs,
     patch,
 )
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.methods import dynamicvit_training
 from gtp_vit.tools.data import Batch, DataSettings, InMemory, open_images
 from gtp_vit.training.checkpoint import locked, state_of
@@ -44,7 +50,7 @@ from gtp_vit.training.log import Log
 from gtp_vit.training.loop import check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
 from gtp_vit.training.shrink import weaker
-from gtp_vit.training.trainee import NotFinite, Trainee
+from gtp_vit.training.trainee import NotFinite, Trainee, install
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 FILES = {".lock", "log.csv", "log.jsonl", "state.pt", "weights.safetensors"}
@@ -107,6 +113,7 @@ def same(one, other):
 
 def trainee(model, method, **settings):
     settings = Training(**{**QUICK, "batch_size": 4, **settings})
+    settings.check()
     found = Trainee(model, method, protocol_of(method, settings), settings, 4)
     found.begin_epoch(method)
     return found
@@ -147,12 +154,11 @@ def test_every_method_learns_from_the_unreduced_model_without_labels(model, imag
 @pytest.mark.parametrize(
     "family", ["deit_distilled", "dinov2_registers", "gap", "siglip", "lvvit", "avg_with_class_token"]
 )
-def test_every_parameter_has_a_part_in_the_loss(family):  # torch's distribution relies on it
+@pytest.mark.parametrize("distill", [None, 0.0])
+def test_every_parameter_has_a_part_in_the_loss(family, distill):  # torch's distribution relies on it
     model = families.make(family)
     for name in ("gtp", "dynamicvit", "evovit") if families.has_class_token(family) else ("gtp", "dynamicvit"):
-        if family == "avg_with_class_token" and name == "evovit":
-            continue
-        own = trainee(model, METHODS[name]())
+        own = trainee(model, METHODS[name](), distill=distill)
         own.take(0, 1, [batch(family)])
         assert not [key for key, p in own.student.named_parameters() if p.requires_grad and p.grad is None]
 
@@ -166,6 +172,26 @@ def test_the_loss_is_cross_entropy_and_the_distance_from_the_teacher(model):
     torch.testing.assert_close(terms["cross_entropy"], cross)
     torch.testing.assert_close(terms["kl"], kl)
     torch.testing.assert_close(terms["loss"], cross + 0.3 * kl)
+
+
+def test_a_weight_of_0_for_the_teacher_means_0(model):
+    plain = {"mixup": 0, "cutmix": 0, "smoothing": 0.0, "drop_path": 0.0}
+    for distill, weight in ((0.0, 0.0), (0.25, 0.25), (None, 0.5)):  # None: as the authors of DynamicViT
+        own = trainee(model, DynamicViT(keep_ratio=0.5), distill=distill, **plain)
+        terms = own.terms(batch())
+        wanted = terms["cross_entropy"] + 2 * terms["ratio"] / 3
+        if weight:
+            wanted = wanted + weight * (terms["kl"] + terms["token"])
+        torch.testing.assert_close(terms["loss"], wanted)
+        assert ("kl" in terms) == own.protocol.needs_teacher(own.settings) == (weight > 0)
+    for method in (GTP(propagate=8), EvoViT(keep_ratio=0.5)):
+        assert "kl" not in trainee(model, method, distill=0.0, **plain).terms(batch())
+        assert "kl" not in trainee(model, method, **plain).terms(batch())
+        terms = trainee(model, method, labels=False, **plain).terms(batch())
+        torch.testing.assert_close(terms["loss"], terms["kl"])
+    for method in (GTP(), DynamicViT()):
+        with pytest.raises(GTPError, match="distill is 0 and labels are not used: nothing is left to learn from"):
+            trainee(model, method, distill=0.0, labels=False)
 
 
 def test_evit_is_finetuned_in_eval_mode(model):
@@ -230,6 +256,63 @@ def test_reduction_can_grow(model):
         weaker(ATS(), vit, 0.5)
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Toy(Method):
+    """Keeps the first tokens, scaled by a factor that is learned."""
+
+    name = "toy"
+    dial = "r"
+    r: int = 8
+
+    def build(self, vit):
+        return ToyReducer(self, vit)
+
+
+class ToyReducer(Reducer):
+    def __init__(self, method, vit):
+        super().__init__(vit)
+        self.method, self.inner = method, torch.nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("share", torch.tensor(method.r / 10), persistent=False)
+        self.plan = self.removals(vit.grid)
+
+    def removals(self, grid):
+        return (self.method.r,) * self.vit.depth
+
+    def ask(self, layer, tokens):
+        return Ask()
+
+    def reduce(self, layer, tokens, branch, stats, norm):
+        tokens = tokens.add(branch * self.inner.weight)
+        rows = torch.arange(tokens.image.shape[1] - self.removals_of(tokens)[layer])
+        return tokens.keep(rows.expand(len(tokens.x), -1)), None
+
+
+@pytest.mark.parametrize("method", [Toy(r=8), GTP(propagate=8), ToMe(r=8)])
+def test_a_growing_reduction_is_the_one_that_the_model_carries(model, method):
+    own = patch(copy.deepcopy(model), method)
+    before = own.reducer
+    for value in before.buffers():
+        value.add_(1)
+    learned = {key: id(value) for key, value in before.state_dict(keep_vars=True).items()}
+    half = dataclasses.replace(method, **{method.dial: 4})
+    install(own, half)
+    assert own.reduction.method == own.reducer.method == half
+    assert own.reducer.plan == half.build(own.reduction.vit).plan == (4,) * 4
+    assert macs(own).total == macs(patch(model, half)).total
+    # What was learned is the same object, which the optimiser knows; what follows from the settings is new.
+    assert {key: id(value) for key, value in own.reducer.state_dict(keep_vars=True).items()} == learned
+    if isinstance(method, Toy):
+        assert own.reducer.share == pytest.approx(0.4)
+        assert own.reducer.seen == 1
+    images = families.images("vit", 2)
+    with torch.no_grad():
+        assert len(run(own, images).image[0]) == 64 - 4 * 4
+    again = own.reducer
+    install(own, half)
+    assert own.reducer is again
+
+
 def test_growing_reduction_is_used_and_the_whole_one_is_evaluated(model, images, tmp_path):
     seen = []
     begin = Trainee.begin_epoch
@@ -254,14 +337,24 @@ def test_bfloat16_and_checkpointing_and_average_and_clipping(model, images, tmp_
 
 def test_each_image_is_drawn_once_an_epoch_by_exactly_one_process():
     settings = Training(**QUICK)
-    parts = [parts_of(24, settings, 1, 0, (rank, 2)) for rank in range(2)]
+    parts = [list(parts_of(24, settings, 1, 0, (rank, 2))) for rank in range(2)]
     assert sorted(place for own in parts for part in own for _, place in part) == list(range(24))
-    alone = parts_of(24, settings, 1, 0, (0, 1))
+    alone = list(parts_of(24, settings, 1, 0, (0, 1)))
     assert [part for pair in zip(*parts, strict=True) for part in pair] == alone
-    assert parts_of(24, settings, 1, 1, (0, 1)) == alone[2:]  # going on in the middle
+    assert list(parts_of(24, settings, 1, 1, (0, 1))) == alone[2:]  # resumed in the middle
     assert order(24, settings, 0).tolist() != order(24, settings, 1).tolist()
     repeated = order(24, Training(**QUICK | {"repeats": 3}), 0)
     assert repeated.unique(return_counts=True)[1].tolist() == [3] * 8
+
+
+def test_the_draws_of_an_epoch_are_made_one_part_at_a_time():
+    tracemalloc.start()  # which sees Python's objects, not the order itself, a tensor
+    part = next(iter(parts_of(300_000, Training(), 0, 0, (0, 1))))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [draw for draw, _ in part] == list(range(0, 512, 8))
+    assert [place for _, place in part] == order(300_000, Training(), 0)[:512:8].tolist()
+    assert peak < 500_000
 
 
 def test_augmentation_depends_on_the_draw_alone(folder):

@@ -58,17 +58,21 @@ def order(images: int, settings: Training, epoch: int) -> Tensor:
     return shuffled.repeat_interleave(settings.repeats)[:images]
 
 
-def parts_of(images: int, settings: Training, epoch: int, first: int, share: tuple[int, int]) -> list[Any]:
-    """(draw, place) of each image of each part that this process computes, from step `first` on."""
+def parts_of(
+    images: int, settings: Training, epoch: int, first: int, share: tuple[int, int]
+) -> Iterator[list[tuple[int, int]]]:
+    """(draw, place) of each image of each part that this process computes, from step `first` on.
+
+    One step at a time: as a list, those of ImageNet would fill hundreds of megabytes of every process and reader.
+    """
     rank, processes = share
-    places = order(images, settings, epoch).tolist()
-    found = []
+    places = order(images, settings, epoch)
     for step in range(first, steps_of_epoch(images, settings)):
         begin, end = step * settings.batch_size, (step + 1) * settings.batch_size
-        draws = [(draw, places[draw]) for draw in range(begin, end)]
+        draws = list(zip(range(begin, end), places[begin:end].tolist(), strict=True))
         # Neighbours go to different parts: they may be the same image.
-        found += [draws[part :: settings.parts] for part in range(rank, settings.parts, processes)]
-    return found
+        for part in range(rank, settings.parts, processes):
+            yield draws[part :: settings.parts]
 
 
 def load(

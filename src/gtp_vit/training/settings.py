@@ -45,8 +45,9 @@ class Training:
     """Mixed precision, on machines that have it."""
     grad_checkpointing: bool = False
     """Compute each layer twice and keep little of it: less memory, more time."""
-    distill: float = 0.0
-    """Weight of the KL divergence to the unreduced model's soft logits, beside the labels' of weight 1."""
+    distill: float | None = None
+    """Weight of the KL divergence to the unreduced model's soft logits, beside the labels' of weight 1; 0 = none. By
+    default none, with --no-labels 1, and 0.5 for DynamicViT."""
     labels: bool = True
     """--no-labels: learn from the unreduced model only; images need no labels then."""
     shrink_start: float = 0.0
@@ -92,7 +93,12 @@ class Training:
         for name in ("hflip", "reprob", "smoothing"):
             check_range(name, getattr(self, name), 0, 1)
         for name in ("distill", "mixup", "cutmix", "shrink_start", "shrink_epochs"):
-            check_range(name, getattr(self, name), 0, 10**4)
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 0, 10**4)
+        if self.distill == 0 and not self.labels:
+            raise BadSetting(
+                "distill is 0 and labels are not used: nothing is left to learn from; give more, or use labels"
+            )
         check_range("ema", self.ema, 0, 0.999999)
         check_name("amp", self.amp, get_args(Precision))
         low, high = self.scale

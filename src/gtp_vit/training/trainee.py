@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -93,7 +94,8 @@ class Trainee:
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float() / len(parts)
         means = distributed.mean(torch.stack(list(sums.values())))
-        norm = nn.utils.clip_grad_norm_(self.student.parameters(), self.settings.clip_grad or math.inf)
+        longest = math.inf if self.settings.clip_grad is None else self.settings.clip_grad
+        norm = nn.utils.clip_grad_norm_(self.student.parameters(), longest)
         figures = dict(zip(sums, means.tolist(), strict=True)) | {"gradient": float(norm)}
         if not all(math.isfinite(value) for value in figures.values()):
             wrong = next(name for name, value in figures.items() if not math.isfinite(value))
@@ -150,14 +152,16 @@ class NotFinite(GTPError):
 
 
 def install(model: Any, method: Method) -> None:
-    """Other settings of the same method; what it has learned stays."""
-    if getattr(model.reducer, "method", None) == method:
-        return
-    if any(True for _ in model.reducer.parameters()):
-        model.reducer.method = method
+    """Give a patched model different settings of its method; what was learned stays, what follows from them is new."""
+    if model.reduction.method == method:
         return
     weight = next(model.parameters())
-    model.reducer = method.build(model.reduction.vit).train(model.training).to(weight.device, weight.dtype)
+    reducer = method.build(model.reduction.vit).train(model.training).to(weight.device, weight.dtype)
+    for name, value in model.reducer.state_dict(keep_vars=True).items():  # the objects that the optimiser knows
+        path, _, leaf = name.rpartition(".")
+        setattr(reducer.get_submodule(path), leaf, value)
+    model.reducer = reducer
+    model.reduction = dataclasses.replace(model.reduction, method=method)
 
 
 def drop_paths(model: Any, rate: float, *, asked: bool) -> None:
