@@ -1,11 +1,14 @@
 """Finetuning: what each method's protocol does, what is written, going on bit for bit, and input that is wrong."""
 
+import contextlib
 import copy
 import csv
 import dataclasses
 import gzip
 import json
 import os
+import signal
+import subprocess
 import sys
 import tracemalloc
 from dataclasses import dataclass
@@ -43,8 +46,9 @@ from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.methods import dynamicvit_training
-from gtp_vit.tools.data import Batch, DataSettings, InMemory, open_images
-from gtp_vit.training.checkpoint import locked, state_of
+from gtp_vit.tools.data import Batch, DataSettings, InMemory, Item, open_images
+from gtp_vit.tools.kept import Kept
+from gtp_vit.training.checkpoint import locked
 from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
 from gtp_vit.training.log import Log
 from gtp_vit.training.loop import check_processes
@@ -92,12 +96,29 @@ def words(folder, tmp_path_factory):
     return ["finetune", "test_vit", "--num-classes", "4", "--checkpoint", str(weights), *data, *steps]
 
 
-def go(model, images, output, method=None, **settings):
-    return finetune(model, method or GTP(propagate=8), images, Training(**QUICK | settings), output=output, workers=0)
+def go(model, images, output, method=None, *, restart=False, **settings):
+    settings = Training(**QUICK | settings)
+    return finetune(model, method or GTP(propagate=8), images, settings, output=output, workers=0, restart=restart)
 
 
 def state(folder):
-    return state_of((folder / "state.pt").read_bytes())
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
+@contextlib.contextmanager
+def stopped_at(step):
+    """A run that ends before this step."""
+    take = Trainee.take
+
+    def stop(self, now, *rest):
+        if now == step:
+            raise KeyboardInterrupt
+        return take(self, now, *rest)
+
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(Trainee, "take", stop)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def same(one, other):
@@ -422,20 +443,11 @@ def test_processes_that_read_images_change_nothing(model, images, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gtp", "dynamicvit", "evovit"])
-def test_a_stopped_run_goes_on_bit_for_bit(model, images, tmp_path, name):
+def test_a_stopped_run_resumes_bit_for_bit(model, images, tmp_path, name):
     settings = {"method": METHODS[name](), "ema": 0.9, "save_every": 2, "epochs": 2}
     whole = go(model, images, tmp_path / "whole", **settings)
-    take = Trainee.take
-
-    def stop(self, step, *rest):
-        if step == 2:  # two steps are saved, in the middle of the first epoch
-            raise KeyboardInterrupt
-        return take(self, step, *rest)
-
-    with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Trainee, "take", stop)
-        with pytest.raises(KeyboardInterrupt):
-            go(model, images, tmp_path / "parts", **settings)
+    with stopped_at(2):  # two steps are saved, in the middle of the first epoch
+        go(model, images, tmp_path / "parts", **settings)
     assert state(tmp_path / "parts")["step"] == 2
     torch.rand(5)
     again = go(model, images, tmp_path / "parts", **settings)
@@ -450,6 +462,63 @@ def test_a_stopped_run_goes_on_bit_for_bit(model, images, tmp_path, name):
         dict(go(model, images, tmp_path / "parts", **settings).model.state_dict()), dict(again.model.state_dict())
     )
     assert (tmp_path / "parts" / "weights.safetensors").stat().st_mtime_ns == written  # there was nothing left to do
+
+
+def test_the_unreduced_model_runs_once_over_the_validation_images(model, images, tmp_path):
+    """And the figures are those of a run that keeps nothing of it, also after a stop."""
+    held_out, unreadable = Pictures(7), Pictures(7, unreadable=3)
+    settings, method = Training(**QUICK | {"epochs": 3}), GTP(propagate=8)
+
+    def figures(name, data, most_bytes, stop=None):
+        calls = []
+
+        def count(kept, *arguments):
+            calls.append(1)
+            return compute(kept, *arguments)
+
+        compute = Kept.compute
+        with pytest.MonkeyPatch.context() as monkey:
+            monkey.setattr(Kept, "compute", count)
+            monkey.setattr("gtp_vit.tools.kept.MOST_BYTES", most_bytes)
+            with stopped_at(stop) if stop else contextlib.nullcontext():
+                finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
+            if stop:
+                finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
+        return [entry for entry in state(tmp_path / name)["log"] if entry["kind"] == "validation"], len(calls)
+
+    nothing, every_pass = figures("nothing", held_out, 0)
+    assert every_pass == 4 * 2  # four passes over a batch of 4 and one of 3
+    assert figures("all", held_out, 10**6) == (nothing, 2)
+    assert figures("one batch", held_out, 200) == (nothing, 1 + 4)  # 4 images of 10 classes are 160 bytes
+    assert figures("resumed", held_out, 10**6, stop=4) == (nothing, 2 + 2)
+    assert figures("unreadable", unreadable, 10**6)[1] == 2
+    # Where somebody's validation images change from pass to pass, nothing is taken from an earlier pass.
+    assert figures("changing", Pictures(7, changing=True), 10**6)[1] == every_pass
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Like a folder of images."""
+
+    def __init__(self, count, label=0, unreadable=None, changing=False):
+        self.images, self.label = families.images("vit", count).clone(), label
+        self.unreadable, self.changing = unreadable, changing
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        if self.changing:
+            self.images[index] = self.images[index].roll(1, -1)
+        return Item(index, self.images[index], self.label, f"image {index}", "broken" * (index == self.unreadable))
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_validation_images_need_no_labels_where_nobody_reads_them(model, images, tmp_path, label):
+    settings = Training(**QUICK | {"epochs": 1, "labels": False})
+    pictures = Pictures(5, label=label)
+    for number, held_out in enumerate((InMemory(pictures.images, torch.full((5,), label)), pictures)):
+        found = finetune(model, GTP(), images, settings, output=tmp_path / str(number), validation=held_out, workers=0)
+        assert found.figures()[-1].keys() == {"kind", "step", "epoch", "agreement", "kl"}
 
 
 def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
@@ -510,6 +579,9 @@ def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
     log.add({"kind": "step", "step": 5, "epoch": 1.25, "loss": 1.0})
     log.close()
     assert written == [("tensorboard", 5), ("step/epoch", 1.25, 5), ("step/loss", 1.0, 5), "closed"]
+    written.clear()
+    Log(tmp_path)
+    assert written == [("tensorboard", 0)]  # what an earlier run left there is not shown beside a new one
 
 
 def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
@@ -579,6 +651,8 @@ def test_settings_that_make_no_sense(model, images, tmp_path, settings, message)
 def test_models_and_labels_that_do_not_fit(model, images, tmp_path):
     with pytest.raises(GTPError, match="has no classifier"):
         go(timm.create_model("test_vit", num_classes=0), images, tmp_path)
+    with pytest.raises(GTPError, match="has one class: its softmax is always 1"):
+        go(timm.create_model("test_vit", num_classes=1), images, tmp_path)
     with pytest.raises(GTPError, match="logits of every token"):
         go(families.make("all_tokens"), images, tmp_path)
     with pytest.raises(GTPError, match="an image has label 10; the model has classes 0 to 9"):
@@ -643,20 +717,99 @@ def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):
 def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path):
     go(model, images, tmp_path, epochs=1)
     kept = (tmp_path / "state.pt").read_bytes()
-    with pytest.raises(GTPError, match=r"another run \(other method\): method was method=gtp.*now method=tome"):
+    restart = "; --restart discards it and begins anew, or write to another place with --output$"
+    with pytest.raises(GTPError, match=f"is of a different run: method method was gtp and is tome.*{restart}"):
         go(model, images, tmp_path, ToMe(r=4), epochs=1)
-    with pytest.raises(GTPError, match=r"another run \(other model, weights\)"):
+    with pytest.raises(GTPError, match=r"different run: model was .*, weights was \w+ and is \w+"):
         go(timm.create_model("vit_tiny_patch16_224", **families.SMALL | {"depth": 5}), images, tmp_path, epochs=1)
-    with pytest.raises(GTPError, match=r"another run \(other epochs\): epochs was 1, now 2"):
-        go(model, images, tmp_path, epochs=2)
+    with pytest.raises(GTPError, match=rf"different run: epochs was 1 and is 2, distill was None and is 0\.0{restart}"):
+        go(model, images, tmp_path, epochs=2, distill=0.0)
+    with pytest.raises(GTPError, match=r"different run: method alpha was 0\.2 and is 0\.3; "):
+        go(model, images, tmp_path, GTP(propagate=8, alpha=0.3), epochs=1)
     other = copy.deepcopy(model)
     other.head.bias.data += 1
-    with pytest.raises(GTPError, match=r"another run \(other weights\)"):
+    with pytest.raises(GTPError, match="different run: weights was"):
         go(other, images, tmp_path, epochs=1)
     assert (tmp_path / "state.pt").read_bytes() == kept
-    (tmp_path / "state.pt").write_bytes(kept[:1000])
-    with pytest.raises(GTPError, match="is damaged; delete it to begin anew"):
-        go(model, images, tmp_path, epochs=1)
+
+
+def test_a_damaged_checkpoint_is_refused_and_kept(model, images, tmp_path):
+    go(model, images, tmp_path, epochs=1)
+    whole = (tmp_path / "state.pt").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1  # inside a tensor, which torch.load does not notice
+    torch.save({"somebody": "else's"}, tmp_path / "foreign.pt")
+    for damaged in (
+        whole[:1000],
+        whole[: len(whole) // 2],
+        bytes(flipped),
+        b"",
+        (tmp_path / "foreign.pt").read_bytes(),
+    ):
+        (tmp_path / "state.pt").write_bytes(damaged)
+        with pytest.raises(GTPError, match="is damaged, or no checkpoint of a finetuning run; --restart discards it"):
+            go(model, images, tmp_path, epochs=1)
+        assert (tmp_path / "state.pt").read_bytes() == damaged
+    assert go(model, images, tmp_path, epochs=1, restart=True).log[-1]["step"] == 3
+    assert state(tmp_path)["step"] == 3
+
+
+def test_a_restarted_run_begins_anew_and_loses_nothing_before_its_first_checkpoint(model, images, tmp_path):
+    before = go(model, images, tmp_path, epochs=1)
+    kept = {name: (tmp_path / name).read_bytes() for name in ("state.pt", "weights.safetensors")}
+    log = (tmp_path / "log.jsonl").read_bytes()
+    with stopped_at(2):
+        go(model, images, tmp_path, epochs=2, log_every=1, restart=True)
+    assert kept == {name: (tmp_path / name).read_bytes() for name in kept}
+    assert (tmp_path / "log.jsonl").read_bytes() != log
+    again = go(model, images, tmp_path, epochs=1)  # the earlier run, which was at its end
+    assert again.log == before.log
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    anew = go(model, images, tmp_path, epochs=2, restart=True)
+    assert [entry["step"] for entry in anew.log] == [3, 6]
+    go(model, images, tmp_path / "empty", epochs=2, restart=True)  # where there is nothing to discard
+    assert same(state(tmp_path)["student"], state(tmp_path / "empty")["student"])
+
+
+def test_the_command_restarts(words, tmp_path, capsys):
+    words = [*words, "--propagate", "4", "--output", str(tmp_path)]
+    assert main(words) == Exit.OK
+    assert main([*words, "--lr", "1e-4"]) == Exit.USAGE
+    assert "different run: lr was None and is 0.0001; --restart discards it" in capsys.readouterr().err
+    assert main([*words, "--lr", "1e-4", "--restart"]) == Exit.OK
+    assert main([*words, "--lr", "1e-4"]) == Exit.OK  # nothing left to do
+    capsys.readouterr()
+    assert state(tmp_path)["run"]["lr"] == 1e-4
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from gtp_vit.cli.app import main
+from gtp_vit.training.trainee import Trainee
+
+torch.set_num_threads(1)
+take = Trainee.take
+
+def die(self, step, *rest):
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return take(self, step, *rest)
+
+Trainee.take = die
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_path, capsys):
+    words = [*words, "--propagate", "4", "--output", str(tmp_path / "o"), "--workers", "1", "--save-every", "1"]
+    with subprocess.Popen([sys.executable, "-c", KILLED, *words], stderr=subprocess.DEVNULL) as killed:
+        assert killed.wait(120) == -signal.SIGKILL
+    assert state(tmp_path / "o")["step"] == 2
+    words[words.index("--workers", words.index("--output")) + 1] = "0"
+    assert main(words) == Exit.OK
+    assert state(tmp_path / "o")["step"] == 3
+    capsys.readouterr()
 
 
 def test_no_space_left(model, images, tmp_path):

@@ -33,7 +33,7 @@ from gtp_vit.training.settings import Training
 class Finetune(Training, DataFlags):
     """Finetune a model with a method active; the defaults are the paper's recipe.
 
-    Without labels (--no-labels) it learns from the unreduced model. A run that was stopped goes on when the same
+    Without labels (--no-labels) it learns from the unreduced model. A run that was stopped resumes when the same
     command is started again, bit for bit, and with any number of processes that fits.
 
     examples:
@@ -57,7 +57,9 @@ class Finetune(Training, DataFlags):
     device: str = "auto"
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
     output: Path = Path("finetuned")
-    """Folder for the weights, what is needed to go on, the log, and a page with the curves."""
+    """Folder for the weights, what is needed to resume, the log, and a page with the curves."""
+    restart: bool = False
+    """Begin anew where an earlier run was stopped, instead of resuming it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -83,6 +85,7 @@ def main(words: Sequence[str]) -> None:
                 validation=validation,
                 workers=flags.workers,
                 name=flags.model,
+                restart=flags.restart,
                 progress=progress,
             )
         unreadable = sorted(set(itertools.chain(*distributed.gather(found.unreadable))))

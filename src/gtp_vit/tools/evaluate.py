@@ -23,6 +23,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import Batch, Item, batches
 from gtp_vit.tools.journal import Journal
+from gtp_vit.tools.kept import Kept
 
 UNREDUCED = "unreduced"
 RESAMPLES = 2000
@@ -81,6 +82,7 @@ def evaluate(
     batch_size: int = 64,
     workers: int = 2,
     journal: Journal | None = None,
+    kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Run all models over all images once; in several processes each runs its share, and all get the whole result.
@@ -91,6 +93,7 @@ def evaluate(
         batch_size: images at a time.
         workers: processes that read images.
         journal: of this run; batches that are in it are not run again. Only the first process has one.
+        kept: the unreduced model's outputs in earlier passes over the same images, which it is then not run on again.
         progress: called with the number of images done and their total, None if that is not known.
     """
     assert next(iter(models)) == UNREDUCED
@@ -105,7 +108,7 @@ def evaluate(
     while True:
         # One round is a run of neighbouring images, whatever the number of processes, so any number can go on from it.
         batch = next(own, None)
-        found = distributed.gather(None if batch is None else _run(models, batch, device))
+        found = distributed.gather(None if batch is None else _run(models, batch, device, kept))
         finished = [entry for entry in found if entry is not None]
         if not finished:
             break
@@ -134,7 +137,9 @@ def merge(entries: list[Any]) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) -> dict[str, Any]:
+def _run(
+    models: Mapping[str, nn.Module], batch: Batch, device: torch.device, kept: Kept | None = None
+) -> dict[str, Any]:
     """What is kept of one batch, as JSON."""
     found: dict[str, Any] = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
     base: Tensor | None = None
@@ -145,7 +150,8 @@ def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) ->
             found["models"][name] = {"rank": [], "first": [], "kl": [], "seconds": 0.0}
             continue
         begin = time.perf_counter()
-        logits = model(images.to(weight.dtype)).float()
+        ready = images.to(weight.dtype)
+        logits = (model(ready) if base is not None or kept is None else kept(batch, ready)).float()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin

@@ -57,6 +57,54 @@ def lock(file: IO[Any], what: Path) -> None:
         raise GTPError(f"another run is writing {what}; wait for it, or let this one write to another place") from error
 
 
+class Lock:
+    """Refuses a second run that would write `path`; it belongs to this process and ends with it.
+
+    A process that is killed leaves readers behind for some seconds. They are forks, which inherit open files and with
+    them the lock, so a fork closes its copy at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Lock a file, which is made if there is none."""
+        with explained(path):
+            self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if not _lock(self.handle, path):
+            os.close(self.handle)
+            raise GTPError(f"another run is writing {path}; wait for it, or let this one write to another place")
+        _held.add(self)
+
+    def release(self) -> None:
+        if self in _held:
+            _held.remove(self)
+            os.close(self.handle)
+
+
+def _lock(handle: int, path: Path) -> bool:
+    """Did we get it?"""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last owner may have deleted the file after we opened it.
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
+
+
+_held: set[Lock] = set()
+
+
+def _release_in_fork() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_fork)
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """No permission, no space, no such folder: one line that says so."""
