@@ -73,7 +73,7 @@ def go_together(output):
 
 
 def stop_and_resume(output):
-    """In each of two processes: a run of which nothing is kept in mind, and one that is stopped and resumed."""
+    """In each of two processes: a run that keeps no outputs, and one that is stopped and resumed."""
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr("gtp_vit.tools.kept.MOST_BYTES", 0)
         go(output / "whole")
@@ -167,7 +167,7 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
     words += ["--workers", "0", "-b", "3", "--propagate", "4", "--results-file"]
     assert main([*words, str(tmp_path / "one.json")]) == Exit.INCOMPLETE
 
-    # The second run begins in one process, is stopped after two batches, and goes on in two.
+    # The second run begins in one process, is stopped after two batches, and resumes in two.
     run = evaluation._run
     calls = []
 

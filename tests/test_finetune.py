@@ -1,4 +1,4 @@
-"""Finetuning: what each method's protocol does, what is written, going on bit for bit, and input that is wrong."""
+"""Finetuning: what each method's protocol does, what is written, resuming bit for bit, and input that is wrong."""
 
 import contextlib
 import copy
@@ -496,6 +496,16 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
     assert figures("changing", Pictures(7, changing=True), 10**6)[1] == every_pass
 
 
+def test_kept_outputs_are_those_of_the_same_images_only(model):
+    kept, images = Kept(model), families.images("vit", 4)
+    half = batch()._replace(images=images.bfloat16())  # a type that numpy does not know
+    with torch.no_grad():
+        first = kept(half, images)
+        assert kept(half, torch.zeros(0)) is first
+        assert not torch.equal(kept(half._replace(images=half.images.flip(-1)), images.flip(-1)), first)
+        assert kept(half._replace(place=half.place + 1), images) is not first
+
+
 class Pictures(torch.utils.data.Dataset):
     """Like a folder of images."""
 
@@ -695,7 +705,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(model, ima
     stored = state(tmp_path)
     assert stored["step"] == 3
     assert all(value.isfinite().all() for value in stored["student"].values())
-    assert go(model, images, tmp_path).log[-1]["step"] == 6  # and goes on from there
+    assert go(model, images, tmp_path).log[-1]["step"] == 6  # and resumes from there
 
 
 def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 
+import torch
 from torch import Tensor, nn
 
 from gtp_vit.tools.data import Batch
@@ -21,13 +22,13 @@ class Kept:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.bytes = model, 0
-        self.outputs: dict[tuple[object, ...], Tensor] = {}
+        self.outputs: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, batch: Batch, images: Tensor) -> Tensor:
         """The model's output of `images`, which are the batch's on the model's device."""
         # A data set of somebody's own may change its images from pass to pass, so their places are not enough.
-        content = zlib.crc32(memoryview(batch.images.contiguous().numpy()).cast("B"))  # type: ignore[arg-type]
-        key = (*batch.place.tolist(), content)
+        raw = batch.images.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        key = (*batch.place.tolist(), zlib.crc32(raw))  # type: ignore[arg-type]
         if key not in self.outputs:
             found = self.compute(images)
             if self.bytes + found.nbytes > MOST_BYTES:

@@ -30,7 +30,7 @@ STATE, WEIGHTS, PREDICTORS = "state.pt", "weights.safetensors", "predictors.safe
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Of all weights: a run must not resume from different ones than it began with."""
+    """A digest of all weights: a run must not resume with different ones."""
     digest = hashlib.sha256()
     for name, value in sorted(unpatch(model).state_dict().items()):
         digest.update(name.encode())

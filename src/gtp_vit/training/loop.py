@@ -45,7 +45,7 @@ class Finetuned:
     unreadable: tuple[str, ...]  # images that were left out in this process since it started
 
     def figures(self) -> tuple[Entry, ...]:
-        """Of the validation passes: before training, and after each epoch."""
+        """The log entries of the validation passes: before training, and after each epoch."""
         return tuple(entry for entry in self.log if entry["kind"] == "validation")
 
 

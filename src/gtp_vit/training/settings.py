@@ -20,11 +20,11 @@ class Training:
     """Settings of a run; names are timm's where timm has one."""
 
     epochs: int = 30
-    """How often the data is gone through."""
+    """Passes over the data."""
     batch_size: int = 512
     """Images of one step of the optimiser, over all processes."""
     micro_batch: int = 64
-    """Images that a process computes at a time; the others of a step are accumulated."""
+    """Images that a process computes at a time; the rest of a step is accumulated."""
     lr: float | None = None
     """Highest learning rate; by default 1e-5, and what the authors of EViT and DynamicViT used for these."""
     min_lr: float | None = None
@@ -32,7 +32,7 @@ class Training:
     learned_lr: float | None = None
     """Highest learning rate of a method's own parts, DynamicViT's predictors; by default 100 times --lr."""
     weight_decay: float | None = None
-    """Of AdamW; by default 0.05, EViT 1e-6."""
+    """Weight decay of AdamW; by default 0.05, EViT 1e-6."""
     warmup: float | None = None
     """Share of the run in which the learning rate rises; by default 5 of 30 epochs, EViT none."""
     drop_path: float | None = None
@@ -70,9 +70,9 @@ class Training:
     smoothing: float = 0.1
     """Label smoothing."""
     repeats: int = 3
-    """How often an image is drawn in its epoch; an epoch then sees the so-manyth part of the images (DeiT: 3)."""
+    """How often an image is drawn in its epoch; an epoch then sees one n-th of the images (DeiT: 3)."""
     train_seed: int = 0
-    """Of everything that training draws: order, augmentation, mixing, dropped layers."""
+    """Seed of everything that training draws: order, augmentation, mixing, dropped layers."""
     save_every: int = 0
     """Steps between two checkpoints inside an epoch; 0 = only after each epoch."""
     log_every: int = 20
