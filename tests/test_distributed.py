@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools import distributed
 from gtp_vit.tools import evaluate as evaluation
 from gtp_vit.tools.data import InMemory, batches
-from gtp_vit.training.checkpoint import state_of
+from gtp_vit.training.trainee import Trainee
 
 SETTINGS = {"epochs": 2, "batch_size": 8, "micro_batch": 2, "repeats": 1, "lr": 1e-3, "distill": 0.5, "save_every": 2}
 SCRIPT = """
 import os, signal, sys
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
 import test_distributed as own
@@ -40,6 +42,10 @@ def die(self, step, *rest):
         os.kill(os.getpid(), signal.SIGKILL)
     return take(self, step, *rest)
 
+if sys.argv[2] == "resume":
+    with distributed.group():
+        own.stop_and_resume(Path(sys.argv[3]))
+    sys.exit(0)
 if sys.argv[2] == "kill":
     Trainee.take = die
     from gtp_vit.cli import finetune
@@ -66,6 +72,42 @@ def go_together(output):
         go(output)
 
 
+def stop_and_resume(output):
+    """In each of two processes: a run that keeps no outputs, and one that is stopped and resumed."""
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr("gtp_vit.tools.kept.MOST_BYTES", 0)
+        go(output / "whole")
+    own = output / ("parts" if distributed.is_first() else "unseen")  # as on two machines without a common disk
+    take, sent = Trainee.take, []
+
+    def stop(self, step, *rest):
+        if step == 4:
+            raise KeyboardInterrupt
+        return take(self, step, *rest)
+
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(Trainee, "take", stop)
+        with pytest.raises(KeyboardInterrupt):
+            go(own)
+    assert own.exists() == distributed.is_first()
+    broadcast, gathered = torch.distributed.broadcast_object_list, torch.distributed.all_gather_object
+
+    def weigh(box, *rest):
+        sent.append(len(pickle.dumps(box)))
+        return broadcast(box, *rest)
+
+    def weigh_gathered(found, value):
+        sent.append(len(pickle.dumps(value)))
+        return gathered(found, value)
+
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(torch.distributed, "broadcast_object_list", weigh)
+        monkey.setattr(torch.distributed, "all_gather_object", weigh_gathered)
+        found = go(own)
+    (output / f"{distributed.share()[0]}.json").write_text(json.dumps({"sent": sent, "log": found.log}))
+    torch.save({"student": found.model.state_dict()}, output / f"{distributed.share()[0]}.pt")
+
+
 def launch(tmp_path, *words):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -82,7 +124,7 @@ def launch(tmp_path, *words):
 
 
 def state(folder):
-    return state_of((folder / "state.pt").read_bytes())
+    return torch.load(folder / "state.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +167,7 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
     words += ["--workers", "0", "-b", "3", "--propagate", "4", "--results-file"]
     assert main([*words, str(tmp_path / "one.json")]) == Exit.INCOMPLETE
 
-    # The second run begins in one process, is stopped after two batches, and goes on in two.
+    # The second run begins in one process, is stopped after two batches, and resumes in two.
     run = evaluation._run
     calls = []
 
@@ -161,6 +203,26 @@ def test_a_killed_process_ends_the_job_and_one_process_finishes_it(alone, tmp_pa
     assert state(tmp_path / "out")["step"] == 4
     go(tmp_path / "out")
     assert_same_run(tmp_path / "out", alone)
+
+
+def test_two_processes_resume_bit_for_bit_and_send_no_checkpoint_through_pickle(tmp_path):
+    done = launch(tmp_path, "resume", tmp_path)
+    assert done.returncode == 0, done.stderr
+    whole, parts = (state(tmp_path / name) for name in ("whole", "parts"))
+    assert whole["student"].keys() == parts["student"].keys()
+    for key, value in whole["student"].items():
+        assert torch.equal(value, parts["student"][key]), key
+    for key, moments in whole["optimiser"]["state"].items():
+        assert all(torch.equal(value, parts["optimiser"]["state"][key][name]) for name, value in moments.items())
+    figures = [[entry for entry in each["log"] if entry["kind"] == "validation"] for each in (whole, parts)]
+    assert figures[0] == figures[1]  # to the last digit, though one keeps the unreduced model's outputs
+    size = (tmp_path / "parts" / "state.pt").stat().st_size
+    for rank in range(2):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert [entry for entry in told["log"] if entry["kind"] == "validation"] == figures[0]
+        assert 0 < max(told["sent"]) < size / 10
+        weights = torch.load(tmp_path / f"{rank}.pt", weights_only=True)["student"]
+        assert all(torch.equal(value, whole["student"][f"model.{key}"]) for key, value in weights.items())
 
 
 def test_every_image_has_exactly_one_process():

@@ -1,11 +1,17 @@
-"""Finetuning: what each method's protocol does, what is written, going on bit for bit, and input that is wrong."""
+"""Finetuning: what each method's protocol does, what is written, resuming bit for bit, and input that is wrong."""
 
+import contextlib
 import copy
 import csv
+import dataclasses
 import gzip
 import json
 import os
+import signal
+import subprocess
 import sys
+import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,19 +38,24 @@ from gtp_vit import (
     TriLevel,
     embedded,
     finetune,
+    macs,
     patch,
 )
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.methods import dynamicvit_training
-from gtp_vit.tools.data import Batch, DataSettings, InMemory, open_images
-from gtp_vit.training.checkpoint import locked, state_of
+from gtp_vit.tools import identity
+from gtp_vit.tools.data import Batch, DataSettings, InMemory, Item, open_images
+from gtp_vit.tools.kept import Kept
+from gtp_vit.training.checkpoint import locked
 from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
 from gtp_vit.training.log import Log
 from gtp_vit.training.loop import check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
 from gtp_vit.training.shrink import weaker
-from gtp_vit.training.trainee import NotFinite, Trainee
+from gtp_vit.training.trainee import NotFinite, Trainee, install
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 FILES = {".lock", "log.csv", "log.jsonl", "state.pt", "weights.safetensors"}
@@ -86,12 +97,29 @@ def words(folder, tmp_path_factory):
     return ["finetune", "test_vit", "--num-classes", "4", "--checkpoint", str(weights), *data, *steps]
 
 
-def go(model, images, output, method=None, **settings):
-    return finetune(model, method or GTP(propagate=8), images, Training(**QUICK | settings), output=output, workers=0)
+def go(model, images, output, method=None, *, restart=False, **settings):
+    settings = Training(**QUICK | settings)
+    return finetune(model, method or GTP(propagate=8), images, settings, output=output, workers=0, restart=restart)
 
 
 def state(folder):
-    return state_of((folder / "state.pt").read_bytes())
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
+@contextlib.contextmanager
+def stopped_at(step):
+    """A run that ends before this step."""
+    take = Trainee.take
+
+    def stop(self, now, *rest):
+        if now == step:
+            raise KeyboardInterrupt
+        return take(self, now, *rest)
+
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(Trainee, "take", stop)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def same(one, other):
@@ -107,6 +135,7 @@ def same(one, other):
 
 def trainee(model, method, **settings):
     settings = Training(**{**QUICK, "batch_size": 4, **settings})
+    settings.check()
     found = Trainee(model, method, protocol_of(method, settings), settings, 4)
     found.begin_epoch(method)
     return found
@@ -147,12 +176,11 @@ def test_every_method_learns_from_the_unreduced_model_without_labels(model, imag
 @pytest.mark.parametrize(
     "family", ["deit_distilled", "dinov2_registers", "gap", "siglip", "lvvit", "avg_with_class_token"]
 )
-def test_every_parameter_has_a_part_in_the_loss(family):  # torch's distribution relies on it
+@pytest.mark.parametrize("distill", [None, 0.0])
+def test_every_parameter_has_a_part_in_the_loss(family, distill):  # torch's distribution relies on it
     model = families.make(family)
     for name in ("gtp", "dynamicvit", "evovit") if families.has_class_token(family) else ("gtp", "dynamicvit"):
-        if family == "avg_with_class_token" and name == "evovit":
-            continue
-        own = trainee(model, METHODS[name]())
+        own = trainee(model, METHODS[name](), distill=distill)
         own.take(0, 1, [batch(family)])
         assert not [key for key, p in own.student.named_parameters() if p.requires_grad and p.grad is None]
 
@@ -166,6 +194,26 @@ def test_the_loss_is_cross_entropy_and_the_distance_from_the_teacher(model):
     torch.testing.assert_close(terms["cross_entropy"], cross)
     torch.testing.assert_close(terms["kl"], kl)
     torch.testing.assert_close(terms["loss"], cross + 0.3 * kl)
+
+
+def test_a_weight_of_0_for_the_teacher_means_0(model):
+    plain = {"mixup": 0, "cutmix": 0, "smoothing": 0.0, "drop_path": 0.0}
+    for distill, weight in ((0.0, 0.0), (0.25, 0.25), (None, 0.5)):  # None: as the authors of DynamicViT
+        own = trainee(model, DynamicViT(keep_ratio=0.5), distill=distill, **plain)
+        terms = own.terms(batch())
+        wanted = terms["cross_entropy"] + 2 * terms["ratio"] / 3
+        if weight:
+            wanted = wanted + weight * (terms["kl"] + terms["token"])
+        torch.testing.assert_close(terms["loss"], wanted)
+        assert ("kl" in terms) == own.protocol.needs_teacher(own.settings) == (weight > 0)
+    for method in (GTP(propagate=8), EvoViT(keep_ratio=0.5)):
+        assert "kl" not in trainee(model, method, distill=0.0, **plain).terms(batch())
+        assert "kl" not in trainee(model, method, **plain).terms(batch())
+        terms = trainee(model, method, labels=False, **plain).terms(batch())
+        torch.testing.assert_close(terms["loss"], terms["kl"])
+    for method in (GTP(), DynamicViT()):
+        with pytest.raises(GTPError, match="distill is 0 and labels are not used: nothing is left to learn from"):
+            trainee(model, method, distill=0.0, labels=False)
 
 
 def test_evit_is_finetuned_in_eval_mode(model):
@@ -230,6 +278,63 @@ def test_reduction_can_grow(model):
         weaker(ATS(), vit, 0.5)
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Toy(Method):
+    """Keeps the first tokens, scaled by a factor that is learned."""
+
+    name = "toy"
+    dial = "r"
+    r: int = 8
+
+    def build(self, vit):
+        return ToyReducer(self, vit)
+
+
+class ToyReducer(Reducer):
+    def __init__(self, method, vit):
+        super().__init__(vit)
+        self.method, self.inner = method, torch.nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("share", torch.tensor(method.r / 10), persistent=False)
+        self.plan = self.removals(vit.grid)
+
+    def removals(self, grid):
+        return (self.method.r,) * self.vit.depth
+
+    def ask(self, layer, tokens):
+        return Ask()
+
+    def reduce(self, layer, tokens, branch, stats, norm):
+        tokens = tokens.add(branch * self.inner.weight)
+        rows = torch.arange(tokens.image.shape[1] - self.removals_of(tokens)[layer])
+        return tokens.keep(rows.expand(len(tokens.x), -1)), None
+
+
+@pytest.mark.parametrize("method", [Toy(r=8), GTP(propagate=8), ToMe(r=8)])
+def test_a_growing_reduction_is_the_one_that_the_model_carries(model, method):
+    own = patch(copy.deepcopy(model), method)
+    before = own.reducer
+    for value in before.buffers():
+        value.add_(1)
+    learned = {key: id(value) for key, value in before.state_dict(keep_vars=True).items()}
+    half = dataclasses.replace(method, **{method.dial: 4})
+    install(own, half)
+    assert own.reduction.method == own.reducer.method == half
+    assert own.reducer.plan == half.build(own.reduction.vit).plan == (4,) * 4
+    assert macs(own).total == macs(patch(model, half)).total
+    # What was learned is the same object, which the optimiser knows; what follows from the settings is new.
+    assert {key: id(value) for key, value in own.reducer.state_dict(keep_vars=True).items()} == learned
+    if isinstance(method, Toy):
+        assert own.reducer.share == pytest.approx(0.4)
+        assert own.reducer.seen == 1
+    images = families.images("vit", 2)
+    with torch.no_grad():
+        assert len(run(own, images).image[0]) == 64 - 4 * 4
+    again = own.reducer
+    install(own, half)
+    assert own.reducer is again
+
+
 def test_growing_reduction_is_used_and_the_whole_one_is_evaluated(model, images, tmp_path):
     seen = []
     begin = Trainee.begin_epoch
@@ -254,14 +359,24 @@ def test_bfloat16_and_checkpointing_and_average_and_clipping(model, images, tmp_
 
 def test_each_image_is_drawn_once_an_epoch_by_exactly_one_process():
     settings = Training(**QUICK)
-    parts = [parts_of(24, settings, 1, 0, (rank, 2)) for rank in range(2)]
+    parts = [list(parts_of(24, settings, 1, 0, (rank, 2))) for rank in range(2)]
     assert sorted(place for own in parts for part in own for _, place in part) == list(range(24))
-    alone = parts_of(24, settings, 1, 0, (0, 1))
+    alone = list(parts_of(24, settings, 1, 0, (0, 1)))
     assert [part for pair in zip(*parts, strict=True) for part in pair] == alone
-    assert parts_of(24, settings, 1, 1, (0, 1)) == alone[2:]  # going on in the middle
+    assert list(parts_of(24, settings, 1, 1, (0, 1))) == alone[2:]  # resumed in the middle
     assert order(24, settings, 0).tolist() != order(24, settings, 1).tolist()
     repeated = order(24, Training(**QUICK | {"repeats": 3}), 0)
     assert repeated.unique(return_counts=True)[1].tolist() == [3] * 8
+
+
+def test_the_draws_of_an_epoch_are_made_one_part_at_a_time():
+    tracemalloc.start()  # which sees Python's objects, not the order itself, a tensor
+    part = next(iter(parts_of(300_000, Training(), 0, 0, (0, 1))))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [draw for draw, _ in part] == list(range(0, 512, 8))
+    assert [place for _, place in part] == order(300_000, Training(), 0)[:512:8].tolist()
+    assert peak < 500_000
 
 
 def test_augmentation_depends_on_the_draw_alone(folder):
@@ -329,20 +444,11 @@ def test_processes_that_read_images_change_nothing(model, images, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gtp", "dynamicvit", "evovit"])
-def test_a_stopped_run_goes_on_bit_for_bit(model, images, tmp_path, name):
+def test_a_stopped_run_resumes_bit_for_bit(model, images, tmp_path, name):
     settings = {"method": METHODS[name](), "ema": 0.9, "save_every": 2, "epochs": 2}
     whole = go(model, images, tmp_path / "whole", **settings)
-    take = Trainee.take
-
-    def stop(self, step, *rest):
-        if step == 2:  # two steps are saved, in the middle of the first epoch
-            raise KeyboardInterrupt
-        return take(self, step, *rest)
-
-    with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Trainee, "take", stop)
-        with pytest.raises(KeyboardInterrupt):
-            go(model, images, tmp_path / "parts", **settings)
+    with stopped_at(2):  # two steps are saved, in the middle of the first epoch
+        go(model, images, tmp_path / "parts", **settings)
     assert state(tmp_path / "parts")["step"] == 2
     torch.rand(5)
     again = go(model, images, tmp_path / "parts", **settings)
@@ -357,6 +463,73 @@ def test_a_stopped_run_goes_on_bit_for_bit(model, images, tmp_path, name):
         dict(go(model, images, tmp_path / "parts", **settings).model.state_dict()), dict(again.model.state_dict())
     )
     assert (tmp_path / "parts" / "weights.safetensors").stat().st_mtime_ns == written  # there was nothing left to do
+
+
+def test_the_unreduced_model_runs_once_over_the_validation_images(model, images, tmp_path):
+    """And the figures are those of a run that keeps nothing of it, also after a stop."""
+    held_out, unreadable = Pictures(7), Pictures(7, unreadable=3)
+    settings, method = Training(**QUICK | {"epochs": 3}), GTP(propagate=8)
+
+    def figures(name, data, most_bytes, stop=None):
+        calls = []
+
+        def count(kept, *arguments):
+            calls.append(1)
+            return compute(kept, *arguments)
+
+        compute = Kept.compute
+        with pytest.MonkeyPatch.context() as monkey:
+            monkey.setattr(Kept, "compute", count)
+            monkey.setattr("gtp_vit.tools.kept.MOST_BYTES", most_bytes)
+            with stopped_at(stop) if stop else contextlib.nullcontext():
+                finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
+            if stop:
+                finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
+        return [entry for entry in state(tmp_path / name)["log"] if entry["kind"] == "validation"], len(calls)
+
+    nothing, every_pass = figures("nothing", held_out, 0)
+    assert every_pass == 4 * 2  # four passes over a batch of 4 and one of 3
+    assert figures("all", held_out, 10**6) == (nothing, 2)
+    assert figures("one batch", held_out, 200) == (nothing, 1 + 4)  # 4 images of 10 classes are 160 bytes
+    assert figures("resumed", held_out, 10**6, stop=4) == (nothing, 2 + 2)
+    assert figures("unreadable", unreadable, 10**6)[1] == 2
+    # Where somebody's validation images change from pass to pass, nothing is taken from an earlier pass.
+    assert figures("changing", Pictures(7, changing=True), 10**6)[1] == every_pass
+
+
+def test_kept_outputs_are_those_of_the_same_images_only(model):
+    kept, images = Kept(model), families.images("vit", 4)
+    half = batch()._replace(images=images.bfloat16())  # a type that numpy does not know
+    with torch.no_grad():
+        first = kept(half, images)
+        assert kept(half, torch.zeros(0)) is first
+        assert not torch.equal(kept(half._replace(images=half.images.flip(-1)), images.flip(-1)), first)
+        assert kept(half._replace(place=half.place + 1), images) is not first
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Like a folder of images."""
+
+    def __init__(self, count, label=0, unreadable=None, changing=False):
+        self.images, self.label = families.images("vit", count).clone(), label
+        self.unreadable, self.changing = unreadable, changing
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        if self.changing:
+            self.images[index] = self.images[index].roll(1, -1)
+        return Item(index, self.images[index], self.label, f"image {index}", "broken" * (index == self.unreadable))
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_validation_images_need_no_labels_where_nobody_reads_them(model, images, tmp_path, label):
+    settings = Training(**QUICK | {"epochs": 1, "labels": False})
+    pictures = Pictures(5, label=label)
+    for number, held_out in enumerate((InMemory(pictures.images, torch.full((5,), label)), pictures)):
+        found = finetune(model, GTP(), images, settings, output=tmp_path / str(number), validation=held_out, workers=0)
+        assert found.figures()[-1].keys() == {"kind", "step", "epoch", "agreement", "kl"}
 
 
 def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
@@ -417,6 +590,9 @@ def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
     log.add({"kind": "step", "step": 5, "epoch": 1.25, "loss": 1.0})
     log.close()
     assert written == [("tensorboard", 5), ("step/epoch", 1.25, 5), ("step/loss", 1.0, 5), "closed"]
+    written.clear()
+    Log(tmp_path)
+    assert written == [("tensorboard", 0)]  # what an earlier run left there is not shown beside a new one
 
 
 def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
@@ -486,6 +662,8 @@ def test_settings_that_make_no_sense(model, images, tmp_path, settings, message)
 def test_models_and_labels_that_do_not_fit(model, images, tmp_path):
     with pytest.raises(GTPError, match="has no classifier"):
         go(timm.create_model("test_vit", num_classes=0), images, tmp_path)
+    with pytest.raises(GTPError, match="has one class: its softmax is always 1"):
+        go(timm.create_model("test_vit", num_classes=1), images, tmp_path)
     with pytest.raises(GTPError, match="logits of every token"):
         go(families.make("all_tokens"), images, tmp_path)
     with pytest.raises(GTPError, match="an image has label 10; the model has classes 0 to 9"):
@@ -528,7 +706,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(model, ima
     stored = state(tmp_path)
     assert stored["step"] == 3
     assert all(value.isfinite().all() for value in stored["student"].values())
-    assert go(model, images, tmp_path).log[-1]["step"] == 6  # and goes on from there
+    assert go(model, images, tmp_path).log[-1]["step"] == 6  # and resumes from there
 
 
 def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):
@@ -547,23 +725,110 @@ def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):
     assert state(tmp_path)["step"] == 3
 
 
-def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path):
+def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path, monkeypatch):
     go(model, images, tmp_path, epochs=1)
     kept = (tmp_path / "state.pt").read_bytes()
-    with pytest.raises(GTPError, match=r"another run \(other method\): method was method=gtp.*now method=tome"):
+    restart = "; --restart discards it and begins anew, or write to another place with --output$"
+    with pytest.raises(GTPError, match=f"is of a different run: method method was gtp and is tome.*{restart}"):
         go(model, images, tmp_path, ToMe(r=4), epochs=1)
-    with pytest.raises(GTPError, match=r"another run \(other model, weights\)"):
+    with pytest.raises(GTPError, match=r"different run: model was .*, weights was \w+ and is \w+"):
         go(timm.create_model("vit_tiny_patch16_224", **families.SMALL | {"depth": 5}), images, tmp_path, epochs=1)
-    with pytest.raises(GTPError, match=r"another run \(other epochs\): epochs was 1, now 2"):
-        go(model, images, tmp_path, epochs=2)
+    with pytest.raises(GTPError, match=rf"different run: epochs was 1 and is 2, distill was None and is 0\.0{restart}"):
+        go(model, images, tmp_path, epochs=2, distill=0.0)
+    with pytest.raises(GTPError, match=r"different run: method alpha was 0\.2 and is 0\.3; "):
+        go(model, images, tmp_path, GTP(propagate=8, alpha=0.3), epochs=1)
     other = copy.deepcopy(model)
     other.head.bias.data += 1
-    with pytest.raises(GTPError, match=r"another run \(other weights\)"):
+    with pytest.raises(GTPError, match="different run: weights was"):
         go(other, images, tmp_path, epochs=1)
+    changed = InMemory(images.images + 1e-3, images.labels)  # as many images, and different ones
+    with pytest.raises(GTPError, match="different run: images was"):
+        go(model, changed, tmp_path, epochs=1)
+    with monkeypatch.context() as other_version:
+        other_version.setattr(identity, "__version__", "0.0.1")
+        with pytest.raises(GTPError, match=r"different run: version was \S+ and is 0\.0\.1"):
+            go(model, images, tmp_path, epochs=1)
     assert (tmp_path / "state.pt").read_bytes() == kept
-    (tmp_path / "state.pt").write_bytes(kept[:1000])
-    with pytest.raises(GTPError, match="is damaged; delete it to begin anew"):
-        go(model, images, tmp_path, epochs=1)
+
+
+def test_a_damaged_checkpoint_is_refused_and_kept(model, images, tmp_path):
+    go(model, images, tmp_path, epochs=1)
+    whole = (tmp_path / "state.pt").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1  # inside a tensor, which torch.load does not notice
+    torch.save({"somebody": "else's"}, tmp_path / "foreign.pt")
+    for damaged in (
+        whole[:1000],
+        whole[: len(whole) // 2],
+        bytes(flipped),
+        b"",
+        (tmp_path / "foreign.pt").read_bytes(),
+    ):
+        (tmp_path / "state.pt").write_bytes(damaged)
+        with pytest.raises(GTPError, match="is damaged, or no checkpoint of a finetuning run; --restart discards it"):
+            go(model, images, tmp_path, epochs=1)
+        assert (tmp_path / "state.pt").read_bytes() == damaged
+    assert go(model, images, tmp_path, epochs=1, restart=True).log[-1]["step"] == 3
+    assert state(tmp_path)["step"] == 3
+
+
+def test_a_restarted_run_begins_anew_and_loses_nothing_before_its_first_checkpoint(model, images, tmp_path):
+    before = go(model, images, tmp_path, epochs=1)
+    kept = {name: (tmp_path / name).read_bytes() for name in ("state.pt", "weights.safetensors")}
+    log = (tmp_path / "log.jsonl").read_bytes()
+    with stopped_at(2):
+        go(model, images, tmp_path, epochs=2, log_every=1, restart=True)
+    assert kept == {name: (tmp_path / name).read_bytes() for name in kept}
+    assert (tmp_path / "log.jsonl").read_bytes() != log
+    again = go(model, images, tmp_path, epochs=1)  # the earlier run, which was at its end
+    assert again.log == before.log
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    anew = go(model, images, tmp_path, epochs=2, restart=True)
+    assert [entry["step"] for entry in anew.log] == [3, 6]
+    go(model, images, tmp_path / "empty", epochs=2, restart=True)  # where there is nothing to discard
+    assert same(state(tmp_path)["student"], state(tmp_path / "empty")["student"])
+
+
+def test_the_command_restarts(words, tmp_path, capsys):
+    words = [*words, "--propagate", "4", "--output", str(tmp_path)]
+    assert main(words) == Exit.OK
+    assert main([*words, "--lr", "1e-4"]) == Exit.USAGE
+    assert "different run: lr was None and is 0.0001; --restart discards it" in capsys.readouterr().err
+    assert main([*words, "--lr", "1e-4", "--restart"]) == Exit.OK
+    assert main([*words, "--lr", "1e-4"]) == Exit.OK  # nothing left to do
+    capsys.readouterr()
+    assert state(tmp_path)["run"]["lr"] == 1e-4
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from gtp_vit.cli.app import main
+from gtp_vit.training.trainee import Trainee
+
+torch.set_num_threads(1)
+take = Trainee.take
+
+def die(self, step, *rest):
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return take(self, step, *rest)
+
+Trainee.take = die
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_path, capsys):
+    words = [*words, "--propagate", "4", "--output", str(tmp_path / "o"), "--save-every", "1"]
+    place = words.index("--workers") + 1
+    with_reader = [*words[:place], "1", *words[place + 1 :]]
+    with subprocess.Popen([sys.executable, "-c", KILLED, *with_reader], stderr=subprocess.DEVNULL) as killed:
+        assert killed.wait(120) == -signal.SIGKILL
+    assert state(tmp_path / "o")["step"] == 2
+    assert main(words) == Exit.OK
+    assert state(tmp_path / "o")["step"] == 3
+    capsys.readouterr()
 
 
 def test_no_space_left(model, images, tmp_path):

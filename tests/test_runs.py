@@ -22,8 +22,8 @@ from gtp_vit.tools import evaluate as evaluation
 from gtp_vit.tools import identity as identities
 from gtp_vit.tools.data import DataSettings, InMemory, make_transform, open_images
 from gtp_vit.tools.files import Lock
-from gtp_vit.tools.identity import identity, images_identity, tensors_fingerprint
-from gtp_vit.tools.journal import MAGIC, Journal, differences
+from gtp_vit.tools.identity import differences, identity, images_identity, tensors_fingerprint
+from gtp_vit.tools.journal import MAGIC, Journal
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 
@@ -148,12 +148,13 @@ def test_whatever_changes_a_figure_is_refused(place, capsys, monkeypatch, change
         more = ["--crop-pct", "0.5"]
     elif change == "settings":
         more = ["--alpha", "0.3"]
-    elif change == "batch":
-        more = ["-b", "4"]
-    else:
+    elif change == "version":
         monkeypatch.setattr(identities, "__version__", "0.0.1")
     capsys.readouterr()
-    assert main(words(place, "evaluate", *more)) == Exit.USAGE
+    line = words(place, "evaluate", *more)
+    if change == "batch":
+        line[line.index("-b") + 1] = "4"
+    assert main(line) == Exit.USAGE
     what = {"crop": "preparation", "settings": "methods gtp alpha was 0.2 and is 0.3", "version": "version"}
     assert (
         f"different run: {what.get(change, 'batch_size' if change == 'batch' else 'images')}" in capsys.readouterr().err

@@ -33,7 +33,7 @@ from gtp_vit.training.settings import Training
 class Finetune(Training, DataFlags):
     """Finetune a model with a method active; the defaults of training are the paper's recipe, whose method is gtp.
 
-    Without labels (--no-labels) it learns from the unreduced model. A run that was stopped goes on when the same
+    Without labels (--no-labels) it learns from the unreduced model. A run that was stopped resumes when the same
     command is started again, bit for bit, and with any number of processes that fits.
 
     examples:
@@ -51,13 +51,15 @@ class Finetune(Training, DataFlags):
     val_split: str = "validation"
     """Split to evaluate on, where the data has splits."""
     limit: int = 0
-    """Learn from so many images only, spread over the data set; 0 = all."""
+    """Learn from this many images only, spread over the data set; 0 = all."""
     val_limit: int = 0
-    """Evaluate on so many images only, spread over the data set; 0 = all."""
+    """Evaluate on this many images only, spread over the data set; 0 = all."""
     device: str = "auto"
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
     output: Path = Path("finetuned")
-    """Folder for the weights, what is needed to go on, the log, and a page with the curves."""
+    """Folder for the weights, what is needed to resume, the log, and a page with the curves."""
+    restart: bool = False
+    """Begin anew where an earlier run was stopped, instead of resuming it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -84,6 +86,7 @@ def main(words: Sequence[str]) -> None:
                 validation=validation,
                 workers=flags.workers,
                 name=flags.model,
+                restart=flags.restart,
                 progress=progress,
             )
         unreadable = sorted(set(itertools.chain(*distributed.gather(found.unreadable))))
@@ -113,7 +116,7 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
     folder = flags.data_dir
     if folder is not None and has_split(folder, *EVALUATION) and not has_split(folder, flags.split, *TRAINING):
         raise GTPError(
-            f"{folder} has images to evaluate on, but no folder {flags.split} to learn from; give another one"
+            f"{folder} has images to evaluate on, but no folder {flags.split} to learn from; give another --split"
         )
     dataset = open_training_images(model, data_settings(flags, flags.data_dir, flags.split), settings)
     validation = open_validation(flags, model)
@@ -171,7 +174,7 @@ def _progress() -> Iterator[Any]:
 
 
 def figure_table(found: Finetuned) -> tuple[list[str], list[list[str]]]:
-    """Of each validation pass."""
+    """A row for each validation pass."""
     columns = [key for key in found.figures()[0] if key != "kind"]
     return columns, [[f"{entry[key]:.6g}" for key in columns] for entry in found.figures()]
 
@@ -179,8 +182,8 @@ def figure_table(found: Finetuned) -> tuple[list[str], list[list[str]]]:
 def lead(found: Finetuned) -> str:
     """What the run did, in a sentence."""
     steps = [entry for entry in found.log if entry["kind"] == "step"]
-    text = f"{steps[-1]['step']} steps, loss {steps[-1]['loss']:.4f} at last"
-    text += f" and {steps[0]['loss']:.4f} at first." if len(steps) > 1 else "."
+    text = f"{steps[-1]['step']} steps, loss {steps[-1]['loss']:.4f} at the end"
+    text += f" and {steps[0]['loss']:.4f} at the beginning." if len(steps) > 1 else "."
     passes = found.figures()
     if len(passes) > 1 and "top1" in passes[0]:
         first, last = passes[0], passes[-1]

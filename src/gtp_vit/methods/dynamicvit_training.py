@@ -56,7 +56,7 @@ def _tokens(model: Any, features: Tensor, prefix: int) -> Tensor:
 
 def losses(
     student: Outputs,
-    teacher: Outputs,
+    teacher: Outputs | None,
     labels: Tensor,
     reducer: DynamicViTReducer,
     *,
@@ -69,7 +69,7 @@ def losses(
 
     Args:
         student: outputs of the model in training.
-        teacher: outputs of the unreduced model.
+        teacher: outputs of the unreduced model; without them there are no distillation terms.
         labels: probabilities of the classes, [B, classes].
         reducer: the student's, which knows how many tokens were to stay.
         cls_weight: of the cross entropy.
@@ -84,10 +84,10 @@ def losses(
     for stage, decision in enumerate(student.decisions):
         wanted = reducer.method.keep_ratio ** (stage + 1)
         ratio = ratio + (decision.mean(dim=1) - wanted).square().mean()
-    cls_kl = _kl(student.logits, teacher.logits)
+    cls_kl = ratio.new_zeros(()) if teacher is None else _kl(student.logits, teacher.logits)
     stays = student.decisions[-1].detach() > 0.5
-    token = student.features.sum() * 0  # if no token stays
-    if bool(stays.any()):
+    token = student.features.sum() * 0  # if no token stays; every parameter has a part in the loss even then
+    if teacher is not None and bool(stays.any()):
         pair = student.features[stays], teacher.features[stays]
         token = _kl(*pair) if token_kl else F.mse_loss(*pair)
     total = cls_weight * cls + ratio_weight * ratio / len(student.decisions) + distill_weight * (cls_kl + token)

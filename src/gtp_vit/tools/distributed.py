@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -50,6 +50,18 @@ def from_first(value: Value) -> Value:
     box = [value]
     dist.broadcast_object_list(box)
     return box[0]
+
+
+def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
+    """Give everybody's tensors the values of the first process's, one after the other."""
+    if not _together():
+        return
+    for tensor in tensors:
+        if tensor.numel():
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # as bytes: gloo does not know every type
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)
 
 
 def mean(values: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from gtp_vit.tools.class_output import check_class_output, check_logits
 from gtp_vit.tools.data import Batch, Item, batches
 from gtp_vit.tools.eval_mode import eval_mode
 from gtp_vit.tools.journal import Journal
+from gtp_vit.tools.kept import Kept
 
 UNREDUCED = "unreduced"
 RESAMPLES = 2000
@@ -88,6 +89,7 @@ def evaluate(
     batch_size: int = 64,
     workers: int = 2,
     journal: Journal | None = None,
+    kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Run all models over all images once; in several processes each runs its share, and all get the whole result.
@@ -98,6 +100,7 @@ def evaluate(
         batch_size: images at a time.
         workers: processes that read images.
         journal: of this run; batches that are in it are not run again. Only the first process has one.
+        kept: the unreduced model's outputs in earlier passes over the same images, which it is then not run on again.
         progress: called with the number of images done and their total, None if that is not known.
     """
     assert next(iter(models)) == UNREDUCED
@@ -115,7 +118,7 @@ def evaluate(
         # One round is a run of neighbouring images, whatever the number of processes, so any number can go on from it.
         batch = next(own, None)
         with eval_mode(*models.values()):
-            run = None if batch is None else _run(models, batch, device)
+            run = None if batch is None else _run(models, batch, device, kept)
         found = distributed.gather(run)
         finished = [entry for entry in found if entry is not None]
         if not finished:
@@ -145,7 +148,9 @@ def merge(entries: list[Any]) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) -> dict[str, Any]:
+def _run(
+    models: Mapping[str, nn.Module], batch: Batch, device: torch.device, kept: Kept | None = None
+) -> dict[str, Any]:
     """What is kept of one batch, as JSON."""
     found: dict[str, Any] = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
     base: Tensor | None = None
@@ -156,7 +161,9 @@ def _run(models: Mapping[str, nn.Module], batch: Batch, device: torch.device) ->
             found["models"][name] = {"rank": [], "first": [], "kl": [], "seconds": 0.0}
             continue
         begin = time.perf_counter()
-        logits = check_logits(name, model(images.to(weight.dtype)), len(images)).float()
+        ready = images.to(weight.dtype)
+        outputs = model(ready) if base is not None or kept is None else kept(batch, ready)
+        logits = check_logits(name, outputs, len(images)).float()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin

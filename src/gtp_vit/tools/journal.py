@@ -15,6 +15,7 @@ from typing import Any
 
 from gtp_vit.errors import GTPError
 from gtp_vit.tools.files import Lock, explained
+from gtp_vit.tools.identity import differences
 
 FORMAT = 1
 MAGIC = f"gtp-vit journal {FORMAT}\n".encode()  # in front of everything else; a file without it is somebody else's
@@ -137,32 +138,3 @@ def _entry(line: bytes) -> Any:
     except ValueError:
         pass
     return None
-
-
-def differences(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """What two identities do not have in common, as text: the stored value, then the present one.
-
-    >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
-    'method r was 8 and is 9'
-    """
-    before, now = _flat(stored), _flat(wanted)
-    found = []
-    for key in {**before, **now}:
-        old, new = (str(values.get(key, "not there")) for values in (before, now))
-        if old != new:
-            alike = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
-            skip = max(0, alike - 20)  # long texts may differ far behind
-            found.append(f"{key} was {_short(old, skip)} and is {_short(new, skip)}")
-    return ", ".join(found)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key} ") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def _short(text: str, skip: int) -> str:
-    shown = " ".join((f"...{text[skip:]}" if skip else text).split())
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gtp_vit.errors import GTPError
-from gtp_vit.tools.data import Batch, DataSettings, Item, collate, open_images
+from gtp_vit.tools.data import Batch, DataSettings, InMemory, Item, collate, open_images
 from gtp_vit.training.draws import drawn_from
 from gtp_vit.training.settings import Training
 
@@ -34,14 +34,34 @@ def open_training_images(model: nn.Module, data: DataSettings, settings: Trainin
     dataset = open_images(model, data, settings.augment())
     if isinstance(dataset, IterableDataset):
         raise GTPError(
-            f"{data.dataset} is a stream, whose images have no numbers: it cannot be shuffled and gone on with; give "
-            "folders, hfds/NAME or torch/NAME"
+            f"{data.dataset} is a stream, whose images have no numbers: it cannot be shuffled or resumed inside it; "
+            "give folders, hfds/NAME or torch/NAME"
         )
     return dataset
 
 
+def without_labels(dataset: Dataset[Item]) -> Dataset[Item]:
+    """The same images, all with the label 0: theirs may be missing, or of classes that the model does not have."""
+    if isinstance(dataset, InMemory):
+        return InMemory(dataset.images, torch.zeros_like(dataset.labels))
+    return Unlabelled(dataset)
+
+
+class Unlabelled(Dataset[Item]):
+    """Images whose labels nobody reads."""
+
+    def __init__(self, images: Any) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.images[index]._replace(label=0)
+
+
 def steps_of_epoch(images: int, settings: Training) -> int:
-    """Only whole steps: the images that are left over are others in every epoch."""
+    """Only whole steps: the images that are left over are different ones in every epoch."""
     if images < settings.batch_size:
         fits = images - images % settings.part if images >= settings.part else images
         more = "" if images >= settings.part else f" --micro-batch {images}"
@@ -58,17 +78,21 @@ def order(images: int, settings: Training, epoch: int) -> Tensor:
     return shuffled.repeat_interleave(settings.repeats)[:images]
 
 
-def parts_of(images: int, settings: Training, epoch: int, first: int, share: tuple[int, int]) -> list[Any]:
-    """(draw, place) of each image of each part that this process computes, from step `first` on."""
+def parts_of(
+    images: int, settings: Training, epoch: int, first: int, share: tuple[int, int]
+) -> Iterator[list[tuple[int, int]]]:
+    """(draw, place) of each image of each part that this process computes, from step `first` on.
+
+    One step at a time: as a list, those of ImageNet would fill hundreds of megabytes of every process and reader.
+    """
     rank, processes = share
-    places = order(images, settings, epoch).tolist()
-    found = []
+    places = order(images, settings, epoch)
     for step in range(first, steps_of_epoch(images, settings)):
         begin, end = step * settings.batch_size, (step + 1) * settings.batch_size
-        draws = [(draw, places[draw]) for draw in range(begin, end)]
+        draws = list(zip(range(begin, end), places[begin:end].tolist(), strict=True))
         # Neighbours go to different parts: they may be the same image.
-        found += [draws[part :: settings.parts] for part in range(rank, settings.parts, processes)]
-    return found
+        for part in range(rank, settings.parts, processes):
+            yield draws[part :: settings.parts]
 
 
 def load(

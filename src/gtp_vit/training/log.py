@@ -25,16 +25,25 @@ class Log:
         """Without a folder nothing is written."""
         self.folder, self.entries = folder, list(entries)
         self.board: Any = None
+        if self.entries:
+            self.write()  # what is there may be of a run that was stopped before it came to a checkpoint
         if folder is not None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return
-            last = self.entries[-1]["step"] if self.entries else 0
-            self.board = SummaryWriter(str(folder / BOARD), purge_step=last + 1)
+            first = self.entries[-1]["step"] + 1 if self.entries else 0
+            self.board = SummaryWriter(str(folder / BOARD), purge_step=first)
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
+        self.write()
+        if self.board is not None:
+            for key, value in entry.items():
+                if key not in ("step", "kind"):
+                    self.board.add_scalar(f"{entry['kind']}/{key}", value, entry["step"])
+
+    def write(self) -> None:
         if self.folder is None:
             return
         write_atomically(self.folder / LINES, "".join(json.dumps(line) + "\n" for line in self.entries))
@@ -44,10 +53,6 @@ class Log:
         writer.writeheader()
         writer.writerows(self.entries)
         write_atomically(self.folder / TABLE, text.getvalue())
-        if self.board is not None:
-            for key, value in entry.items():
-                if key not in ("step", "kind"):
-                    self.board.add_scalar(f"{entry['kind']}/{key}", value, entry["step"])
 
     def of(self, kind: str) -> list[Entry]:
         return [entry for entry in self.entries if entry["kind"] == kind]

@@ -1,7 +1,8 @@
-"""finetune: go through the images for some epochs with the reduction active; stop and go on as you like."""
+"""finetune: go through the images for some epochs with the reduction active; a run that was stopped resumes."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,14 +20,16 @@ from gtp_vit.patch import describe as describe_vit
 from gtp_vit.patch import unpatch
 from gtp_vit.recipes import Recipe, model_name, resolve
 from gtp_vit.tools import distributed
-from gtp_vit.tools.checkpoint import sizes_of_model
 from gtp_vit.tools.class_output import check_class_output
+from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.data import Item
 from gtp_vit.tools.environment import bf16_verdict
 from gtp_vit.tools.evaluate import UNREDUCED, evaluate
+from gtp_vit.tools.identity import identity, images_identity
+from gtp_vit.tools.kept import Kept
 from gtp_vit.tools.macs import macs
-from gtp_vit.training.checkpoint import STATE, fingerprint, locked, read_state, state_of, write_state, write_weights
-from gtp_vit.training.data import load, steps_of_epoch
+from gtp_vit.training.checkpoint import STATE, locked, read_state, write_state, write_weights
+from gtp_vit.training.data import load, steps_of_epoch, without_labels
 from gtp_vit.training.log import Entry, Log
 from gtp_vit.training.protocols import protocol_of
 from gtp_vit.training.settings import Training
@@ -45,7 +48,7 @@ class Finetuned:
     unreadable: tuple[str, ...]  # images that were left out in this process since it started
 
     def figures(self) -> tuple[Entry, ...]:
-        """Of the validation passes: before training, and after each epoch."""
+        """The log entries of the validation passes: before training, and after each epoch."""
         return tuple(entry for entry in self.log if entry["kind"] == "validation")
 
 
@@ -59,9 +62,10 @@ def finetune(
     validation: Dataset[Item] | None = None,
     workers: int = 2,
     name: str | None = None,
+    restart: bool = False,
     progress: Progress | None = None,
 ) -> Finetuned:
-    """Finetune a copy of `model` with `method` active. A run that was stopped goes on from `output`, bit for bit.
+    """Finetune a copy of `model` with `method` active. A run that was stopped resumes from `output`, bit for bit.
 
     In processes that torchrun or accelerate started (`gtp_vit.tools.distributed.group`), all of them call this with the
     same arguments and each works on its share; only the first writes.
@@ -75,6 +79,7 @@ def finetune(
         validation: images for a pass before training and after each epoch.
         workers: processes that read images, for each process that computes.
         name: of the model, for the metadata; timm's if None.
+        restart: begin anew where an earlier run was stopped. What it wrote is replaced by the first checkpoint.
         progress: called after every step with the steps done, their total, and the figures.
     """
     settings = settings or Training()
@@ -94,10 +99,12 @@ def finetune(
     run = describe(plain, name, method, settings, dataset, validation)
     distributed.check_same("settings, weights or data", run)
     with locked(folder) if distributed.is_first() else nullcontext():
-        content = distributed.from_first(read_state(folder, run) if distributed.is_first() else None)
+        state = read_state(folder, run) if distributed.is_first() and not restart else None
         trip = _Run(plain, method, settings, dataset, validation, folder, name, workers, run)
         try:
-            return trip.go(None if content is None else state_of(content), progress)
+            trip.begin(state)
+            del state  # which holds on to the file
+            return trip.go(progress)
         except NotFinite as error:
             kept = f"{folder / STATE}, of step {trip.saved}, is kept" if trip.saved else "nothing was saved yet"
             raise NotFinite(f"{error}; the last good checkpoint ({kept}); try a lower --lr, or --clip-grad 1") from None
@@ -120,17 +127,12 @@ def check_processes(settings: Training) -> None:
 def describe(
     model: Any, name: str, method: Method, settings: Training, dataset: Any, validation: Any
 ) -> dict[str, Any]:
-    """Everything that a run must have in common with the one it goes on from; the number of processes is not in it."""
+    """Everything that a run must have in common with the one it resumes; the number of processes is not in it."""
     kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
-    return {
-        "model": f"{name} ({sizes_of_model(model)})",
-        "weights": fingerprint(model),
-        "method": method.to_dict(),
-        **kept,
-        "scale": list(settings.scale),
-        "images": len(dataset),
-        "validation": None if validation is None else len(validation),
-    }
+    seen = {} if validation is None else images_identity(validation)
+    models = {UNREDUCED: model, method.name: patch_quietly(model, method)}
+    found = identity(name, models, dataset, method=method.to_dict(), **kept, validation=seen)
+    return json.loads(json.dumps(found))
 
 
 class _Run:
@@ -148,7 +150,8 @@ class _Run:
         workers: int,
         run: dict[str, Any],
     ) -> None:
-        self.method, self.settings, self.dataset, self.validation = method, settings, dataset, validation
+        self.method, self.settings, self.dataset = method, settings, dataset
+        self.validation = validation if validation is None or settings.labels else without_labels(validation)
         self.folder, self.name, self.workers, self.run = folder, name, workers, run
         self.log = Log(None)
         self.protocol = protocol_of(method, settings)
@@ -157,19 +160,24 @@ class _Run:
         self.saved = 0  # steps in the last checkpoint
         self.unreadable: dict[str, None] = {}
         self.trainee = Trainee(model, method, self.protocol, settings, self.steps)
+        self.kept = Kept(self.trainee.teacher)
         weaker(method, self.trainee.model.reduction.vit, strength(0, settings))  # refused now, not in the first epoch
         self.macs = macs(self.trainee.model).total if not self.trainee.model.reducer.adaptive else None
         self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
 
-    def go(self, state: dict[str, Any] | None, progress: Progress | None) -> Finetuned:
+    def begin(self, state: dict[str, Any] | None) -> None:
+        """At the first step, or where the state says that the first process has read."""
         folder = self.folder if distributed.is_first() else None
-        if state is None:
+        known = distributed.from_first(state and {"step": state["step"], "log": state["log"]})
+        if known is None:
             self.log = Log(folder)
             self.validate(0)
         else:
-            self.saved = state["step"]
+            self.saved = known["step"]
             self.trainee.load(state)
-            self.log = Log(folder, state["log"])
+            self.log = Log(folder, known["log"])
+
+    def go(self, progress: Progress | None) -> Finetuned:
         done = self.saved
         while done < self.steps:
             done = self.epoch(done, progress)
@@ -217,7 +225,9 @@ class _Run:
             return
         models = {UNREDUCED: self.trainee.teacher, self.method.name: self.trainee.result()}
         with torch.random.fork_rng(devices=[]):
-            found = evaluate(models, self.validation, batch_size=self.settings.part, workers=self.workers)
+            found = evaluate(
+                models, self.validation, batch_size=self.settings.part, workers=self.workers, kept=self.kept
+            )
         score = found.scores[1]
         figures = {key: getattr(score, key).value for key in ("top1", "top5", "agreement", "kl")}
         figures["unreduced_top1"] = found.scores[0].top1.value
@@ -227,7 +237,7 @@ class _Run:
         self.log.add({"kind": "validation", "step": step, "epoch": epoch, **figures})
 
     def save(self, step: int) -> None:
-        """In the first process; the others go on, and meet it in the next step."""
+        """In the first process; the others continue, and meet it in the next step."""
         state = self.trainee.state()
         if distributed.is_first():
             latest = self.log.of("validation")[-1:] or [{}]

@@ -51,6 +51,12 @@ class Protocol:
             raise BadSetting(f"min_lr is {found.min_lr:g}, more than lr, which is {found.lr:g}; give a smaller min_lr")
         return found
 
+    def rate(self, learned: bool) -> float:
+        """Highest learning rate of the model, or of the learned parts of the method."""
+        if not learned:
+            return self.lr
+        return 100 * self.lr if self.learned_lr is None else self.learned_lr
+
     def extra(self, model: Any) -> nn.Module:
         """Parts that only training needs; they are in the checkpoint, but not among the weights."""
         return nn.Module()
@@ -66,31 +72,34 @@ class Protocol:
         """What `terms` needs from the unreduced model."""
         return teacher(images)
 
+    def distill(self, settings: Training) -> float:
+        """Weight of the distance from the unreduced model; without labels there is nothing else to learn from."""
+        return float(not settings.labels) if settings.distill is None else settings.distill
+
     def needs_teacher(self, settings: Training) -> bool:
-        return settings.distill > 0 or not settings.labels
+        return self.distill(settings) > 0
 
     def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
         """The loss of these images."""
-        return combined(model(images), labels, taught, settings)
+        return self.combined(model(images), labels, taught, settings)
+
+    def combined(self, logits: Tensor, labels: Tensor, taught: Tensor | None, settings: Training) -> Terms:
+        """Cross entropy with soft labels, and the distance from the unreduced model."""
+        from timm.loss import SoftTargetCrossEntropy
+
+        terms: Terms = {}
+        loss = logits.new_zeros((), dtype=torch.float32)
+        if settings.labels:
+            terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), labels)
+            loss = loss + terms["cross_entropy"]
+        if taught is not None:
+            terms["kl"] = divergence(logits, taught)
+            loss = loss + self.distill(settings) * terms["kl"]
+        return {"loss": loss, **terms}
 
     def frozen_until(self, epochs: int) -> int:
         """Epochs in which the model itself is not trained."""
         return math.ceil(self.frozen * epochs)
-
-
-def combined(logits: Tensor, labels: Tensor, taught: Tensor | None, settings: Training) -> Terms:
-    """Cross entropy with soft labels, and the distance from the unreduced model."""
-    from timm.loss import SoftTargetCrossEntropy
-
-    terms: Terms = {}
-    loss = logits.new_zeros((), dtype=torch.float32)
-    if settings.labels:
-        terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), labels)
-        loss = loss + terms["cross_entropy"]
-    if taught is not None:
-        terms["kl"] = divergence(logits, taught)
-        loss = loss + (settings.distill or 1.0) * terms["kl"]
-    return {"loss": loss, **terms}
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
@@ -127,8 +136,8 @@ class DynamicViTProtocol(Protocol):
                 "DynamicViT finds its way to keep_ratio by its loss; leave out shrink_start and shrink_epochs"
             )
 
-    def needs_teacher(self, settings: Training) -> bool:
-        return True
+    def distill(self, settings: Training) -> float:
+        return 0.5 if settings.distill is None else settings.distill
 
     def teach(self, teacher: Any, images: Tensor) -> Any:
         return dynamicvit_training.outputs(teacher, images)
@@ -141,12 +150,11 @@ class DynamicViTProtocol(Protocol):
             labels,
             model.reducer,
             cls_weight=float(settings.labels),
-            distill_weight=settings.distill or 0.5,
+            distill_weight=self.distill(settings),
             token_kl=hasattr(model, "aux_head"),
         )
-        return {"loss": found.total, "cross_entropy": found.cls, "ratio": found.ratio, "kl": found.cls_kl} | {
-            "token": found.token
-        }
+        terms = {"loss": found.total, "cross_entropy": found.cls, "ratio": found.ratio}
+        return terms if taught is None else {**terms, "kl": found.cls_kl, "token": found.token}
 
 
 @dataclass(frozen=True)
@@ -168,8 +176,8 @@ class EvoViTProtocol(Protocol):
         own = model.forward_head(model.reducer.finish(tokens, model.norm))
         pooled = model.reducer.method.head == "pooled"
         other = tokens.x[:, 0] if pooled else tokens.image.mean(dim=1)
-        first = combined(own, labels, taught, settings)
-        second = combined(extra["head"](extra["norm"](other)), labels, taught, settings)
+        first = self.combined(own, labels, taught, settings)
+        second = self.combined(extra["head"](extra["norm"](other)), labels, taught, settings)
         return {name: 0.5 * first[name] + 0.5 * second[name] for name in first}
 
 
@@ -202,7 +210,7 @@ def _groups(protocol: Protocol, model: Any, extra: nn.Module, *, learned: bool) 
         if own:
             yield {
                 "params": own,
-                "lr": (protocol.learned_lr or 100 * protocol.lr) if learned else protocol.lr,
+                "lr": protocol.rate(learned),
                 "weight_decay": protocol.weight_decay if decays else 0.0,
                 "frozen": protocol.frozen > 0 and not learned,
             }

@@ -20,11 +20,11 @@ class Training:
     """Settings of a run; names are timm's where timm has one."""
 
     epochs: int = 30
-    """How often the data is gone through."""
+    """Passes over the data."""
     batch_size: int = 512
     """Images of one step of the optimiser, over all processes."""
     micro_batch: int = 64
-    """Images that a process computes at a time; the others of a step are accumulated."""
+    """Images that a process computes at a time; the rest of a step is accumulated."""
     lr: float | None = None
     """Highest learning rate; by default 1e-5, and what the authors of EViT and DynamicViT used for these."""
     min_lr: float | None = None
@@ -32,7 +32,7 @@ class Training:
     learned_lr: float | None = None
     """Highest learning rate of a method's own parts, DynamicViT's predictors; by default 100 times --lr."""
     weight_decay: float | None = None
-    """Of AdamW; by default 0.05, EViT 1e-6."""
+    """Weight decay of AdamW; by default 0.05, EViT 1e-6."""
     warmup: float | None = None
     """Share of the run in which the learning rate rises; by default 5 of 30 epochs, EViT none."""
     drop_path: float | None = None
@@ -45,8 +45,9 @@ class Training:
     """Mixed precision, on machines that have it."""
     grad_checkpointing: bool = False
     """Compute each layer twice and keep little of it: less memory, more time."""
-    distill: float = 0.0
-    """Weight of the KL divergence to the unreduced model's soft logits, beside the labels' of weight 1."""
+    distill: float | None = None
+    """Weight of the KL divergence to the unreduced model's soft logits, beside the labels' of weight 1; 0 = none. By
+    default none, with --no-labels 1, and 0.5 for DynamicViT."""
     labels: bool = True
     """--no-labels: learn from the unreduced model only; images need no labels then."""
     shrink_start: float = 0.0
@@ -69,9 +70,9 @@ class Training:
     smoothing: float = 0.1
     """Label smoothing."""
     repeats: int = 3
-    """How often an image is drawn in its epoch; an epoch then sees the so-manyth part of the images (DeiT: 3)."""
+    """How often an image is drawn in its epoch; an epoch then sees one n-th of the images (DeiT: 3)."""
     train_seed: int = 0
-    """Of everything that training draws: order, augmentation, mixing, dropped layers."""
+    """Seed of everything that training draws: order, augmentation, mixing, dropped layers."""
     save_every: int = 0
     """Steps between two checkpoints inside an epoch; 0 = only after each epoch."""
     log_every: int = 20
@@ -92,7 +93,12 @@ class Training:
         for name in ("hflip", "reprob", "smoothing"):
             check_range(name, getattr(self, name), 0, 1)
         for name in ("distill", "mixup", "cutmix", "shrink_start", "shrink_epochs"):
-            check_range(name, getattr(self, name), 0, 10**4)
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 0, 10**4)
+        if self.distill == 0 and not self.labels:
+            raise BadSetting(
+                "distill is 0 and labels are not used: nothing is left to learn from; give more, or use labels"
+            )
         check_range("ema", self.ema, 0, 0.999999)
         check_name("amp", self.amp, get_args(Precision))
         low, high = self.scale

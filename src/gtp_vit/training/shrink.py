@@ -15,7 +15,7 @@ SHARES = ("keep_rate", "keep_ratio", "attn_ratio")
 
 
 def strength(epoch: float, settings: Training) -> float:
-    """Of the reduction in this epoch, counted from 0: from 0 to 1 along half a cosine.
+    """How strong the reduction is in this epoch, counted from 0: from 0 to 1 along half a cosine.
 
     >>> [round(strength(epoch, Training(shrink_start=1, shrink_epochs=4)), 2) for epoch in range(6)]
     [0.0, 0.0, 0.15, 0.5, 0.85, 1.0]

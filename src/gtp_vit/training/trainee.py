@@ -1,10 +1,12 @@
-"""The model in training, with its optimiser: what one step does, and what must be kept to go on from it."""
+"""The model in training, with its optimiser: what one step does, and what must be kept to resume after it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,7 +95,8 @@ class Trainee:
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float() / len(parts)
         means = distributed.mean(torch.stack(list(sums.values())))
-        norm = nn.utils.clip_grad_norm_(self.student.parameters(), self.settings.clip_grad or math.inf)
+        longest = math.inf if self.settings.clip_grad is None else self.settings.clip_grad
+        norm = nn.utils.clip_grad_norm_(self.student.parameters(), longest)
         figures = dict(zip(sums, means.tolist(), strict=True)) | {"gradient": float(norm)}
         if not all(math.isfinite(value) for value in figures.values()):
             wrong = next(name for name, value in figures.items() if not math.isfinite(value))
@@ -114,7 +117,7 @@ class Trainee:
     def terms(self, batch: Batch) -> Terms:
         if len(batch.images) < 1 + self.settings.mixes:
             problem = next(iter(batch.unreadable.values()))
-            raise GTPError(f"too few images of one part could be read: {problem}; mend or remove them")
+            raise GTPError(f"too few images of one part could be read: {problem}; repair or remove them")
         images, labels = self.mixer(batch.images.to(self.device), batch.labels.to(self.device))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp == "bfloat16"):
             taught = None
@@ -138,11 +141,31 @@ class Trainee:
             "ema": None if self.ema is None else self.ema.module.state_dict(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        self.student.load_state_dict(state["student"])
-        self.optimiser.load_state_dict(state["optimiser"])
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Only the first process has a state; the others get its tensors one by one, straight into their own."""
+        if state is not None:
+            self.student.load_state_dict(state["student"])
+            # Copied, because the optimiser keeps the tensors it is given, and these are those of the file.
+            self.optimiser.load_state_dict(with_tensors(state["optimiser"], torch.clone))
+            if self.ema is not None:
+                self.ema.module.load_state_dict(state["ema"])
+        outline = distributed.from_first(with_tensors(self.optimiser.state_dict(), lambda own: own.to("meta")))
+        if state is None:
+            self.optimiser.load_state_dict(with_tensors(outline, lambda own: torch.empty_like(own, device="cpu")))
+        distributed.copy_from_first(self.student.state_dict().values())
+        moments = self.optimiser.state_dict()["state"].values()
+        distributed.copy_from_first(value for own in moments for value in own.values() if isinstance(value, Tensor))
         if self.ema is not None:
-            self.ema.module.load_state_dict(state["ema"])
+            distributed.copy_from_first(self.ema.module.state_dict().values())
+
+
+def with_tensors(optimiser: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """The state of an optimiser with every tensor changed."""
+    state = {
+        index: {name: change(value) if isinstance(value, Tensor) else value for name, value in own.items()}
+        for index, own in optimiser["state"].items()
+    }
+    return {**optimiser, "state": state}
 
 
 class NotFinite(GTPError):
@@ -150,14 +173,16 @@ class NotFinite(GTPError):
 
 
 def install(model: Any, method: Method) -> None:
-    """Other settings of the same method; what it has learned stays."""
-    if getattr(model.reducer, "method", None) == method:
-        return
-    if any(True for _ in model.reducer.parameters()):
-        model.reducer.method = method
+    """Give a patched model different settings of its method; what was learned stays, what follows from them is new."""
+    if model.reduction.method == method:
         return
     weight = next(model.parameters())
-    model.reducer = method.build(model.reduction.vit).train(model.training).to(weight.device, weight.dtype)
+    reducer = method.build(model.reduction.vit).train(model.training).to(weight.device, weight.dtype)
+    for name, value in model.reducer.state_dict(keep_vars=True).items():  # the objects that the optimiser knows
+        path, _, leaf = name.rpartition(".")
+        setattr(reducer.get_submodule(path), leaf, value)
+    model.reducer = reducer
+    model.reduction = dataclasses.replace(model.reduction, method=method)
 
 
 def drop_paths(model: Any, rate: float, *, asked: bool) -> None:
