@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 
-.PHONY: demo test test-oldest sanitize benchmark format clean
+.PHONY: demo test test-oldest package sanitize benchmark format clean
 
 # All methods on the small model inside the package. For a real one:
 #   make demo DEMO="--model deit_small_patch16_224 --pretrained --data-dir imagenet/val"
@@ -20,6 +20,10 @@ test: $(VENV)/ready
 # The oldest versions that pyproject.toml admits.
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal
+
+# Source distribution and wheel, each installed into an empty environment and tried there.
+package: $(VENV)/ready
+	.ci/package $(VENV)
 
 # The kernels' property tests on a build that finds wrong memory accesses and undefined behaviour.
 SANITIZED := build/sanitize

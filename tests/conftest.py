@@ -1,14 +1,19 @@
-"""Set-up of all tests: the AMX trap, few threads, where the real weights and goldens are."""
+"""Set-up of all tests: the AMX trap, one thread, what may not skip, where the real weights and goldens are."""
 
 import os
 
 # On some virtual machines bf16 products kill the process, with no exception (docs/design.md). Set before torch loads.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# Each worker of pytest-xdist has a core of its own: more threads would only fight for it. Processes that tests start
+# inherit this; a test that needs two threads takes the fixture `two_threads`.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from pathlib import Path
 
 import pytest
 import torch
+
+torch.set_num_threads(1)  # where torch was loaded before this file
 
 
 def pytest_addoption(parser):
@@ -24,9 +29,25 @@ def pytest_configure(config):
         assert native.PROBLEM is None, native.PROBLEM
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _few_threads():
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    return unless_it_must_run((yield), os.environ.get("GTP_VIT_MUST_RUN", ""))
+
+
+def unless_it_must_run(report, words):
+    """A skipped test fails if its reason has one of these words: what CI provides, it provides for all tests."""
+    reason = report.longrepr[2] if report.outcome == "skipped" and isinstance(report.longrepr, tuple) else ""
+    if any(word in reason for word in words.split()):
+        report.outcome, report.longrepr = "failed", f"it must run here (GTP_VIT_MUST_RUN={words}), but {reason}"
+    return report
+
+
+@pytest.fixture
+def two_threads():
+    """Threads inside a kernel or a product."""
     torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -662,7 +662,7 @@ def test_settings_that_make_no_sense(model, images, tmp_path, settings, message)
 def test_models_and_labels_that_do_not_fit(model, images, tmp_path):
     with pytest.raises(GTPError, match="has no classifier"):
         go(timm.create_model("test_vit", num_classes=0), images, tmp_path)
-    with pytest.raises(GTPError, match="has one class: its softmax is always 1"):
+    with pytest.raises(GTPError, match="has one output, whose softmax is always 1"):
         go(timm.create_model("test_vit", num_classes=1), images, tmp_path)
     with pytest.raises(GTPError, match="logits of every token"):
         go(families.make("all_tokens"), images, tmp_path)

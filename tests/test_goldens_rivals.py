@@ -1,13 +1,12 @@
 """Our rivals of GTP reproduce the outputs of their original implementations."""
 
-import json
-
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+import goldens
 from gtp_vit import ATS, PPT, DiffRate, DynamicViT, EViT, EvoViT, ToMe, TriLevel, patch, trace
 from gtp_vit.core.loop import run
 
@@ -18,15 +17,13 @@ KERNELS = pytest.mark.parametrize("kernels", ["native", "torch"])
 
 @pytest.fixture(scope="module")
 def golden(data):
-    """Entry -> what is stored of it; `seen` collects which were compared."""
-    entries = {}
-    for method in METHODS:
-        tensors = load_file(data / "golden" / f"{method}.safetensors")
-        for entry in json.loads((data / "golden" / f"{method}.json").read_text())["entries"]:
-            name = entry["name"]
-            entry["data"] = {key.split("/", 1)[1]: t for key, t in tensors.items() if key.startswith(name + "/")}
-            entries[name] = entry
-    return entries
+    return goldens.read(data / "golden", *METHODS)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The few that have a small model of their own, so that they are beside the tests."""
+    return goldens.read(goldens.SHIPPED, "gtp", "tome", "tome_nocls")
 
 
 @pytest.fixture(scope="module")
@@ -110,19 +107,13 @@ def test_tome(golden, deit_tiny, images, name, kernels):
 
 @KERNELS
 @pytest.mark.parametrize("name", ["tome_distilled", "tome_nocls_0", "tome_nocls_1"])
-def test_tome_with_distillation_token_and_without_class_token(golden, data, name, kernels):
-    entry = golden[name]
-    if name == "tome_distilled":
-        own, stored = entry["own_model"], entry["data"]
-        arguments = {key: own[key] for key in own if key not in ("note", "weights_in", "inputs_in", "distilled")}
-        model = timm.models.VisionTransformerDistilled(**arguments).eval()
-    else:
-        gtp = json.loads((data / "golden" / "gtp.json").read_text())["entries"]
-        own = next(entry for entry in gtp if entry["name"] == "gtp_nocls_0")["own_model"]
-        arguments = {key: own[key] for key in own if key not in ("note", "weights_in", "inputs_in", "key_names")}
-        model = timm.models.VisionTransformer(**arguments).eval()
-        every = load_file(data / "golden" / "gtp.safetensors")
-        stored = {key.split("/", 1)[1]: t for key, t in every.items() if key.startswith("gtp_nocls_0/")}
+def test_tome_with_distillation_token_and_without_class_token(shipped, name, kernels):
+    entry = shipped[name]
+    source = shipped["tome_distilled" if name == "tome_distilled" else "gtp_nocls_0"]
+    own, stored = source["own_model"], source["data"]
+    words = ("note", "weights_in", "inputs_in", "key_names", "distilled")
+    kind = timm.models.VisionTransformerDistilled if "distilled" in own else timm.models.VisionTransformer
+    model = kind(**{key: own[key] for key in own if key not in words}).eval()
     model.load_state_dict({key[2:]: value for key, value in stored.items() if key.startswith("w.")})
     method = tome_of(entry["settings"])
     compare_logits(entry, model, method, stored["inputs"], kernels)
@@ -331,3 +322,12 @@ def test_every_golden_of_the_rivals_is_compared(golden):
     compared |= {f"{name}_{n:02d}" for name in ("evovit", "trilevel", "ppt") for n in range(3)}
     compared |= {f"{name}_{n:02d}" for name in ("ats", "diffrate") for n in range(2)}
     assert set(golden) == compared
+
+
+def test_the_shipped_goldens_are_the_recorded_ones(golden, shipped, data):
+    recorded = {**golden, **goldens.read(data / "golden", "gtp")}
+    for name, entry in shipped.items():
+        expected = recorded[name]
+        assert {**entry, "data": None} == {**expected, "data": None}
+        assert entry["data"].keys() == expected["data"].keys()
+        assert all(torch.equal(tensor, expected["data"][key]) for key, tensor in entry["data"].items())

@@ -1,1 +1,4 @@
-"""The parts every method and backbone meets in: tokens, attention, reducer, schedule, the loop. Imports torch only."""
+"""The parts every method and backbone meets in: tokens, attention, reducer, schedule, the loop.
+
+Needs torch, numpy and safetensors.
+"""
