@@ -61,21 +61,21 @@ def test_python_of_the_readme_runs():
     assert names["logits"].shape == (1, 1000)
 
 
+LINES = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("gtp-vit")]
+
+
 @pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
-def test_commands_of_the_readme_run(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("line", LINES, ids=lambda line: " ".join(line.split("#")[0].split()))
+def test_commands_of_the_readme_run(line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("gtp-vit")]
-    assert len(lines) >= 3
-    for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        quicker = {
-            "benchmark": ["--rounds", "3"],
-            "compare": ["--limit", "20", "--rounds", "3", "--macs", "0.6"],
-            "tune": ["--images", "40"],
-            "evaluate": ["--limit", "40"],
-        }
-        words += quicker.get(words[0], [])
-        assert main(words) == 0, line
+    words = shlex.split(line, comments=True)[1:]
+    quicker = {
+        "benchmark": ["--rounds", "3"],
+        "compare": ["--limit", "20", "--rounds", "3", "--macs", "0.6"],
+        "tune": ["--images", "40"],
+        "evaluate": ["--limit", "40"],
+    }
+    assert main([*words, *quicker.get(words[0], [])]) == 0
     capsys.readouterr()
 
 
