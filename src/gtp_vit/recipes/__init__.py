@@ -23,7 +23,7 @@ from gtp_vit.errors import BadSetting, GTPError, check_name, shown
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.recipes.files import METADATA as METADATA
-from gtp_vit.recipes.files import is_file, read_json
+from gtp_vit.recipes.files import is_file, is_folder, read_json
 
 FORMAT = 1
 KEYS = ("model", "sizes", "method", "found", "measured")
@@ -110,7 +110,7 @@ def read_recipe(path: str | Path) -> Recipe:
 
 def _no_such_recipe(path: Path) -> str:
     name = shown(str(path))[1:-1]
-    if path.name and "\0" not in name and len(name) < 100 and path.is_dir():
+    if is_folder(path) and path.name:
         return f"{name} is a folder; give the recipe file in it"
     near = difflib.get_close_matches(name, [*METHODS, *shipped_recipes()], n=2)
     hint = f"did you mean {' or '.join(map(repr, near))}? Else " if near else ""

@@ -21,6 +21,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """The same of folders."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def read_json(path: Path) -> Any:
     """The JSON in a file, or in the metadata of a safetensors checkpoint."""
     return parse(_metadata(path) if path.suffix == ".safetensors" else _text(path), str(path))
