@@ -1,12 +1,8 @@
 """Native kernels against their pure-torch twins, over many shapes and awkward values."""
 
 import multiprocessing
-import shutil
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -210,35 +206,6 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
         assert root[0, :6].tolist() == [0, 0, 0, 0, 0, 1]
 
 
-def test_what_does_not_fit_goes_to_the_twin():
-    q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
-    rest = (0.3, 0, 10, [True, True, False], 1, 1)
-    empty = torch.zeros(2, 2, 0, 8)
-    calls = [
-        (q.half(), k.half(), v.half(), size, *rest),
-        (q.double(), k.double(), v.double(), size.double(), *rest),
-        (q[:, :, :4], k, v, None, 0.3, 0, 4, [False, False, True], 1, 1),
-        (empty, empty, empty, None, 0.3, 0, 0, [False, False, False], 1, 0),
-    ]
-    for arguments in calls:
-        for found, wanted in zip(torch.ops.gtp_vit.attention(*arguments), twins.attention(*arguments), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-    assert not native.can_attend(q, k.bfloat16(), v.bfloat16(), 0, 10, [False] * 3)
-    assert not native.can_attend(q[:, :, :4], k, v, 0, 4, [True, False, False])
-    assert not native.can_attend(q, k, v, 0, 11, [False] * 3)
-    lists = twins.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
-    x, position, scores = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1), torch.rand(2, 9)
-    only_weight = (x, x, scores, position, None, *lists, 3, 0.2, True, torch.rand(16), None, 1e-6)
-    for found, wanted in zip(torch.ops.gtp_vit.reduce(*only_weight), twins.reduce(*only_weight), strict=True):
-        torch.testing.assert_close(found, wanted)
-    common = (x, x, scores, position, None, *lists)
-    assert native.can_reduce(*common, 3, None, None)
-    for removed in (0, 9):
-        assert not native.can_reduce(*common, removed, None, None)
-    assert not native.can_reduce(x.half(), x.half(), *common[2:], 3, None, None)
-    assert not native.can_reduce(x, x, scores, position.int(), None, *lists, 3, None, None)
-
-
 def test_reduce_takes_strided_tensors():
     lists = twins.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
     x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
@@ -436,60 +403,6 @@ def test_worker_processes_can_use_the_kernels(start):
     assert queue.get(timeout=120) == pytest.approx(expected, rel=1e-6)
     worker.join(timeout=60)
     assert worker.exitcode == 0
-
-
-def test_every_instruction_set_gives_the_same(monkeypatch):
-    """The libraries that this processor can run, one after the other."""
-    q, k, v, size = operands("normal", 2, 3, 101, 40, 0)
-    arguments = (q, k, v, size, 0.2, 3000, 101, [True, True, True], 1, 1)
-    expected = native.attention(*arguments)
-    tried = []
-    for capability in ("AVX512", "AVX2", "DEFAULT"):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        library, build, problem = native.load(Path(native.__file__).parent)
-        assert problem is None
-        tried.append(build)
-        monkeypatch.setattr(native, "_attention", library.gtp_vit_attention)
-        for found, wanted in zip(native.attention(*arguments), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-        if build == native.INSTRUCTION_SET and build == "portable":
-            break
-    assert "portable" in tried
-
-
-def test_a_broken_or_missing_library_is_reported(tmp_path):
-    library, _, problem = native.load(tmp_path)
-    assert library is None
-    assert "was built when the package was installed" in problem
-    (tmp_path / "_portable.so").write_bytes(b"not a library")
-    library, _, problem = native.load(tmp_path)
-    assert library is None
-    assert "_portable.so cannot be loaded" in problem
-    assert "\n" not in problem
-
-
-def test_without_a_library_there_is_one_warning_and_the_right_result(tmp_path):
-    """The package in a place where nothing was built."""
-    package = Path(native.__file__).parent.parent
-    shutil.copytree(package, tmp_path / "gtp_vit", ignore=shutil.ignore_patterns("_avx*", "_portable*", "__pycache__"))
-    code = """
-import warnings, timm, torch, gtp_vit
-from gtp_vit import kernels
-model = timm.create_model("test_vit").eval()
-with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-    warnings.simplefilter("default")
-    for _ in range(3):
-        fast = gtp_vit.patch(model, gtp_vit.GTP(propagate=4))
-    same = torch.equal(fast(torch.ones(1, 3, 160, 160)),
-                       gtp_vit.patch(model, gtp_vit.GTP(propagate=4), kernels="torch")(torch.ones(1, 3, 160, 160)))
-try:
-    gtp_vit.patch(model, gtp_vit.GTP(), kernels="native")
-except gtp_vit.GTPError as error:
-    print(len([w for w in caught if "slower" in str(w.message)]), same, kernels.status().split(":")[0], error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 True torch operators kernels='native' cannot be had")
 
 
 def test_wrong_settings_are_refused():
