@@ -198,7 +198,7 @@ def conserve(
     normed_out = torch.empty_like(x_out) if norm_weight is not None else x.new_empty(0)
     size_out = size.new_empty(batch, count - removed)
     kept = size.new_empty(batch, count - removed, dtype=torch.int64)
-    gone, target = size.new_empty(2, batch, removed, dtype=torch.int64)
+    gone, target = (size.new_empty(batch, removed, dtype=torch.int64) for _ in range(2))
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
     failed = _conserve(
