@@ -2,21 +2,20 @@
 
 import multiprocessing
 import shutil
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+import timm
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import families
-from gtp_vit import GTP, kernels, patch
+from gtp_vit import GTP, GTPPlus, embedded, kernels, patch
+from gtp_vit.core.loop import run
 from gtp_vit.errors import UnknownName
-from gtp_vit.kernels import native, twins
+from gtp_vit.kernels import conserving, native, twins
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -210,33 +209,16 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
         assert root[0, :6].tolist() == [0, 0, 0, 0, 0, 1]
 
 
-def test_what_does_not_fit_goes_to_the_twin():
-    q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
-    rest = (0.3, 0, 10, [True, True, False], 1, 1)
-    empty = torch.zeros(2, 2, 0, 8)
-    calls = [
-        (q.half(), k.half(), v.half(), size, *rest),
-        (q.double(), k.double(), v.double(), size.double(), *rest),
-        (q[:, :, :4], k, v, None, 0.3, 0, 4, [False, False, True], 1, 1),
-        (empty, empty, empty, None, 0.3, 0, 0, [False, False, False], 1, 0),
-    ]
-    for arguments in calls:
-        for found, wanted in zip(torch.ops.gtp_vit.attention(*arguments), twins.attention(*arguments), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-    assert not native.can_attend(q, k.bfloat16(), v.bfloat16(), 0, 10, [False] * 3)
-    assert not native.can_attend(q[:, :, :4], k, v, 0, 4, [True, False, False])
-    assert not native.can_attend(q, k, v, 0, 11, [False] * 3)
-    lists = twins.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
-    x, position, scores = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1), torch.rand(2, 9)
-    only_weight = (x, x, scores, position, None, *lists, 3, 0.2, True, torch.rand(16), None, 1e-6)
-    for found, wanted in zip(torch.ops.gtp_vit.reduce(*only_weight), twins.reduce(*only_weight), strict=True):
-        torch.testing.assert_close(found, wanted)
-    common = (x, x, scores, position, None, *lists)
-    assert native.can_reduce(*common, 3, None, None)
-    for removed in (0, 9):
-        assert not native.can_reduce(*common, removed, None, None)
-    assert not native.can_reduce(x.half(), x.half(), *common[2:], 3, None, None)
-    assert not native.can_reduce(x, x, scores, position.int(), None, *lists, 3, None, None)
+def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin():
+    """The one difference left between the two, as docs/design.md has it: the twin's product multiplies NaN by zero."""
+    lists = twins.neighbours(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
+    x, scores = torch.zeros(1, 16, 8), torch.arange(16.0, 0, -1).unsqueeze(0)
+    x[0, 15] = torch.nan  # the least important, so it goes
+    arguments = (x, x, scores, torch.arange(16).unsqueeze(0), None, *lists, 1, 0.2, True, None, None, 0.0)
+    receivers = (lists[0][0, :15] == 15).any(dim=1)
+    assert 0 < receivers.sum() < 15
+    assert torch.equal(native.reduce(*arguments)[0][0].isnan().all(dim=1), receivers)
+    assert twins.reduce(*arguments)[0].isnan().all()
 
 
 def test_reduce_takes_strided_tensors():
@@ -308,21 +290,66 @@ def test_torch_func_runs_on_the_twins():
         torch.testing.assert_close(one_by_one, fast(images), rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_is_as_near_to_float32_as_the_twin_is():
+def nearly_always_equal(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Two float32 results that differ in their last bit are rounded to different bfloat16 numbers once in a while."""
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    assert (found == wanted).float().mean() > 0.995
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-3)  # and then to neighbouring ones
+
+
+@pytest.mark.parametrize("removed", [0, 900])
+@pytest.mark.parametrize("asked", [[True, True, False], [False, False, True], [False] * 3])
+def test_bfloat16_statistics_and_thresholds_are_those_of_a_float32_map(asked, removed):
+    """On both kernels: in bfloat16 a map has ties, and its threshold is coarse."""
     q, k, v, size = operands("normal", 2, 3, 50, 64, 0)
-    asked = (size, 0.125, 0, 50, [True, True, False], 1, 1)
-    exact, _ = twins.attention(q, k, v, *asked)
-    half = [t.bfloat16() for t in (q, k, v)]
-    found, expected = native.attention(*half, *asked)[0], twins.attention(*half, *asked)[0]
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - exact).abs().mean() <= 1.1 * (expected.float() - exact).abs().mean()
-    similarity = torch.rand(2, 49, 49)
-    lists = native.neighbours(similarity, 7, 7, 8, 4)
-    x, branch = torch.randn(2, 50, 48).bfloat16(), torch.randn(2, 50, 48).bfloat16()
-    position, norm = torch.arange(49).expand(2, -1), (torch.rand(48).bfloat16(), torch.rand(48).bfloat16(), 1e-6)
-    arguments = (x, branch, torch.rand(2, 49), position, None, *lists, 9, 0.2, True, *norm)
-    for one, other in zip(native.reduce(*arguments), twins.reduce(*arguments), strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=5e-2)
+    q, k, v = (t.bfloat16() for t in (q, k, v))
+    rest = (size, 0.125, removed, 50, asked, 1, 1)
+    exact = twins.attention(q.double(), k.double(), v.double(), *rest)
+    found, expected = native.attention(q, k, v, *rest), twins.attention(q, k, v, *rest)
+    for statistics in (found[1], expected[1]):
+        torch.testing.assert_close(statistics, exact[1].float(), rtol=1e-5, atol=1e-6)
+    nearly_always_equal(found[0], expected[0])
+    nearly_always_equal(found[0], exact[0].bfloat16())
+
+
+def test_bfloat16_features_are_added_in_float32_and_rounded_once():
+    torch.manual_seed(0)
+    lists = native.neighbours(torch.rand(2, 49, 49), 7, 7, 8, 4)
+    x, branch = torch.randn(2, 2, 50, 48).bfloat16()
+    norm = (*torch.rand(2, 48).bfloat16(), 1e-6)
+    position, scores, size = torch.arange(49).expand(2, -1), torch.rand(2, 49), torch.rand(2, 50) + 0.5
+    reduction = (x, branch, scores, position, size, *lists, 9, 0.2, True, *norm)
+    merging = (x, branch, scores, size[:, 1:].contiguous(), 9, 0.5, True, *norm)
+    for kernel, twin, arguments in (
+        (native.reduce, twins.reduce, reduction),
+        (native.conserve, conserving.conserve, merging),
+    ):
+        found, expected = kernel(*arguments), twin(*arguments)
+        exact = twin(x.double(), branch.double(), *arguments[2:-3], None, None, 0.0)
+        nearly_always_equal(found[0], expected[0])
+        nearly_always_equal(found[0], exact[0].bfloat16())
+        nearly_always_equal(found[1], expected[1])
+        torch.testing.assert_close(found[2], expected[2])
+        for one, other in zip(found[3:], expected[3:], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("method", [GTP(propagate=14), GTPPlus(propagate=14), GTP(propagate=8, theta=0.5)], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_keeps_the_same_tokens_on_both_kernels(method, autocast):
+    """Not quite all: docs/design.md says why, and how many. 168 of 196 tokens leave, so that what differs adds up."""
+    model, (images, _) = embedded.create(), embedded.test_images()
+    x = embedded.normalise(images[:24])
+    if not autocast:
+        model, x = model.bfloat16(), x.bfloat16()
+    kept = []
+    for kind in ("native", "torch"):
+        seen = []
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            run(patch(model, method, kernels=kind), x, observe=seen.append)
+        kept.append(seen[-1].position)
+    common = (kept[0].unsqueeze(2) == kept[1].unsqueeze(1)).any(dim=2)
+    assert common.float().mean() > 0.965
 
 
 @pytest.mark.parametrize("family", families.NAMES)
@@ -376,6 +403,25 @@ def test_compile_keeps_the_native_operators():
     assert sum("gtp_vit.reduce" in target for target in seen) == 3
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own modules
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [(GTP(propagate=7), "native"), (GTPPlus(propagate=7), "native"), (GTP(propagate=7), "torch")],
+    ids=str,
+)
+def test_inductor_gives_what_eager_gives(method, setting, tmp_path, monkeypatch):
+    """torch.compile as users call it, with its own backend."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = timm.create_model("vit_tiny_patch16_224", **families.SMALL | {"depth": 2}).eval()
+    fast, images = patch(model, method, kernels=setting), families.images("vit")
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(fast, fullgraph=True)(images)
+        torch.testing.assert_close(compiled, fast(images), rtol=1e-5, atol=1e-5)
+    assert list(tmp_path.rglob("*.cpp"))  # it was inductor
+
+
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch 2.6, about constants
 @pytest.mark.filterwarnings("ignore:Node lifted_tensor")
 @pytest.mark.parametrize(("setting", "inside"), [("auto", False), ("torch", False), ("native", True)])
@@ -417,16 +463,22 @@ def test_threads_share_the_kernels():
                 assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def _in_a_worker(queue):
-    torch.set_num_threads(1)  # as a data loader's worker does
+def sums_of_both_kernels() -> list[float]:
     q, k, v, size = operands("normal", 1, 2, 30, 16, 0)
-    queue.put(native.attention(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0)[0].sum().item())
+    x = q.flatten(1, 2)
+    by_attention = native.attention(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0)[0]
+    merged = native.conserve(x, x, x[:, :, 0].abs(), torch.ones(1, 60), 20, 0.5, True, None, None, 0.0)[0]
+    return [by_attention.sum().item(), merged.sum().item()]
+
+
+def _in_a_worker(queue):
+    torch.set_num_threads(1)  # as a data loader's worker does; with more, a forked one hangs, as torch itself does
+    queue.put(sums_of_both_kernels())
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_worker_processes_can_use_the_kernels(start):
-    q, k, v, size = operands("normal", 1, 2, 30, 16, 0)
-    expected = native.attention(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0)[0].sum().item()
+    expected = sums_of_both_kernels()
     context = multiprocessing.get_context(start)
     queue = context.Queue()
     with warnings.catch_warnings():
@@ -436,60 +488,6 @@ def test_worker_processes_can_use_the_kernels(start):
     assert queue.get(timeout=120) == pytest.approx(expected, rel=1e-6)
     worker.join(timeout=60)
     assert worker.exitcode == 0
-
-
-def test_every_instruction_set_gives_the_same(monkeypatch):
-    """The libraries that this processor can run, one after the other."""
-    q, k, v, size = operands("normal", 2, 3, 101, 40, 0)
-    arguments = (q, k, v, size, 0.2, 3000, 101, [True, True, True], 1, 1)
-    expected = native.attention(*arguments)
-    tried = []
-    for capability in ("AVX512", "AVX2", "DEFAULT"):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        library, build, problem = native.load(Path(native.__file__).parent)
-        assert problem is None
-        tried.append(build)
-        monkeypatch.setattr(native, "_attention", library.gtp_vit_attention)
-        for found, wanted in zip(native.attention(*arguments), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-        if build == native.INSTRUCTION_SET and build == "portable":
-            break
-    assert "portable" in tried
-
-
-def test_a_broken_or_missing_library_is_reported(tmp_path):
-    library, _, problem = native.load(tmp_path)
-    assert library is None
-    assert "was built when the package was installed" in problem
-    (tmp_path / "_portable.so").write_bytes(b"not a library")
-    library, _, problem = native.load(tmp_path)
-    assert library is None
-    assert "_portable.so cannot be loaded" in problem
-    assert "\n" not in problem
-
-
-def test_without_a_library_there_is_one_warning_and_the_right_result(tmp_path):
-    """The package in a place where nothing was built."""
-    package = Path(native.__file__).parent.parent
-    shutil.copytree(package, tmp_path / "gtp_vit", ignore=shutil.ignore_patterns("_avx*", "_portable*", "__pycache__"))
-    code = """
-import warnings, timm, torch, gtp_vit
-from gtp_vit import kernels
-model = timm.create_model("test_vit").eval()
-with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-    warnings.simplefilter("default")
-    for _ in range(3):
-        fast = gtp_vit.patch(model, gtp_vit.GTP(propagate=4))
-    same = torch.equal(fast(torch.ones(1, 3, 160, 160)),
-                       gtp_vit.patch(model, gtp_vit.GTP(propagate=4), kernels="torch")(torch.ones(1, 3, 160, 160)))
-try:
-    gtp_vit.patch(model, gtp_vit.GTP(), kernels="native")
-except gtp_vit.GTPError as error:
-    print(len([w for w in caught if "slower" in str(w.message)]), same, kernels.status().split(":")[0], error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 True torch operators kernels='native' cannot be had")
 
 
 def test_wrong_settings_are_refused():

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import families
-from gtp_vit import GTP, Identity, patch, trace
+from gtp_vit import GTP, METHODS, Identity, patch, trace
+from gtp_vit.core.loop import run
 from gtp_vit.errors import GTPError
+from gtp_vit.kernels import native
 from gtp_vit.paper.graph import adjacency, normalise_matrix
 
 METHOD = GTP(propagate=7, alpha=0.3)
@@ -88,3 +90,23 @@ def test_tracing_does_not_change_what_the_model_computes(traced):
 def test_a_plain_model_cannot_be_traced():
     with pytest.raises(GTPError, match="patch it first"):
         trace(families.make("vit"), families.images("vit"))
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", [method() for method in METHODS.values()], ids=str)
+@pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
+def test_a_traced_pass_is_the_ordinary_one(method, dtype, kernels):
+    """Bit by bit: a trace looks on, and takes no way of its own."""
+    if kernels == "native" and native.PROBLEM is not None:
+        pytest.skip(native.PROBLEM)
+    fast = patch(families.make("dinov2_registers").to(dtype), method, kernels=kernels)
+    images = families.images("dinov2_registers").to(dtype)
+    plain, followed = [], []
+    with torch.no_grad():
+        run(fast, images, observe=plain.append)
+        run(fast, images, observe=followed.append, follow=True)
+    for one, other in zip(plain, followed, strict=True):
+        assert torch.equal(one.position, other.position)
+        assert torch.equal(one.x, other.x)
+        assert (one.size is None and other.size is None) or torch.equal(one.size, other.size)

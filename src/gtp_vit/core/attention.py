@@ -10,16 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit import kernels
 from gtp_vit.core.masking import masked_softmax
 from gtp_vit.kernels import twins
+from gtp_vit.paper.precision import at_least_float32, full_precision
 
 HEADS = ("each", "max", "mean")
 STATISTICS = ("diagonal", "column_sums", "class_row", "map", "keys", "values")
+NOT_OF_THE_MAP = frozenset({"keys", "values"})
 
 
 class Edit(Protocol):
@@ -97,14 +98,9 @@ def attend(
     rank = 0 if ask.edit is None else ask.edit.threshold_rank(q.shape[2] * k.shape[2])
     probs = None
     if rank is None or ask.mask is not None or "map" in wanted or dropout > 0 or (ask.before_edit and rank != 0):
-        key_bias = twins.bias_of(size, q.dtype)
-        if ask.mask is None:
-            probs = twins.softmax(q, k, scale, key_bias)
-        else:
-            probs = masked_softmax(twins.logits(q, k, scale, key_bias), ask.mask.unsqueeze(1))
-        probs = F.dropout(probs, dropout, training=dropout > 0)
+        probs = F.dropout(_map(projections, ask, size), dropout, training=dropout > 0)
         edited = probs if ask.edit is None else ask.edit(probs)
-        out = (edited[:, :, :queries] @ v).transpose(1, 2).flatten(2)
+        out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
         probs = probs if ask.before_edit else edited
         found = twins.statistics(probs, asked, heads, first)
     else:
@@ -120,10 +116,23 @@ def attend(
     )
 
 
+def _map(projections: Projections, ask: Ask, size: Tensor | None) -> Tensor:
+    """The whole map; where a method reads or edits it in float32 at least, else in the model's own precision."""
+    q, k, _, scale, _ = projections
+    if ask.edit is None and ask.statistics <= NOT_OF_THE_MAP:
+        return _softmax(twins.logits(q, k, scale, size), ask.mask)
+    with full_precision(q):
+        return _softmax(twins.logits(at_least_float32(q), at_least_float32(k), scale, size), ask.mask)
+
+
+def _softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    return logits.softmax(dim=-1) if mask is None else masked_softmax(logits, mask.unsqueeze(1))
+
+
 def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: int) -> Stats:
     """What a method that chooses tokens before the output can see: the class token's row, and keys and values."""
     q, k, v, scale, _ = projections
     heads = HEADS.index(ask.heads)
-    row = twins.softmax(q[:, :, :1].float(), k.float(), scale, twins.bias_of(size, torch.float32))
+    row = twins.softmax(q[:, :, :1], k, scale, size)
     (class_row,) = twins.statistics(row, [False, False, True], heads, first).unbind(0)
     return Stats(class_row=class_row, keys=k[:, :, first:], values=v[:, :, first:])

@@ -39,7 +39,8 @@ def _parts(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class _WithGradient(torch.autograd.Function):
     """Its gradient in few passes over the map; derived step by step it is most of DynamicViT's training.
 
-    The row maximum cancels, so it has none.
+    The row maximum is taken for a constant. It would cancel but for EPSILON, so where the maximum is masked the
+    gradient is off by about EPSILON over the sum of the allowed e; a row in which nothing is allowed gets none.
     """
 
     @staticmethod

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import native, twins
+from gtp_vit.kernels.checks import DTYPES
 from gtp_vit.kernels.ops import attention as attention
 from gtp_vit.kernels.ops import conserve as conserve
 from gtp_vit.kernels.ops import neighbours as neighbours
@@ -21,6 +22,10 @@ from gtp_vit.kernels.ops import reduce as reduce
 
 Kernels = Literal["auto", "native", "torch"]
 KERNELS = ("auto", "native", "torch")
+ONE_THREAD = (
+    "one thread only: torch has loaded no OpenMP runtime with GOMP_parallel, whose threads they would share; "
+    "kernels='torch' may be faster here"
+)
 
 __all__ = [
     "KERNELS",
@@ -38,12 +43,16 @@ __all__ = [
 
 
 def check(kernels: Kernels) -> None:
-    """Refuse what cannot be had, and say once what is slower; called when a model is patched."""
+    """Refuse what is not available, and say once what is slower; called when a model is patched."""
     check_name("kernels", kernels, KERNELS)
-    if native.PROBLEM is None or kernels == "torch":
+    if kernels == "torch":
+        return
+    if native.PROBLEM is None:
+        if not native.THREADED and torch.get_num_threads() > 1:
+            warnings.warn(f"gtp_vit's native kernels run on {ONE_THREAD}", stacklevel=3)
         return
     if kernels == "native":
-        raise BadSetting(f"kernels='native' cannot be had: {native.PROBLEM}; use kernels='auto'")
+        raise BadSetting(f"kernels='native' is not available: {native.PROBLEM}; use kernels='auto'")
     warnings.warn(f"gtp_vit runs on torch operators, slower than its native kernels: {native.PROBLEM}", stacklevel=3)
 
 
@@ -62,9 +71,9 @@ def obstacle(kernels: Kernels, x: Tensor) -> str | None:
         return "gradients are on; use torch.no_grad() or torch.inference_mode()"
     if kernels == "auto" and exporting():
         return "an exported program should run where gtp_vit is not installed"
-    if x.device.type != "cpu" or x.dtype not in native.DTYPES:
+    if x.device.type != "cpu" or x.dtype not in DTYPES:
         return f"{x.dtype} on {x.device.type}; native kernels are for float32 and bfloat16 on a CPU"
-    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in native.DTYPES:
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in DTYPES:
         return f"autocast to {torch.get_autocast_dtype('cpu')}"
     if not torch.compiler.is_compiling() and _transformed():
         return "torch.func, torch.jit or forward-mode differentiation is at work"
@@ -75,7 +84,7 @@ def status() -> str:
     """Which kernels run on this machine."""
     if native.PROBLEM is not None:
         return f"torch operators: {native.PROBLEM}"
-    return f"native, {native.INSTRUCTION_SET}"
+    return f"native, {native.INSTRUCTION_SET}{'' if native.THREADED else f'; on {ONE_THREAD}'}"
 
 
 def _transformed() -> bool:

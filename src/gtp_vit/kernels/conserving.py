@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.paper.precision import full_precision
+from gtp_vit.paper.precision import at_least_float32, full_precision
 from gtp_vit.paper.propagation import select_rows
 from gtp_vit.paper.selection import split
 
@@ -54,7 +54,8 @@ def damage(similarity: Tensor, importance: Tensor, size: Tensor, floor: float) -
     """
     pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
     apart = (1 - similarity).clamp(min=0).square() * pair
-    nearest = torch.where(similarity > -1.5, apart, torch.inf).amin(dim=2).sqrt()
+    compared = (similarity > -1.5) & (apart >= 0)  # not so if anything is NaN: that is like nobody
+    nearest = torch.where(compared, apart, torch.inf).amin(dim=2).sqrt()
     return (importance / importance.mean(dim=1, keepdim=True) + floor) * nearest
 
 
@@ -88,7 +89,8 @@ def conserve(
         Features; features after the LayerNorm, empty if not asked for; sizes of the image tokens that stay, [B, K];
         which stay, [B, K]; which go, [B, P]; and where each of these goes, as a place among those that stay, [B, P].
     """
-    x = x + branch.to(x.dtype)
+    dtype = x.dtype
+    x = at_least_float32(x) + at_least_float32(branch)
     prefix = x.shape[1] - importance.shape[1]
     image = x[:, prefix:]
     with torch.no_grad(), full_precision(image):
@@ -101,10 +103,12 @@ def conserve(
         rank = torch.zeros_like(order).scatter(1, order, places)
         kept, gone = split(cost.gather(1, rank), removed)
         stays = torch.zeros_like(cost, dtype=torch.bool).scatter(1, rank.gather(1, kept), True)
-        offered = select_rows(similarity, rank.gather(1, gone)).masked_fill(~stays.unsqueeze(1), -2.0)
-        receiver = order.gather(1, offered.argmax(dim=2))
+        offered = select_rows(similarity, rank.gather(1, gone))
+        offered = offered.masked_fill(~stays.unsqueeze(1) | offered.isnan(), -2.0)
+        highest, best = offered.amax(dim=2), offered.argmax(dim=2)
         slot = torch.zeros_like(order).scatter(1, kept, places[:, : kept.shape[1]])
-        target = slot.gather(1, receiver)
+        # Only NaN leaves a token without a receiver; the first one that stays takes it then.
+        target = torch.where(highest > -1.5, slot.gather(1, order.gather(1, best)), 0)
         own, given = size.gather(1, kept), size.gather(1, gone)
         new_size = own.scatter_add(1, target, given)
         share = given / new_size.gather(1, target)
@@ -115,7 +119,7 @@ def conserve(
         longest = length.gather(1, kept).scatter_reduce(1, target, length.gather(1, gone), "amax")
         factor = torch.where(new_size > own, longest / merged.float().norm(dim=2).clamp(min=1e-12), 1.0)
         merged = merged * factor.unsqueeze(2).to(x.dtype)
-    x = torch.cat([x[:, :prefix], merged], dim=1)
+    x = torch.cat([x[:, :prefix], merged], dim=1).to(dtype)  # rounded once
     normed = x.new_empty(0)
     if norm_weight is not None:
         normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)

@@ -2,7 +2,7 @@
 
 It is built by `pip install`, once for each instruction set, without torch's headers: one build serves every version of
 torch. The best one that this processor can run is loaded when the package is imported. If there is none, PROBLEM says
-why, and the twins run.
+why, and the twins run. Nothing is checked here: ops.py calls these functions with what checks.py has looked at.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VERSION = 4  # of the interface; api.cpp has the same
+from gtp_vit.kernels import sources
+
 # instruction sets from best to most common, by the name torch gives to what the processor can do
 BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
 
@@ -27,26 +28,31 @@ SIGNATURES = {
     "conserve": "l iiii ppp p fi pp f pp pppp i i",
     "graph": "l iiii ppp i",
     "kth_smallest": "p ii ll p",
+    "threads": "i",
 }
-DTYPES = (torch.float32, torch.bfloat16)
 TYPES = {"i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str, str | None]:
     """The best library in `folder` for this processor: library, instruction set, and what is wrong otherwise."""
     problem = f"no native library for {platform.system()} {platform.machine()} was built when the package was installed"
+    stale = [path.name for path in sources.libraries(folder)]
+    if stale:
+        problem = (
+            f"{stale[0]} was built from different C++ sources; install gtp_vit again (pip install -e . in a checkout)"
+        )
     broken = ""
     for build in BUILDS.get(torch.backends.cpu.get_cpu_capability(), ("portable",)):
-        for path in sorted(folder.glob(f"_{build}.*")):
-            try:
-                library = ctypes.CDLL(str(path))
-                if library.gtp_vit_version() == VERSION:
-                    _declare(library)
-                    return library, build + broken, None
-                problem = f"{path.name} was built for another version of gtp_vit; install it again"
-            except (OSError, AttributeError) as error:
-                problem = f"{path.name} cannot be loaded ({error})".replace("\n", " ")
-                broken = f"; {problem}"
+        path = folder / sources.library(build)
+        if not path.exists():
+            continue
+        try:
+            library = ctypes.CDLL(str(path))
+            _declare(library)
+            return library, build + broken, None
+        except (OSError, AttributeError) as error:
+            problem = f"{path.name} cannot be loaded ({error})".replace("\n", " ")
+            broken = f"; {problem}"
     return None, "", problem
 
 
@@ -59,15 +65,17 @@ def _declare(library: ctypes.CDLL) -> None:
 
 def use(folder: Path) -> None:
     """Run the kernels of this folder from now on."""
-    global INSTRUCTION_SET, PROBLEM, _attention, _reduce, _conserve, _graph, _kth_smallest
+    global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _kth_smallest
     library, INSTRUCTION_SET, PROBLEM = load(folder)
     # Looked up once. Between products of matrices every line of Python runs from a cold cache, so there are few here.
     functions = [getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES]
-    _attention, _reduce, _conserve, _graph, _kth_smallest = functions
+    _attention, _reduce, _conserve, _graph, _kth_smallest, threads = functions
+    THREADED = threads is not None and threads(2) == 2
 
 
 INSTRUCTION_SET: str
 PROBLEM: str | None
+THREADED: bool  # did the library find the OpenMP runtime that torch has loaded? Else it runs on one thread.
 _attention: Any
 _reduce: Any
 _conserve: Any
@@ -76,7 +84,10 @@ _kth_smallest: Any
 use(Path(__file__).parent)
 
 
-def _no_memory() -> MemoryError:
+def _failure(outcome: int) -> Exception:
+    """Outcome in reduce.h."""
+    if outcome == 2:
+        return IndexError("gtp_vit.reduce: position or neighbours has an entry that is no cell of the grid")
     return MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
 
 
@@ -86,73 +97,6 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def can_attend(q: Tensor, k: Tensor, v: Tensor, removed: int, queries: int, asked: list[bool]) -> bool:
-    """May these go into native code? What does not fit is the twin's."""
-    whole_map = removed > 0 or asked[0] or asked[1]
-    return (
-        q.dtype in DTYPES
-        and q.dtype == k.dtype == v.dtype
-        and (q.is_cpu and k.is_cpu and v.is_cpu)
-        and k.shape == v.shape
-        and 0 < queries <= q.shape[2]
-        and k.shape[2] > 0
-        and (q.shape[2] == k.shape[2] or not whole_map)
-    )
-
-
-def can_reduce(
-    x: Tensor,
-    branch: Tensor,
-    scores: Tensor,
-    position: Tensor,
-    size: Tensor | None,
-    neighbours: Tensor,
-    root: Tensor,
-    removed: int,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-) -> bool:
-    """The same for `reduce`. Grid cells and neighbours must be valid, as those of the twins are: nobody looks."""
-    return (
-        x.dtype in DTYPES
-        and (branch.dtype == x.dtype or (x.dtype == torch.float32 and branch.dtype in DTYPES))
-        and (x.is_cpu and branch.is_cpu and scores.is_cpu and position.is_cpu and neighbours.is_cpu)
-        and x.shape == branch.shape
-        and scores.shape == position.shape
-        and 0 < removed < position.shape[1]
-        and position.dtype == neighbours.dtype == torch.int64
-        and root.dtype == torch.float32
-        and (size is None or size.dtype == torch.float32)
-        and neighbours.shape[:2] == root.shape
-        and neighbours.shape[0] in (1, x.shape[0])
-        and (norm_weight is None) == (norm_bias is None)
-        and (norm_weight is None or norm_weight.dtype == x.dtype)
-    )
-
-
-def can_conserve(
-    x: Tensor,
-    branch: Tensor,
-    importance: Tensor,
-    size: Tensor,
-    removed: int,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-) -> bool:
-    """The same for `conserve`."""
-    return (
-        x.dtype in DTYPES
-        and (branch.dtype == x.dtype or (x.dtype == torch.float32 and branch.dtype in DTYPES))
-        and (x.is_cpu and branch.is_cpu and importance.is_cpu and size.is_cpu)
-        and x.shape == branch.shape
-        and importance.shape == size.shape
-        and 0 < removed < size.shape[1] <= x.shape[1]
-        and size.dtype == torch.float32
-        and (norm_weight is None) == (norm_bias is None)
-        and (norm_weight is None or norm_weight.dtype == x.dtype)
-    )
 
 
 def attention(
@@ -190,7 +134,7 @@ def attention(
         *(_address(size), out.data_ptr(), first, *addresses, heads, q.dtype == torch.bfloat16, torch.get_num_threads()),
     )
     if failed:
-        raise _no_memory()
+        raise _failure(failed)
     return out, statistics
 
 
@@ -230,7 +174,7 @@ def reduce(
         *(size_out.data_ptr() if with_size else None, x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
     if failed:
-        raise _no_memory()
+        raise _failure(failed)
     return x_out, normed_out, size_out, position_out
 
 
@@ -254,7 +198,7 @@ def conserve(
     normed_out = torch.empty_like(x_out) if norm_weight is not None else x.new_empty(0)
     size_out = size.new_empty(batch, count - removed)
     kept = size.new_empty(batch, count - removed, dtype=torch.int64)
-    gone, target = size.new_empty(2, batch, removed, dtype=torch.int64)
+    gone, target = (size.new_empty(batch, removed, dtype=torch.int64) for _ in range(2))
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
     failed = _conserve(
@@ -265,7 +209,7 @@ def conserve(
         *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
     if failed:
-        raise _no_memory()
+        raise _failure(failed)
     return x_out, normed_out, size_out, kept, gone, target
 
 
@@ -279,7 +223,7 @@ def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semant
         *(similarity.data_ptr(), found.data_ptr(), root.data_ptr(), torch.get_num_threads()),
     )
     if failed:
-        raise _no_memory()
+        raise _failure(failed)
     return found, root
 
 

@@ -1,7 +1,7 @@
 """The operators as torch sees them: registered once, native where their tensors fit, the twin everywhere else.
 
 Callers say with `native` which they want, as decided by `kernels.choose`; the twin is called directly, so that
-exported programs contain nothing but torch's own operators.
+exported programs contain nothing but torch's own operators. On every way in, checks.py looks at the arguments first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gtp_vit.kernels import conserving, twins
+from gtp_vit.kernels import checks, conserving, twins
 from gtp_vit.kernels import native as natives
 
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
@@ -32,69 +32,70 @@ _CONSERVE = (
 _NEIGHBOURS = "neighbours(Tensor similarity, int rows, int columns, int spatial, int semantic) -> (Tensor, Tensor)"
 
 
-def _register(schema: str, kernel: Any, twin: Any, fake: Any) -> None:
+def _register(schema: str, kernel: Any, twin: Any, fake: Any, check: Any) -> None:
     name = schema.split("(", 1)[0]
-    _LIBRARY.define(schema)
-    _LIBRARY.impl(name, twin, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, kernel, "CPU")
-    torch.library.register_fake(f"gtp_vit::{name}", fake, lib=_LIBRARY)
+
+    def checked_twin(*arguments: Any) -> Any:
+        check(*arguments)
+        return twin(*arguments)
+
+    def checked_fake(*arguments: Any) -> Any:
+        check(*arguments)
+        return fake(*arguments)
 
     def with_gradients(*arguments: Any) -> Any:
         """Torch's operators differentiate themselves, so the twin runs where a gradient is wanted."""
         wanted = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
         if wanted:
-            return twin(*arguments)
+            return checked_twin(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(torch.ops.gtp_vit, name).default(*arguments)
 
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, checked_twin, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"gtp_vit::{name}", checked_fake, lib=_LIBRARY)
     _LIBRARY.impl(name, with_gradients, "Autograd")
 
 
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    size: Any,
-    scale: float,
-    removed: int,
-    queries: int,
-    asked: Any,
-    heads: int,
+    q: Tensor, k: Tensor, v: Tensor, size: Any, scale: float, removed: int, queries: int, asked: Any, heads: int,
     first: int,
-) -> tuple[Tensor, Tensor]:
-    fits = natives.PROBLEM is None and natives.can_attend(q, k, v, removed, queries, asked)
-    kernel = natives.attention if fits else twins.attention
-    return kernel(q, k, v, size, scale, removed, queries, asked, heads, first)
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    arguments = (q, k, v, size, scale, removed, queries, asked, heads, first)
+    checks.check_attention(*arguments)
+    fits = natives.PROBLEM is None and checks.fits_attention(q, k, v, size, queries)
+    return natives.attention(*arguments) if fits else twins.attention(*arguments)
 
 
 def _reduce(
     x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Any, neighbours: Tensor, root: Tensor,
     removed: int, alpha: float, with_size: bool, norm_weight: Any, norm_bias: Any, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    fits = natives.PROBLEM is None and natives.can_reduce(
-        x, branch, scores, position, size, neighbours, root, removed, norm_weight, norm_bias
-    )
-    kernel = natives.reduce if fits else twins.reduce
-    rest = (removed, alpha, with_size, norm_weight, norm_bias, epsilon)
-    return kernel(x, branch, scores, position, size, neighbours, root, *rest)
+    norm = (norm_weight, norm_bias)
+    tensors = (x, branch, scores, position, size, neighbours, root)
+    arguments = (*tensors, removed, alpha, with_size, *norm, epsilon)
+    checks.check_reduce(*arguments)
+    fits = natives.PROBLEM is None and checks.fits_reduce(*tensors, removed, *norm)
+    return natives.reduce(*arguments) if fits else twins.reduce(*arguments)
 
 
 def _conserve(
     x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
     norm_weight: Any, norm_bias: Any, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    fits = natives.PROBLEM is None and natives.can_conserve(
-        x, branch, importance, size, removed, norm_weight, norm_bias
-    )
-    kernel = natives.conserve if fits else conserving.conserve
-    return kernel(x, branch, importance, size, removed, floor, keep_norm, norm_weight, norm_bias, epsilon)
+    norm = (norm_weight, norm_bias)
+    arguments = (x, branch, importance, size, removed, floor, keep_norm, *norm, epsilon)
+    checks.check_conserve(*arguments)
+    fits = natives.PROBLEM is None and checks.fits_conserve(x, branch, importance, size, removed, *norm)
+    return natives.conserve(*arguments) if fits else conserving.conserve(*arguments)
 
 
 def _neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
-    patches = rows * columns
-    fits = similarity.is_cpu and similarity.shape[1:] == (patches, patches) and 0 < semantic < patches
-    kernel = natives.neighbours if natives.PROBLEM is None and fits else twins.neighbours
-    return kernel(similarity, rows, columns, spatial, semantic)
+    arguments = (similarity, rows, columns, spatial, semantic)
+    checks.check_neighbours(*arguments)
+    fits = natives.PROBLEM is None and checks.fits_neighbours(similarity)
+    return natives.neighbours(*arguments) if fits else twins.neighbours(*arguments)
 
 
 def _fake_attention(
@@ -102,7 +103,7 @@ def _fake_attention(
 ) -> Any:
     batch, num_heads, tokens, depth = k.shape
     shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
-    return q.new_empty(batch, queries, num_heads * depth), q.new_empty(sum(asked), *shape, dtype=torch.float32)
+    return v.new_empty(batch, queries, num_heads * depth), q.new_empty(sum(asked), *shape, dtype=torch.float32)
 
 
 def _fake_reduce(
@@ -141,10 +142,10 @@ def _fake_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
     )
 
 
-_register(_ATTENTION, _attention, twins.attention, _fake_attention)
-_register(_REDUCE, _reduce, twins.reduce, _fake_reduce)
-_register(_CONSERVE, _conserve, conserving.conserve, _fake_conserve)
-_register(_NEIGHBOURS, _neighbours, twins.neighbours, _fake_neighbours)
+_register(_ATTENTION, _attention, twins.attention, _fake_attention, checks.check_attention)
+_register(_REDUCE, _reduce, twins.reduce, _fake_reduce, checks.check_reduce)
+_register(_CONSERVE, _conserve, conserving.conserve, _fake_conserve, checks.check_conserve)
+_register(_NEIGHBOURS, _neighbours, twins.neighbours, _fake_neighbours, checks.check_neighbours)
 
 
 @register_flop_formula(torch.ops.gtp_vit.attention)
@@ -181,6 +182,7 @@ def _unobserved() -> bool:
 def attention(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """twins.attention, by the native kernel if `native`."""
     if not native:
+        checks.check_attention(*arguments)
         return twins.attention(*arguments)
     return _attention(*arguments) if _unobserved() else torch.ops.gtp_vit.attention.default(*arguments)
 
@@ -188,6 +190,7 @@ def attention(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
 def reduce(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """twins.reduce, by the native kernel if `native`."""
     if not native:
+        checks.check_reduce(*arguments)
         return twins.reduce(*arguments)
     return _reduce(*arguments) if _unobserved() else torch.ops.gtp_vit.reduce.default(*arguments)
 
@@ -195,6 +198,7 @@ def reduce(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tenso
 def conserve(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """conserving.conserve, by the native kernel if `native`."""
     if not native:
+        checks.check_conserve(*arguments)
         return conserving.conserve(*arguments)
     return _conserve(*arguments) if _unobserved() else torch.ops.gtp_vit.conserve.default(*arguments)
 
@@ -202,5 +206,6 @@ def conserve(native: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Ten
 def neighbours(native: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """twins.neighbours, by the native kernel if `native`."""
     if not native:
+        checks.check_neighbours(*arguments)
         return twins.neighbours(*arguments)
     return _neighbours(*arguments) if _unobserved() else torch.ops.gtp_vit.neighbours.default(*arguments)

@@ -7,11 +7,14 @@ Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.paper import graph
+from gtp_vit.paper.precision import at_least_float32, full_precision
 from gtp_vit.paper.propagation import summarise
 from gtp_vit.paper.selection import split
 from gtp_vit.paper.sparsity import zero_below
@@ -46,16 +49,31 @@ def attention(
     Returns:
         The output [B, queries, H D], and the statistics asked for, [S, B, H, N - first] or [S, B, N - first].
     """
-    key_bias = bias_of(size, q.dtype)
     diagonal, column_sums, class_row = asked
     if removed == 0 and not diagonal and not column_sums:
-        out = F.scaled_dot_product_attention(q[:, :, :queries], k, v, attn_mask=key_bias, scale=scale)
-        row = softmax(q[:, :, :1], k, scale, key_bias) if class_row else q.new_empty(*q.shape[:2], 1, k.shape[2])
-        return out.transpose(1, 2).flatten(2), statistics(row, asked, heads, first)
-    probs = softmax(q, k, scale, key_bias)
+        out = fused(q[:, :, :queries], k, v, scale, size)
+        row = softmax(q[:, :, :1], k, scale, size) if class_row else q.new_empty(*q.shape[:2], 1, k.shape[2])
+        return out, statistics(row, asked, heads, first)
+    probs = softmax(q, k, scale, size)
     probs = zero_below(probs.flatten(2), removed).view_as(probs)
-    out = probs[:, :, :queries] @ v
-    return out.transpose(1, 2).flatten(2), statistics(probs, asked, heads, first)
+    return weigh(probs[:, :, :queries], v), statistics(probs, asked, heads, first)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None) -> Tensor:
+    """Torch's own attention, [B, Q, H D]. On a CPU in float32 at least, as the native kernel computes it."""
+    dtype = v.dtype
+    with full_precision(q) if q.is_cpu else nullcontext():
+        if q.is_cpu:
+            q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias_of(size, q.dtype), scale=scale)
+    return out.to(dtype).transpose(1, 2).flatten(2)
+
+
+def weigh(probs: Tensor, v: Tensor) -> Tensor:
+    """The output of attention, [B, Q, H D], in the values' dtype; summed up in the map's precision."""
+    with full_precision(v):
+        out = (probs @ v.to(probs.dtype)).to(v.dtype)
+    return out.transpose(1, 2).flatten(2)
 
 
 def statistics(probs: Tensor, asked: list[bool], heads: int, first: int) -> Tensor:
@@ -81,15 +99,17 @@ def bias_of(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if size is None else size.log().to(dtype)[:, None, None, :]
 
 
-def softmax(q: Tensor, k: Tensor, scale: float, key_bias: Tensor | None) -> Tensor:
-    """The attention map."""
-    return logits(q, k, scale, key_bias).softmax(dim=-1)
+def softmax(q: Tensor, k: Tensor, scale: float, size: Tensor | None) -> Tensor:
+    """The attention map, in float32 at least: in half precision it has ties, and its threshold is coarse."""
+    with full_precision(q):
+        return logits(at_least_float32(q), at_least_float32(k), scale, size).softmax(dim=-1)
 
 
-def logits(q: Tensor, k: Tensor, scale: float, key_bias: Tensor | None) -> Tensor:
+def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None) -> Tensor:
     """What softmax makes the map of. Scaling q first keeps it in range in half precision, as the host models do."""
+    bias = bias_of(size, q.dtype)
     found = (q * scale) @ k.transpose(-2, -1)
-    return found if key_bias is None else found + key_bias
+    return found if bias is None else found + bias
 
 
 def reduce(
@@ -127,7 +147,8 @@ def reduce(
     Returns:
         Features, features after the LayerNorm, sizes and grid cells of the tokens that stay; empty if not asked for.
     """
-    x = x + branch.to(x.dtype)
+    dtype = x.dtype
+    x = at_least_float32(x) + at_least_float32(branch)
     prefix = x.shape[1] - position.shape[1]
     kept, gone = split(scores, removed)
     kept_cells, gone_cells = position.gather(1, kept), position.gather(1, gone)
@@ -137,7 +158,7 @@ def reduce(
         new_size = summarise(size.unsqueeze(-1), prefix, kept, gone, weights, alpha).squeeze(-1)
     else:
         new_size = x.new_empty(0, dtype=torch.float32)
-    x = summarise(x, prefix, kept, gone, weights, alpha)
+    x = summarise(x, prefix, kept, gone, weights, alpha).to(dtype)  # rounded once
     normed = x.new_empty(0)
     if norm_weight is not None:
         normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)

@@ -21,6 +21,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSchedule
+from gtp_vit.paper.precision import full_precision
 from gtp_vit.paper.propagation import select_rows
 
 
@@ -111,7 +112,7 @@ class DiffRateReducer(Reducer):
         if merged == 0:
             return tokens.keep(order[:, :left]), None
         kept, gone = order[:, :left], order[:, left : left + merged]
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(tokens.x):
             unit = F.normalize(tokens.image.float(), dim=-1)
             similarity, target = (select_rows(unit, gone) @ select_rows(unit, kept).transpose(1, 2)).max(dim=2)
             chosen = torch.zeros(*kept.shape, merged, device=kept.device).scatter(1, target.unsqueeze(1), 1.0)

@@ -24,6 +24,7 @@ from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.weights import read_weights
 from gtp_vit.errors import BadSetting, check_range
+from gtp_vit.paper.precision import at_least_float32
 from gtp_vit.paper.selection import split
 
 
@@ -77,7 +78,11 @@ class Predictor(nn.Module):
         x = self.in_conv(x)
         own, shared = x.chunk(2, dim=-1)
         mean = (shared * present).sum(dim=1, keepdim=True) / present.sum(dim=1, keepdim=True)
-        return self.out_conv(torch.cat([own, mean.expand_as(own)], dim=-1))
+        x = torch.cat([own, mean.expand_as(own)], dim=-1)
+        *layers, log_softmax = self.out_conv
+        for layer in layers:
+            x = layer(x)
+        return log_softmax(at_least_float32(x))  # numbers near log 1/2 would all be equal in half precision
 
 
 class Decisions(NamedTuple):

@@ -19,6 +19,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
+from gtp_vit.paper.precision import full_precision
 from gtp_vit.paper.propagation import select_rows
 from gtp_vit.paper.selection import split
 
@@ -94,10 +95,11 @@ class EViTReducer(Reducer):
         name = torch.full_like(kept[:, :1], tokens.grid[0] * tokens.grid[1] + made)
         weights = stats.class_row.gather(1, gone).unsqueeze(1)  # not made to sum to 1: as published
         source = tokens.source
-        if source is not None:
-            assert rest.source is not None
-            source = torch.cat([rest.source, weights @ select_rows(source, gone)], dim=1)
-        fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
+        with full_precision(tokens.x):
+            if source is not None:
+                assert rest.source is not None
+                source = torch.cat([rest.source, weights @ select_rows(source, gone)], dim=1)
+            fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
         x, position = torch.cat([rest.x, fused], dim=1), torch.cat([rest.position, name], dim=1)
         return rest.but(x=x, position=position, source=source, carry=made + 1), None
 

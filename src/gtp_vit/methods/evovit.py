@@ -18,6 +18,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.paper.precision import full_precision
 from gtp_vit.paper.propagation import select_rows
 from gtp_vit.paper.selection import split
 
@@ -115,14 +116,16 @@ class EvoViTReducer(Reducer):
         if self.method.representative_token:
             weights = score.gather(1, waiting)
             weights = (weights / weights.sum(dim=1, keepdim=True)).to(x.dtype).unsqueeze(1)
-            mean = weights @ select_rows(x, waiting)
+            with full_precision(x):
+                mean = weights @ select_rows(x, waiting)
             name = torch.full_like(chosen[:, :1], patches)
             inside = inside.but(
                 x=torch.cat([inside.x, mean], dim=1), position=torch.cat([inside.position, name], dim=1)
             )
             if source is not None:
                 assert inside.source is not None
-                taken = weights.float() @ select_rows(source, waiting)
+                with full_precision(source):
+                    taken = weights.float() @ select_rows(source, waiting)
                 inside = inside.but(source=torch.cat([inside.source, taken], dim=1))
         return inside.but(carry=Waiting(score, chosen, x, source, mean))
 

@@ -179,7 +179,7 @@ class GTPReducer(Reducer):
         removed = tokens.carry.removals[layer]
         if removed == 0:
             return tokens.add(branch), None
-        if tokens.carry.lists is None or self.method.conserve_sizes or tokens.source is not None:
+        if tokens.carry.lists is None or self.method.conserve_sizes:
             tokens = tokens.add(branch)
             return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed), None
         features = tokens.add(branch).image if self.method.select == "cosine_tokens" else None
@@ -198,11 +198,14 @@ class GTPReducer(Reducer):
             self.method.proportional_attention,
             *((None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)),
         )
-        size = new_size if self.method.proportional_attention else None
-        return tokens.but(x=x, size=size, position=position), None if norm is None else normed
+        size, source = new_size if self.method.proportional_attention else None, tokens.source
+        if source is not None:  # a trace looks on: where everything went, by the selection that was made
+            kept, gone = split(scores, removed)
+            source = summarise(source, 0, kept, gone, self._weights(tokens, kept, gone), self.method.alpha)
+        return tokens.but(x=x, size=size, position=position, source=source), None if norm is None else normed
 
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
-        """Section 3.2.3 for every option, and for the trace, whose sources move as the features do."""
+        """Section 3.2.3 for the options that no kernel knows."""
         method, prefix = self.method, tokens.prefix
         kept, gone = split(scores, removed)
         if method.graph == "none":

@@ -21,7 +21,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import check_layers, quarters, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
-from gtp_vit.methods.tome import Pairs, average, match, matching_macs, mergeable, sizes_of, with_sizes
+from gtp_vit.methods.tome import Pairs, average, match, matching_macs, mean_keys, mergeable, sizes_of, with_sizes
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -78,11 +78,10 @@ class PPTReducer(Reducer):
         tokens = tokens.add(branch)
         if removed == 0:
             return tokens, None
-        assert stats.keys is not None
         with torch.no_grad():
             scores = importance(stats)
             merging = scores.var(dim=1, keepdim=True) < self.method.threshold  # [B, 1]
-            merged = match(stats.keys.mean(dim=1), tokens.prefix, removed, keep_order=True)
+            merged = match(mean_keys(stats), tokens.prefix, removed, keep_order=True)
             order = scores.sort(dim=1, descending=True, stable=True).indices
             left = order.shape[1] - removed
             kept = torch.where(merging, merged.kept, order[:, :left])

@@ -20,6 +20,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
+from gtp_vit.paper.precision import at_least_float32, full_precision
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,13 +70,20 @@ def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
     count = metric.shape[1]
     places = torch.arange(count, device=metric.device)
     first, second = places[prefix % 2 :: 2], places[1 - prefix % 2 :: 2]
-    unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
-    best, partner = (unit[:, prefix % 2 :: 2] @ unit[:, 1 - prefix % 2 :: 2].transpose(1, 2)).max(dim=-1)
+    with full_precision(metric):
+        unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
+        best, partner = (unit[:, prefix % 2 :: 2] @ unit[:, 1 - prefix % 2 :: 2].transpose(1, 2)).max(dim=-1)
     order = best.sort(dim=-1, descending=True, stable=True).indices
     merged, rest = order[:, :r], order[:, r:]
     rest = rest.sort(dim=-1).values if keep_order else rest
     kept = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
     return Pairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
+
+
+def mean_keys(stats: Stats) -> Tensor:
+    """What similarity is judged by: keys averaged over the heads, in float32, [B, M, D]."""
+    assert stats.keys is not None
+    return at_least_float32(stats.keys).mean(dim=1)
 
 
 def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,9 +144,8 @@ class ToMeReducer(Reducer):
         tokens = tokens.add(branch)
         if merged == 0:
             return tokens, None
-        assert stats.keys is not None
         with torch.no_grad():
-            pairs = match(stats.keys.mean(dim=1), tokens.prefix, merged, self.vit.class_token)
+            pairs = match(mean_keys(stats), tokens.prefix, merged, self.vit.class_token)
             weights, retain, size = average(pairs, sizes_of(tokens))
         tokens = tokens.merge(pairs.kept, pairs.gone, weights, retain)
         return with_sizes(tokens, size, self.method.prop_attn), None

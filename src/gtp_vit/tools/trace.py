@@ -1,6 +1,7 @@
 """trace: which patches stay after each layer, where the removed ones went, and what was lost.
 
-The forward pass itself is the ordinary one: a trace only looks at the tokens between layers.
+The forward pass itself is the ordinary one, by the same kernels: a trace only looks at the tokens between layers, and
+carries along what each is made of. The last layer is not shortened, so that its tokens can be seen as well.
 
 Shapes: B batch, M image tokens before a layer, K kept, P removed, M0 patches of the image.
 """

@@ -1,5 +1,6 @@
 // The C interface that kernels/native.py calls: plain pointers and sizes, no torch and no Python header. One build of
-// this file an instruction set; it works with every version of torch. Returns 0, or 1 if there was no memory.
+// this file an instruction set; it works with every version of torch. Returns an Outcome (reduce.h). Nothing is checked
+// here but grid cells: kernels/checks.py has looked at everything else.
 #include "attention.h"
 #include "conserve.h"
 #include "graph.h"
@@ -7,7 +8,8 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT int gtp_vit_version() { return 4; }
+// On how many threads a loop runs that may have so many: one where no OpenMP runtime is found.
+EXPORT int gtp_vit_threads(int wanted) { return find_gomp_parallel() ? wanted : 1; }
 
 EXPORT int gtp_vit_attention(const void* q, int64_t q_batch, int64_t q_head, int64_t q_token, const void* k,
                              int64_t k_batch, int64_t k_head, int64_t k_token, const void* v, int64_t v_batch,
@@ -20,7 +22,7 @@ EXPORT int gtp_vit_attention(const void* q, int64_t q_batch, int64_t q_head, int
                            {v, v_batch, v_head, v_token},
                            batch, heads, query_tokens, tokens, depth, output_rows, scale, removed, size, out,
                            first, diagonal, column_sums, class_row, over_heads};
-  return !(is_bfloat16 ? attention<bfloat16>(task, threads) : attention<float>(task, threads));
+  return (is_bfloat16 ? attention<bfloat16>(task, threads) : attention<float>(task, threads)) ? FINE : NO_MEMORY;
 }
 
 EXPORT int gtp_vit_reduce(int64_t batch, int tokens, int prefix, int channels, int removed, int patches, int degree,
@@ -31,7 +33,7 @@ EXPORT int gtp_vit_reduce(int64_t batch, int tokens, int prefix, int channels, i
   const ReduceTask task{batch, tokens, prefix, channels, removed, patches, degree, x, branch, scores, position, size,
                         neighbours, root, graph_stride, alpha, norm_weight, norm_bias, epsilon, x_out, normed_out,
                         position_out, size_out};
-  return !(is_bfloat16 ? reduce<bfloat16>(task, threads) : reduce<float>(task, threads));
+  return is_bfloat16 ? reduce<bfloat16>(task, threads) : reduce<float>(task, threads);
 }
 
 EXPORT int gtp_vit_conserve(int64_t batch, int tokens, int prefix, int channels, int removed, const void* x,
@@ -40,12 +42,13 @@ EXPORT int gtp_vit_conserve(int64_t batch, int tokens, int prefix, int channels,
                             float* size_out, int64_t* kept, int64_t* gone, int64_t* target, int is_bfloat16, int threads) {
   const ConserveTask task{batch, tokens, prefix, channels, removed, x, branch, importance, size, floor, keep_norm != 0,
                           norm_weight, norm_bias, epsilon, x_out, normed_out, size_out, kept, gone, target};
-  return !(is_bfloat16 ? conserve<bfloat16>(task, threads) : conserve<float>(task, threads));
+  return (is_bfloat16 ? conserve<bfloat16>(task, threads) : conserve<float>(task, threads)) ? FINE : NO_MEMORY;
 }
 
 EXPORT int gtp_vit_graph(int64_t batch, int rows, int columns, int spatial, int semantic, const float* similarity,
                          int64_t* neighbours, float* root, int threads) {
-  return !graph({batch, rows, columns, spatial, semantic, similarity, neighbours, root}, threads);
+  const GraphTask task{batch, rows, columns, spatial, semantic, similarity, neighbours, root};
+  return graph(task, threads) ? FINE : NO_MEMORY;
 }
 
 // The k-th smallest of [rows, columns], for tests.

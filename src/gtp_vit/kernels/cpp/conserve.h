@@ -138,9 +138,10 @@ static void choose_receivers(const ConserveTask& task, const Layout& layout, int
     const int rank = ranked.rank[gone[i]];
     const float* similarity = ranked.similarity + (int64_t)rank * layout.ld;
     int best = -1;
+    float highest = -2;  // less than any; NaN is similar to nobody
     for (int other = 0; other < rank; other++)
-      if (slot[ranked.token[other]] >= 0 && (best < 0 || similarity[other] > similarity[best])) best = other;
-    // NaN may have moved the most important token out; then the first one takes what there is
+      if (slot[ranked.token[other]] >= 0 && similarity[other] > highest) best = other, highest = similarity[other];
+    // Only NaN leaves a token without a receiver; the first one that stays takes it then.
     const int place = best < 0 ? 0 : slot[ranked.token[best]];
     task.gone[image * task.removed + i] = gone[i];
     task.target[image * task.removed + i] = place;

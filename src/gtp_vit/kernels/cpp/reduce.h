@@ -6,6 +6,8 @@
 #include "vector.h"
 #include "workspace.h"
 
+enum Outcome { FINE = 0, NO_MEMORY = 1, NO_SUCH_CELL = 2 };  // native.py has the same
+
 struct ReduceTask {
   int64_t batch;
   int tokens;   // before the reduction, prefix tokens included
@@ -55,7 +57,8 @@ static void select(const float* scores, int count, int removed, uint64_t* keys, 
   }
 }
 
-// A finished row of floats as output, and its LayerNorm.
+// A finished row of floats as output, and the LayerNorm of what was put out: of rounded numbers if T is bfloat16, as
+// whoever computes the norm from the output would have it.
 template <typename T>
 static void finish_row(const float* row, int channels, T* out, const T* norm_weight, const T* norm_bias, float epsilon,
                        T* normed) {
@@ -63,28 +66,27 @@ static void finish_row(const float* row, int channels, T* out, const T* norm_wei
   float rest = 0;
   int c = 0;
   for (; c + WIDTH <= channels; c += WIDTH) {
-    const Vector value = load(row + c);
-    store(out + c, value);
-    total += value;
+    store(out + c, load(row + c));
+    total += load(out + c);
   }
   for (; c < channels; c++) {
     store_one(out + c, row[c]);
-    rest += row[c];
+    rest += load_one(out + c);
   }
   if (!normed) return;
   const float mean = (sum_of(total) + rest) / (float)channels;
   Vector squares = {};
   rest = 0;
   for (c = 0; c + WIDTH <= channels; c += WIDTH) {
-    const Vector centred = load(row + c) - mean;
+    const Vector centred = load(out + c) - mean;
     squares += centred * centred;
   }
-  for (; c < channels; c++) rest += (row[c] - mean) * (row[c] - mean);
+  for (; c < channels; c++) rest += (load_one(out + c) - mean) * (load_one(out + c) - mean);
   const float factor = 1.0f / std::sqrt((sum_of(squares) + rest) / (float)channels + epsilon);
   for (c = 0; c + WIDTH <= channels; c += WIDTH)
-    store(normed + c, (load(row + c) - mean) * factor * load(norm_weight + c) + load(norm_bias + c));
+    store(normed + c, (load(out + c) - mean) * factor * load(norm_weight + c) + load(norm_bias + c));
   for (; c < channels; c++)
-    store_one(normed + c, (row[c] - mean) * factor * load_one(norm_weight + c) + load_one(norm_bias + c));
+    store_one(normed + c, (load_one(out + c) - mean) * factor * load_one(norm_weight + c) + load_one(norm_bias + c));
 }
 
 // row = x + branch + sum of weights times givers' rows; then its LayerNorm.
@@ -113,9 +115,12 @@ struct Decision {
   float* features;   // [removed, channels]: x + branch of the removed tokens
 };
 
+// False if a token lies in a cell that the graph does not have: nothing is read or written there.
 template <typename T>
-static void decide(const ReduceTask& task, int64_t image, const Decision& decision, uint64_t* keys) {
+static bool decide(const ReduceTask& task, int64_t image, const Decision& decision, uint64_t* keys) {
   const int count = task.tokens - task.prefix;
+  for (int token = 0; token < count; token++)
+    if ((uint64_t)task.position[image * count + token] >= (uint64_t)task.patches) return false;
   select(task.scores + image * count, count, task.removed, keys, decision.kept, decision.gone);
   std::fill(decision.slot_of, decision.slot_of + task.patches + 1, -1);
   for (int slot = 0; slot < task.removed; slot++) {
@@ -127,11 +132,13 @@ static void decide(const ReduceTask& task, int64_t image, const Decision& decisi
     float* features = decision.features + (int64_t)slot * task.channels;
     for (int c = 0; c < task.channels; c++) features[c] = load_one(x + c) + load_one(branch + c);
   }
+  return true;
 }
 
-// Row `target` of the new sequence: who it is, what it receives, how large it becomes.
+// Row `target` of the new sequence: who it is, what it receives, how large it becomes. False if it has a neighbour
+// that the graph does not have.
 template <typename T>
-static void make_token(const ReduceTask& task, int64_t image, int target, const Decision& decision,
+static bool make_token(const ReduceTask& task, int64_t image, int target, const Decision& decision,
                        const float** givers, float* weights, float* row) {
   const int count = task.tokens - task.prefix, left = task.tokens - task.removed;
   const bool is_prefix = target < task.prefix;
@@ -146,6 +153,7 @@ static void make_token(const ReduceTask& task, int64_t image, int target, const 
     const int64_t* list = task.neighbours + (nodes + patch) * task.degree;
     const float* root = task.root + nodes;
     for (int i = 0; i < task.degree; i++) {
+      if ((uint64_t)list[i] > (uint64_t)task.patches) return false;
       const int slot = decision.slot_of[list[i]];
       if (slot < 0) continue;
       const float weight = task.alpha * root[patch] * root[list[i]];
@@ -159,6 +167,7 @@ static void make_token(const ReduceTask& task, int64_t image, int target, const 
   make_row((const T*)task.x + from, (const T*)task.branch + from, task.channels, givers, weights, num_givers, row,
            (T*)task.x_out + to, (const T*)task.norm_weight, (const T*)task.norm_bias, task.epsilon,
            task.normed_out ? (T*)task.normed_out + to : nullptr);
+  return true;
 }
 
 // body(image, row, scratch) for every row of every image, in chunks of neighbouring rows; scratch has room for so many
@@ -183,33 +192,34 @@ static bool for_rows(int64_t batch, int rows, size_t floats, int threads, const 
 }
 
 template <typename T>
-static bool reduce(const ReduceTask& task, int threads) {
+static Outcome reduce(const ReduceTask& task, int threads) {
   const int count = task.tokens - task.prefix, left = task.tokens - task.removed;
   const size_t size_of_features = (size_t)task.removed * task.channels;
   const size_t size_of_indices = (size_t)count + task.patches + 1;
   const size_t per_image = size_of_features + size_of_indices;
   Workspace shared;
   float* memory = shared.floats(task.batch * per_image + 16);
-  if (!memory) return false;
+  if (!memory) return NO_MEMORY;
   const auto decision_of = [&](int64_t image) {
     float* features = memory + image * per_image;
     int32_t* kept = (int32_t*)(features + size_of_features);
     return Decision{kept, kept + (count - task.removed), kept + count, features};
   };
-  std::atomic<bool> fine{true};
+  std::atomic<Outcome> outcome{FINE};
   parallel_for(task.batch, threads, [&](int64_t image) {
     static thread_local Workspace workspace;
     uint64_t* keys = (uint64_t*)workspace.floats(2 * (size_t)count);
-    if (keys)
-      decide<T>(task, image, decision_of(image), keys);
-    else
-      fine = false;
+    if (!keys)
+      outcome = NO_MEMORY;
+    else if (!decide<T>(task, image, decision_of(image), keys))
+      outcome = NO_SUCH_CELL;
   });
-  if (!fine) return false;
+  if (outcome != FINE) return outcome;
   const size_t floats = (size_t)task.channels + 3 * (size_t)task.degree + 2 * WIDTH;
-  return for_rows(task.batch, left, floats, threads, [&](int64_t image, int target, float* row) {
+  const bool fine = for_rows(task.batch, left, floats, threads, [&](int64_t image, int target, float* row) {
     const float** givers = (const float**)(row + round_up(task.channels, WIDTH));
     float* weights = (float*)(givers + task.degree);
-    make_token<T>(task, image, target, decision_of(image), givers, weights, row);
+    if (!make_token<T>(task, image, target, decision_of(image), givers, weights, row)) outcome = NO_SUCH_CELL;
   });
+  return fine ? outcome.load() : NO_MEMORY;
 }

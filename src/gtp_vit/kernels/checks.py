@@ -1,0 +1,161 @@
+"""What goes into an operator, looked at before any pointer is taken: the one place for shapes, dtypes and devices.
+
+For each operator `check_...` raises where its arguments contradict each other, whichever kernel runs, and `fits_...`
+says whether native code can take tensors that make sense; the twin takes the rest. Native code itself looks at nothing
+but the values of grid cells and neighbours, which would be slow to look at from here.
+
+They run between products of matrices, from a cold cache: few lines, and texts are made only where they are needed.
+
+Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens, M0 patches, W list entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from gtp_vit.errors import BadInput
+
+DTYPES = (torch.float32, torch.bfloat16)  # that native code computes with
+
+
+def _refuse(operator: str, wanted: str, **found: Any) -> NoReturn:
+    parts = [f"{name} {list(each.shape) if isinstance(each, Tensor) else each}" for name, each in found.items()]
+    raise BadInput(f"gtp_vit.{operator}: {wanted}; found {', '.join(parts)}")
+
+
+def check_attention(
+    q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float, removed: int, queries: int, asked: list[bool],
+    heads: int, first: int,
+) -> None:  # fmt: skip
+    """q [B, H, Q, D], k and v [B, H, N, D], size [B, N]."""
+    if k.dim() != 4 or q.dim() != 4 or v.shape != k.shape:
+        _refuse("attention", "q must be [B, H, Q, D], k and v [B, H, N, D]", q=q, k=k, v=v)
+    batch, num_heads, tokens, depth = k.shape
+    rows = q.shape[2]
+    if q.shape != (batch, num_heads, rows, depth):
+        _refuse("attention", "q must have the batch, heads and head dimension of k", q=q, k=k)
+    if size is not None and size.shape != (batch, tokens):
+        _refuse("attention", "size must have one number for each key, [B, N]", size=size, k=k)
+    if len(asked) != 3 or heads not in (0, 1, 2):
+        _refuse("attention", "asked must be three of True or False, and heads 0, 1 or 2", asked=asked, heads=heads)
+    if not (0 <= first <= tokens and 0 <= queries <= rows and 0 <= removed <= rows * tokens):
+        wanted = "first must be in 0 ... N, queries in 0 ... Q, removed in 0 ... Q N"
+        _refuse("attention", wanted, q=q, k=k, first=first, queries=queries, removed=removed)
+    if (rows != tokens and (removed or asked[0] or asked[1])) or (rows == 0 and asked[2]):
+        wanted = "a threshold, the diagonal and column sums need all queries, Q = N, and the class row needs one"
+        _refuse("attention", wanted, q=q, k=k, removed=removed, asked=asked)
+
+
+def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries: int) -> bool:
+    """May these go into native code?"""
+    return (
+        q.dtype in DTYPES
+        and q.dtype == k.dtype == v.dtype
+        and (q.is_cpu and k.is_cpu and v.is_cpu and (size is None or size.is_cpu))
+        and k.numel() > 0
+        and queries > 0
+    )
+
+
+def _check_tokens(
+    operator: str, x: Tensor, branch: Tensor, image: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None
+) -> None:
+    if x.dim() != 3 or branch.shape != x.shape:
+        _refuse(operator, "x and branch must both be [B, N, C]", x=x, branch=branch)
+    if image.dim() != 2 or image.shape[0] != x.shape[0] or image.shape[1] > x.shape[1]:
+        _refuse(operator, "what belongs to image tokens must be [B, M], M <= N", x=x, image_tokens=image)
+    for norm in (norm_weight, norm_bias):
+        if norm is not None and norm.shape != x.shape[2:]:
+            _refuse(operator, "weight and bias of the LayerNorm must be [C]", x=x, norm=norm)
+    if norm_weight is None and norm_bias is not None:
+        _refuse(operator, "a LayerNorm with a bias must have a weight", norm_weight=None, norm_bias=norm_bias)
+
+
+def _fit_tokens(x: Tensor, branch: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None) -> bool:
+    return (
+        x.dtype in DTYPES
+        and (branch.dtype == x.dtype or (x.dtype == torch.float32 and branch.dtype in DTYPES))
+        and (x.is_cpu and branch.is_cpu and x.numel() > 0)
+        and (norm_weight is None) == (norm_bias is None)
+        and (norm_weight is None or (norm_weight.dtype == x.dtype and norm_weight.is_cpu))
+        and (norm_bias is None or norm_bias.is_cpu)
+    )
+
+
+def check_reduce(
+    x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
+    removed: int, alpha: float, with_size: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> None:  # fmt: skip
+    """x, branch [B, N, C], scores, position [B, M], size [B, N], neighbours [B or 1, M0, W], root [B or 1, M0]."""
+    _check_tokens("reduce", x, branch, position, norm_weight, norm_bias)
+    if scores.shape != position.shape:
+        _refuse("reduce", "scores and position must both be [B, M]", scores=scores, position=position)
+    if size is not None and size.shape != x.shape[:2]:
+        _refuse("reduce", "size must have one number for each token, [B, N]", size=size, x=x)
+    if neighbours.dim() != 3 or root.shape != neighbours.shape[:2]:
+        _refuse("reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
+    if neighbours.shape[0] != x.shape[0] and neighbours.shape[0] != 1:
+        _refuse("reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
+    if not 0 <= removed <= position.shape[1]:
+        _refuse("reduce", "removed must be in 0 ... M", removed=removed, position=position)
+    if position.dtype != torch.int64 or neighbours.dtype != torch.int64:
+        found = {"position": position.dtype, "neighbours": neighbours.dtype}
+        _refuse("reduce", "position and neighbours must be int64", **found)
+
+
+def fits_reduce(
+    x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
+    removed: int, norm_weight: Tensor | None, norm_bias: Tensor | None,
+) -> bool:  # fmt: skip
+    """May these go into native code?"""
+    return (
+        _fit_tokens(x, branch, norm_weight, norm_bias)
+        and 0 < removed < position.shape[1]
+        and root.dtype == torch.float32
+        and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu)
+        and (size is None or (size.dtype == torch.float32 and size.is_cpu))
+    )
+
+
+def check_conserve(
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
+    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> None:  # fmt: skip
+    """x and branch [B, N, C], importance and size [B, M]."""
+    _check_tokens("conserve", x, branch, importance, norm_weight, norm_bias)
+    if size.shape != importance.shape:
+        _refuse("conserve", "importance and size must both be [B, M]", importance=importance, size=size)
+    if not 0 <= removed < max(importance.shape[1], 1):
+        _refuse("conserve", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance)
+
+
+def fits_conserve(
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+) -> bool:  # fmt: skip
+    """May these go into native code?"""
+    return (
+        _fit_tokens(x, branch, norm_weight, norm_bias)
+        and removed > 0
+        and size.dtype == torch.float32
+        and (importance.is_cpu and size.is_cpu)
+    )
+
+
+def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> None:
+    """similarity [B, M0, M0]."""
+    patches = rows * columns
+    if rows < 1 or columns < 1 or similarity.dim() != 3 or similarity.shape[1:] != (patches, patches):
+        grid = f"{rows} x {columns}"
+        _refuse("neighbours", "similarity must be [B, M0, M0], M0 = rows x columns", similarity=similarity, grid=grid)
+    if spatial not in (0, 4, 8) or not 0 < semantic < patches:
+        wanted = "spatial must be 0, 4 or 8, and semantic in 1 ... M0 - 1"
+        _refuse("neighbours", wanted, spatial=spatial, semantic=semantic, similarity=similarity)
+
+
+def fits_neighbours(similarity: Tensor) -> bool:
+    """May it go into native code?"""
+    return similarity.is_cpu and similarity.is_floating_point()

@@ -1,0 +1,238 @@
+"""What the operators are given is looked at before any pointer is taken: nonsense is refused on every way in."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gtp_vit import GTPError, kernels
+from gtp_vit.kernels import checks, conserving, native, twins
+
+pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
+OPERATORS = ("attention", "reduce", "conserve", "neighbours")
+LISTS = twins.neighbours(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
+
+
+def good(operator: str) -> dict:
+    """Arguments that make sense: 2 images, 10 tokens, 9 of them image tokens on a grid of 3 x 3."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 10, 8).unbind(0)
+    x, branch = torch.randn(2, 2, 10, 16).unbind(0)
+    scores, size = torch.rand(2, 9), torch.rand(2, 10) + 0.5
+    norm = {"norm_weight": torch.rand(16), "norm_bias": torch.rand(16), "epsilon": 1e-6}
+    asked = {"asked": [True, True, True], "heads": 1, "first": 1}
+    position, (neighbours, root) = torch.arange(9).repeat(2, 1), LISTS
+    return {
+        "attention": {"q": q, "k": k, "v": v, "size": size, "scale": 0.3, "removed": 0, "queries": 10, **asked},
+        "reduce": {"x": x, "branch": branch, "scores": scores, "position": position, "size": size}
+        | {"neighbours": neighbours, "root": root, "removed": 3, "alpha": 0.2, "with_size": True, **norm},
+        "conserve": {"x": x, "branch": branch, "importance": scores, "size": size[:, 1:].contiguous()}
+        | {"removed": 3, "floor": 0.5, "keep_norm": True, **norm},
+        "neighbours": {"similarity": torch.rand(2, 9, 9), "rows": 3, "columns": 3, "spatial": 8, "semantic": 2},
+    }[operator]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+# operator -> what is changed in arguments that make sense, so that they no longer do
+NONSENSE = {
+    "attention": [
+        {"k": tensor(2, 2, 10, 8), "v": tensor(2, 2, 10, 8)},  # q of 4 heads, k and v of 2: as with grouped queries
+        {"k": tensor(2, 2, 10, 8)},
+        {"v": tensor(2, 4, 10, 16)},
+        {"v": tensor(2, 4, 9, 8)},
+        {"q": tensor(1, 4, 10, 8)},
+        {"q": tensor(2, 4, 10, 16)},
+        {"q": tensor(4, 10, 8)},
+        {"size": tensor(2, 3)},
+        {"size": tensor(1, 10)},
+        {"size": tensor(2, 10, 1)},
+        {"removed": -1},
+        {"removed": 101},
+        {"queries": 11},
+        {"queries": -1},
+        {"asked": [True, True]},
+        {"asked": [True, True, True, True]},
+        {"heads": 3},
+        {"first": -1},
+        {"first": 11},
+        {"q": tensor(2, 4, 5, 8), "queries": 5},  # all statistics, half of the queries
+        {"q": tensor(2, 4, 5, 8), "queries": 5, "asked": [False] * 3, "removed": 7},
+        {"q": tensor(2, 4, 0, 8), "queries": 0, "asked": [False, False, True]},
+    ],
+    "reduce": [
+        {"x": tensor(3, 10, 16)},
+        {"x": tensor(2, 10), "branch": tensor(2, 10)},
+        {"branch": tensor(2, 9, 16)},
+        {"scores": tensor(2, 8)},
+        {"scores": tensor(1, 9)},
+        {"position": torch.arange(9).repeat(1, 1), "scores": tensor(1, 9)},
+        {"position": torch.arange(11).repeat(2, 1), "scores": tensor(2, 11)},
+        {"position": torch.arange(9).repeat(2, 1).int()},
+        {"size": tensor(2, 9)},
+        {"size": tensor(1, 10)},
+        {"neighbours": LISTS[0].int()},
+        {"neighbours": LISTS[0][:, :8]},
+        {"neighbours": LISTS[0][0]},
+        {"neighbours": LISTS[0].repeat(2, 1, 1), "root": LISTS[1].repeat(2, 1)},
+        {"root": LISTS[1][:1]},
+        {"removed": -1},
+        {"removed": 10},
+        {"norm_weight": tensor(15)},
+        {"norm_bias": tensor(15)},
+        {"norm_weight": None},
+    ],
+    "conserve": [
+        {"branch": tensor(2, 10, 15)},
+        {"importance": tensor(2, 8)},
+        {"importance": tensor(1, 9), "size": tensor(1, 9)},
+        {"importance": tensor(2, 11), "size": tensor(2, 11)},
+        {"size": tensor(2, 10)},
+        {"size": tensor(2, 9, 1)},
+        {"removed": 9},
+        {"removed": -1},
+        {"norm_weight": tensor(17)},
+        {"norm_bias": tensor(1)},
+        {"norm_weight": None},
+    ],
+    "neighbours": [
+        {"similarity": tensor(2, 8, 8)},
+        {"similarity": tensor(2, 9, 8)},
+        {"similarity": tensor(9, 9)},
+        {"rows": 9},
+        {"rows": -3, "columns": -3},
+        {"spatial": 5},
+        {"semantic": 0},
+        {"semantic": 9},
+    ],
+}
+CASES = [(operator, change) for operator, changes in NONSENSE.items() for change in changes]
+
+
+def text(value: object) -> str:
+    return str(list(value.shape)) if isinstance(value, torch.Tensor) else str(value)
+
+
+@pytest.mark.parametrize(
+    ("operator", "change"), CASES, ids=lambda v: v if isinstance(v, str) else ",".join(f"{k}={text(v[k])}" for k in v)
+)
+def test_arguments_that_contradict_each_other_are_refused_on_every_way_in(operator, change):
+    arguments = list((good(operator) | change).values())
+    registered = getattr(torch.ops.gtp_vit, operator).default
+    by_name = getattr(kernels, operator)
+    with torch.no_grad():
+        for call in (registered, lambda *a: by_name(True, *a), lambda *a: by_name(False, *a)):
+            with pytest.raises(GTPError, match=f"gtp_vit.{operator}: .*; found "):
+                call(*arguments)
+    with FakeTensorMode() as fake, pytest.raises(GTPError, match=f"gtp_vit.{operator}"):
+        registered(*(fake.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+    arguments[0] = arguments[0].clone().requires_grad_()
+    with pytest.raises(GTPError, match=f"gtp_vit.{operator}"):
+        registered(*arguments)
+    elsewhere = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments]
+    with pytest.raises(GTPError, match=f"gtp_vit.{operator}"):
+        registered(*elsewhere)
+
+
+TWINS = {"attention": twins.attention, "reduce": twins.reduce, "conserve": conserving.conserve}
+TWINS["neighbours"] = twins.neighbours
+
+
+def dtype(kind: torch.dtype, *names: str):
+    return lambda given: given | {name: given[name].to(kind) for name in names}
+
+
+# operator -> sensible arguments that native code cannot take: another dtype, nothing to do, no bias
+FOR_THE_TWIN = {
+    "attention": [
+        dtype(torch.float16, "q", "k", "v"),
+        dtype(torch.float64, "q", "k", "v", "size"),
+        lambda given: given | {"queries": 0},
+        lambda given: given | {name: given[name][:0] for name in ("q", "k", "v", "size")},
+        lambda given: given | {name: given[name][:, :, :0] for name in "qkv"}
+        | {"size": None, "queries": 0, "asked": [False] * 3, "first": 0},
+    ],
+    "reduce": [
+        dtype(torch.float16, "x", "branch", "norm_weight", "norm_bias"),
+        dtype(torch.float64, "x", "branch", "norm_weight", "norm_bias"),
+        dtype(torch.float64, "root"),
+        dtype(torch.float64, "size"),
+        lambda given: given | {"removed": 0},
+        lambda given: given | {"removed": 9},
+        lambda given: given | {"norm_bias": None},
+    ],
+    "conserve": [
+        dtype(torch.float16, "x", "branch", "norm_weight", "norm_bias"),
+        dtype(torch.float64, "size"),
+        lambda given: given | {"removed": 0},
+        lambda given: given | {"norm_bias": None},
+    ],
+    "neighbours": [lambda given: given | {"similarity": (10 * given["similarity"]).long()}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_what_native_code_cannot_take_goes_to_the_twin(operator, monkeypatch):
+    def never(*_):
+        raise AssertionError("this went into native code")
+
+    for name in ("_attention", "_reduce", "_conserve", "_graph"):
+        monkeypatch.setattr(native, name, never)
+    for change in FOR_THE_TWIN[operator]:
+        arguments = change(good(operator)).values()
+        for found, wanted in zip(
+            getattr(torch.ops.gtp_vit, operator)(*arguments), TWINS[operator](*arguments), strict=True
+        ):
+            assert torch.equal(found, wanted)
+    with pytest.raises(AssertionError, match="native code"):  # and what it can take does go there
+        getattr(torch.ops.gtp_vit, operator)(*good(operator).values())
+
+
+FITS = {
+    "attention": (checks.fits_attention, ["q", "k", "v", "size", "queries"]),
+    "reduce": (
+        checks.fits_reduce,
+        ["x", "branch", "scores", "position", "size", "neighbours", "root", "removed", "norm_weight", "norm_bias"],
+    ),
+    "conserve": (
+        checks.fits_conserve,
+        ["x", "branch", "importance", "size", "removed", "norm_weight", "norm_bias"],
+    ),
+    "neighbours": (checks.fits_neighbours, ["similarity"]),
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_tensor_on_another_device_never_reaches_native_code(operator):
+    fits, names = FITS[operator]
+    given = {name: good(operator)[name] for name in names}
+    assert fits(**given)
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            assert not fits(**given | {name: value.to("meta")}), name
+
+
+@pytest.mark.parametrize("where", ["position", "neighbours"])
+@pytest.mark.parametrize("value", [-1, 10, 2**40, -(2**62)])
+def test_a_cell_outside_the_grid_is_reported_and_not_read(where, value):
+    """9 stands for nobody in a list of neighbours; a token's own cell is 0 ... 8."""
+    given = good("reduce")
+    for place in (0, 4, 8):
+        bad = given[where].clone()
+        # the lists of tokens that leave are not looked at, so all nine get a bad entry
+        bad[(1, place) if where == "position" else (1, slice(None), place)] = value
+        with pytest.raises(IndexError, match="no cell of the grid"):
+            torch.ops.gtp_vit.reduce(*(given | {where: bad}).values())
+        with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+            kernels.reduce(False, *(given | {where: bad}).values())
+
+
+def test_shapes_that_are_checked_are_enough_for_every_operator():
+    for operator in OPERATORS:
+        found = getattr(torch.ops.gtp_vit, operator)(*good(operator).values())
+        with FakeTensorMode() as fake:
+            arguments = [fake.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in good(operator).values()]
+            promised = getattr(torch.ops.gtp_vit, operator)(*arguments)
+        for one, other in zip(found, promised, strict=True):
+            assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
