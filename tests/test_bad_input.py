@@ -220,8 +220,9 @@ def test_the_commands_do_what_patch_does(capsys):
     for name in ("vit_tiny_patch16_224", "vit_huge_patch14_224"):  # with a recipe in the package, and without
         default = patch(create_model(name, meta=True)).reduction.method
         assert settings(name) == settings(name, "--method", "gtp_plus") == json.loads(json.dumps(default.to_dict()))
-        floor = dataclasses.replace(default, floor=2.0)
-        assert settings(name, "--floor", "2") == json.loads(json.dumps(floor.to_dict()))
+        for value in (2.0, GTPPlus().floor):  # what is written counts, also where it is the default of the class
+            floor = dataclasses.replace(default, floor=value)
+            assert settings(name, "--floor", str(value)) == json.loads(json.dumps(floor.to_dict()))
     assert settings("vit_tiny_patch16_224", "--propagate", "8") == GTPPlus(propagate=8).to_dict()
     assert settings("vit_tiny_patch16_224", "--method", "gtp") == GTP().to_dict()
 

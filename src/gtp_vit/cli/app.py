@@ -38,8 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("gtp_vit.cli.check", "Show versions, hardware and known traps of this machine"),
 }
 
-# commands that go on where they were interrupted, if this flag says where
-GO_ON = {
+# commands that resume where they were interrupted, if this flag says where
+RESUME_FLAG = {
     "evaluate": "--results-file",
     "reproduce": "--results-file",
     "compare": "--output",
@@ -122,9 +122,9 @@ def _run(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        flag = GO_ON.get(words[0])
+        flag = RESUME_FLAG.get(words[0])
         kept = (
-            f"with {flag} what was finished is kept, and the same command goes on from there"
+            f"with {flag} what was finished is kept, and the same command resumes from there"
             if flag
             else "run it again"
         )

@@ -16,7 +16,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.macs import layer_rows
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, make_dataset, make_model, settle
+from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.patch import patch
@@ -69,14 +69,14 @@ COLUMNS = ["batch", "what", "model", "ms", "middle half", "img/s", "speed-up", "
 
 
 def main(words: Sequence[str]) -> None:
-    flags, method = parse_with_method(Benchmark, words)
+    flags, chosen = parse_with_method(Benchmark, words)
     for size in flags.batch_size:
         check_range("--batch-size", size, 1, 65536, whole=True)
     check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
     check_writable(flags.report)
     dtype = getattr(torch, flags.dtype)
     model = make_model(flags).to(dtype)
-    method = settle(method, model)
+    method = chosen.for_model(model)
     fast: Any = patch(model, method)
     embed: Any = fast.patch_embed
     channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.flags import Chosen, parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model, settle
-from gtp_vit.core.reducer import Method
+from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
 from gtp_vit.patch import patch
 from gtp_vit.tools import distributed
@@ -52,11 +51,11 @@ class Evaluate(ResumeFlags, DataFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags, method = parse_with_method(Evaluate, words)
+    flags, chosen = parse_with_method(Evaluate, words)
     check_weights(flags)
     check_results_file(flags.results_file)
     with distributed.group():
-        run(flags, method, words)
+        run(flags, chosen, words)
 
 
 def check_results_file(path: Path | None) -> None:
@@ -64,14 +63,14 @@ def check_results_file(path: Path | None) -> None:
         raise GTPError(f"--results-file is {path}; its name must end in .csv or .json")
 
 
-def run(flags: Evaluate, method: Method, words: Sequence[str]) -> None:
+def run(flags: Evaluate, chosen: Chosen, words: Sequence[str]) -> None:
     """All processes evaluate; the first one writes and prints, and only it must be able to."""
     if distributed.is_first():
         check_writable(flags.results_file, flags.report)
     model = make_model(flags)
     check_class_output(model)
+    method = chosen.for_model(model)
     dataset = make_dataset(flags, model)
-    method = settle(method, model)
     fast = patch(model, method)
     models = {UNREDUCED: model, method.name: fast}
     settings = {"methods": {method.name: method.to_dict()}, "batch_size": flags.batch_size}

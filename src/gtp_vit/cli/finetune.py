@@ -16,7 +16,7 @@ from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import DataFlags, check_weights, make_model, settle
+from gtp_vit.cli.source import DataFlags, check_weights, make_model
 from gtp_vit.errors import GTPError, Unreadable, check_range
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
@@ -65,7 +65,7 @@ class Finetune(Training, DataFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags, method = parse_with_method(Finetune, words)
+    flags, chosen = parse_with_method(Finetune, words)
     check_weights(flags)
     settings = Training(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(Training)})
     settings.check()
@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> None:
     check_range("--val-limit", flags.val_limit, 0, 10**9, whole=True)
     with distributed.group():
         model = make_model(flags)
-        method = settle(method, model)
+        method = chosen.for_model(model)
         dataset, validation = make_datasets(flags, settings, model)
         with _progress() as progress:
             found = finetune(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from gtp_vit.cli.help import description
@@ -12,10 +13,11 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp_plus import GTPPlus
-from gtp_vit.recipes import is_recipe, read_recipe
+from gtp_vit.patch import describe
+from gtp_vit.recipes import Recipe, default_method, is_recipe, read_recipe
 
 Command = TypeVar("Command")
-# The schedule of GTP+ where none is given: known as soon as the model is, see source.settle.
+# The schedule of GTP+ where none is given: known as soon as the model is.
 BY_MODEL = "as patch(model)"
 
 
@@ -25,19 +27,38 @@ def parse(command: type[Command], words: Sequence[str]) -> Command:
     return _parsed(command, command, words)
 
 
-def parse_with_method(command: type[Command], words: Sequence[str], *, by_model: bool = True) -> tuple[Command, Method]:
+@dataclass(frozen=True)
+class Chosen:
+    """What the user said of --method."""
+
+    settings: Method
+    given: frozenset[str]  # names of the settings that were written as flags
+    recipe: Recipe | None  # if --method names one
+
+    def for_model(self, model: Any) -> Method:
+        """The settings for this model: of GTP+ without a schedule what patch(model) does, changed as the flags say."""
+        vit = describe(model)
+        if self.recipe is not None:
+            self.recipe.check(model, vit)
+        if getattr(self.settings, "propagate", None) != BY_MODEL:
+            return self.settings
+        changes = {name: getattr(self.settings, name) for name in self.given}
+        return dataclasses.replace(default_method(model, vit), **changes)
+
+
+def parse_with_method(command: type[Command], words: Sequence[str], *, by_model: bool = True) -> tuple[Command, Chosen]:
     """Read `words` into a command and the settings of its --method, whose flags have no prefix.
 
-    GTP+ without a schedule is what patch(model) does, so its settings must go through source.settle before they are
-    used; without `by_model`, they are those of its class.
+    Without `by_model`, the settings of GTP+ without a schedule are those of its class.
     """
     import tyro
 
     default = next(field.default for field in dataclasses.fields(command) if field.name == "method")  # type: ignore[arg-type]
     value, _ = _take(words, "--method")
     chosen = str(default) if value is None else value
-    start = read_recipe(chosen).method if is_recipe(chosen) else METHODS[check_name("method", chosen, METHODS)]()
-    if by_model and start == GTPPlus() and not is_recipe(chosen):
+    recipe = read_recipe(chosen) if is_recipe(chosen) else None
+    start = METHODS[check_name("method", chosen, METHODS)]() if recipe is None else recipe.method
+    if by_model and recipe is None and isinstance(start, GTPPlus):
         start = dataclasses.replace(start, propagate=BY_MODEL)
     check_words(words, command, type(start))
     both = dataclasses.make_dataclass(
@@ -48,7 +69,10 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
         ],
     )
     parsed: Any = _parsed(both, command, words)
-    return parsed.run, parsed.settings
+    known = flags_of(type(start))[0]
+    written = {word.partition("=")[0] for word in words if looks_like_flag(word)}
+    given = frozenset(known[word].name[2:].replace("-", "_") for word in written if word in known)
+    return parsed.run, Chosen(parsed.settings, given, recipe)
 
 
 def _parsed(what: type[Any], command: type[Any], words: Sequence[str]) -> Any:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import OutputFlags, command, show
-from gtp_vit.cli.source import check_recipe, settle
 from gtp_vit.core.reducer import Convention
 from gtp_vit.patch import patch
 from gtp_vit.tools.macs import macs, steps_on
@@ -41,10 +40,9 @@ class Macs(OutputFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags, method = parse_with_method(Macs, words)
+    flags, chosen = parse_with_method(Macs, words)
     model = create_model(flags.model, meta=True, img_size=flags.img_size)
-    check_recipe(flags.method, model)
-    method = settle(method, model)
+    method = chosen.for_model(model)
     fast = patch(model, method, lossless=flags.lossless)
     before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)
     result = {"unreduced": before.total, method.name: after.total, "parts": after, "settings": method.to_dict()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,7 @@ import torch
 import tyro
 
 from gtp_vit import embedded
-from gtp_vit.cli.flags import BY_MODEL
-from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, check_name, check_range
-from gtp_vit.methods.gtp_plus import GTPPlus
-from gtp_vit.patch import describe
-from gtp_vit.recipes import default_method, is_recipe, read_recipe
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
 from gtp_vit.tools.models import check_model_name, create_model
@@ -84,23 +78,7 @@ def make_model(flags: ModelFlags) -> Any:
         img_size=flags.img_size,
         num_classes=flags.num_classes,
     )
-    check_recipe(getattr(flags, "method", ""), model)
     return model.to(distributed.device_of(getattr(flags, "device", "cpu")))
-
-
-def settle(method: Method, model: Any) -> Method:
-    """The settings for this model: GTP+ without a schedule takes what patch(model) does, with the others as given."""
-    if getattr(method, "propagate", None) != BY_MODEL:
-        return method
-    given = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    changed = {name: value for name, value in given.items() if value not in (getattr(GTPPlus(), name), BY_MODEL)}
-    return dataclasses.replace(default_method(model, describe(model)), **changed)
-
-
-def check_recipe(method: str, model: Any) -> None:
-    """If --method names a recipe: is it meant for this model?"""
-    if is_recipe(method):
-        read_recipe(method).check(model, describe(model))
 
 
 def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:

@@ -79,7 +79,7 @@ class Tune(ResumeFlags, DataFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags, method = parse_with_method(Tune, words, by_model=False)
+    flags, chosen = parse_with_method(Tune, words, by_model=False)
     check_weights(flags)
     check_range("--images", flags.images, 1, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
@@ -95,6 +95,7 @@ def main(words: Sequence[str]) -> None:
     if flags.curve and targets:
         raise GTPError("--curve has targets of its own; leave out the other")
     model = make_model(flags)
+    method = chosen.for_model(model)
     check_class_output(model)
     images, unreadable = read_images(flags, model)
     images = images.to(next(model.parameters()).device)

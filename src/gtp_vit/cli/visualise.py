@@ -13,7 +13,7 @@ from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
-from gtp_vit.cli.source import ModelFlags, check_weights, make_model, settle
+from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
 from gtp_vit.patch import patch
 from gtp_vit.tools.data import DataSettings, make_transform, preparation
@@ -46,11 +46,11 @@ class Visualise(ModelFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags, method = parse_with_method(Visualise, words)
+    flags, chosen = parse_with_method(Visualise, words)
     check_weights(flags)
     check_writable(flags.output / "index.html")
     model = make_model(flags)
-    method = settle(method, model)
+    method = chosen.for_model(model)
     fast = patch(model, method)
     depth = len(model.blocks)
     layers = flags.layers or (depth // 4, depth // 2, 3 * depth // 4, depth - 1)
@@ -93,14 +93,13 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
                 f"{flags.model} has no pictures of its own; give some: gtp-vit visualise {flags.model} cat.jpg"
             )
         images, labels = embedded.test_images()
-        chosen = range(3)
         return [
             (
                 f"{index}-{embedded.CLASSES[int(labels[index])]}",
                 Image.fromarray(images[index].numpy()),
                 embedded.normalise(images[index : index + 1])[0],
             )
-            for index in chosen
+            for index in range(3)
         ]
     from torchvision import transforms
 

@@ -19,7 +19,7 @@ from gtp_vit.errors import GTPError
 
 Value = TypeVar("Value")
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-GO_ON = "start the same command again, with as many processes as you have: it goes on after what was finished and saved"
+RESUME = "start the same command again, with any number of processes: it resumes after what was finished and saved"
 # How the libraries underneath say that they lost the other side; the classes of their errors differ between versions.
 SIGNS = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "nccl", "gloo")
 
@@ -131,12 +131,12 @@ def _lost_contact(who: str) -> Iterator[None]:
     try:
         yield
     except _Stopped:
-        raise GTPError(f"{who} was told to stop, mostly because another one failed or was killed; {GO_ON}") from None
+        raise GTPError(f"{who} was told to stop, mostly because another one failed or was killed; {RESUME}") from None
     except RuntimeError as error:
         if not any(sign in str(error).lower() for sign in SIGNS):
             raise
         raise GTPError(
-            f"{who} lost another one, which failed, was killed, or whose machine stopped; {GO_ON}"
+            f"{who} lost another one, which failed, was killed, or whose machine stopped; {RESUME}"
         ) from error
     finally:
         if main:

@@ -115,7 +115,7 @@ def evaluate(
     pin, share = device.type == "cuda", distributed.share()
     own = batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=pin, share=share)
     while True:
-        # One round is a run of neighbouring images, whatever the number of processes, so any number can go on from it.
+        # One round is a run of neighbouring images, whatever the number of processes, so any number can resume from it.
         batch = next(own, None)
         with eval_mode(*models.values()):
             run = None if batch is None else _run(models, batch, device, kept)

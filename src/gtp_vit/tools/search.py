@@ -28,7 +28,7 @@ from gtp_vit.tools.journal import Journal
 
 FEWEST_IMAGES = 20
 RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
-CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # until this share of the search, so many local searches go on together
+CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # until this share of the search, so many local searches run together
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Ruler:
                 stored = [None if np.isnan(value) else value for value in kl.tolist()]
                 self.journal.append({**entry, "kl": stored, "same": same.astype(int).tolist()})
         damage, seconds = self.known[key]
-        self.seconds += seconds  # also of what a journal had, so that a run that goes on ends at the same time
+        self.seconds += seconds  # also of what a journal had, so that a run that resumes ends at the same time
         return damage
 
     def timed(self, method: Method, measure: Callable[[], float]) -> float:
