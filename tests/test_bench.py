@@ -181,7 +181,7 @@ def test_evaluate_command_writes_timms_columns_and_ours(folder, tmp_path, capsys
     words = evaluate_words(folder, tmp_path, "--propagate", "4", "--workers", "0")
     assert main([*words, "--results-file", str(results), "--report", str(page)]) == Exit.OK
     rows = list(csv.DictReader(results.read_text().splitlines()))
-    assert [row["method"] for row in rows] == ["", "gtp"]
+    assert [row["method"] for row in rows] == ["", "gtp_plus"]
     timms = ["model", "top1", "top1_err", "top5", "top5_err", "param_count", "img_size", "crop_pct", "interpolation"]
     assert list(rows[0])[: len(timms)] == timms
     assert float(rows[1]["gmacs"]) < float(rows[0]["gmacs"])
