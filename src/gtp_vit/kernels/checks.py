@@ -31,11 +31,12 @@ def check_attention(
     heads: int, first: int,
 ) -> None:  # fmt: skip
     """q [B, H, Q, D], k and v [B, H, N, D], size [B, N]."""
-    if k.dim() != 4 or q.dim() != 4 or v.shape != k.shape:
+    of_q, of_k = q.shape, k.shape
+    if len(of_k) != 4 or len(of_q) != 4 or v.shape != of_k:
         _refuse("attention", "q must be [B, H, Q, D], k and v [B, H, N, D]", q=q, k=k, v=v)
-    batch, num_heads, tokens, depth = k.shape
-    rows = q.shape[2]
-    if q.shape != (batch, num_heads, rows, depth):
+    batch, num_heads, tokens, depth = of_k
+    rows = of_q[2]
+    if of_q != (batch, num_heads, rows, depth):
         _refuse("attention", "q must have the batch, heads and head dimension of k", q=q, k=k)
     if size is not None and size.shape != (batch, tokens):
         _refuse("attention", "size must have one number for each key, [B, N]", size=size, k=k)
@@ -62,16 +63,19 @@ def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries
 
 def _check_tokens(
     operator: str, x: Tensor, branch: Tensor, image: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None
-) -> None:
-    if x.dim() != 3 or branch.shape != x.shape:
+) -> tuple[int, int, int]:
+    """B, N and M; `image` is what belongs to image tokens."""
+    shape, of_image = x.shape, image.shape
+    if len(shape) != 3 or branch.shape != shape:
         _refuse(operator, "x and branch must both be [B, N, C]", x=x, branch=branch)
-    if image.dim() != 2 or image.shape[0] != x.shape[0] or image.shape[1] > x.shape[1]:
+    batch, tokens, channels = shape
+    if len(of_image) != 2 or of_image[0] != batch or of_image[1] > tokens:
         _refuse(operator, "what belongs to image tokens must be [B, M], M <= N", x=x, image_tokens=image)
-    for norm in (norm_weight, norm_bias):
-        if norm is not None and norm.shape != x.shape[2:]:
-            _refuse(operator, "weight and bias of the LayerNorm must be [C]", x=x, norm=norm)
-    if norm_weight is None and norm_bias is not None:
-        _refuse(operator, "a LayerNorm with a bias must have a weight", norm_weight=None, norm_bias=norm_bias)
+    if norm_weight is not None and norm_weight.shape != (channels,):
+        _refuse(operator, "the weight of the LayerNorm must be [C]", x=x, norm_weight=norm_weight)
+    if norm_bias is not None and (norm_weight is None or norm_bias.shape != (channels,)):
+        _refuse(operator, "the bias of the LayerNorm must be [C], beside a weight", x=x, norm_bias=norm_bias)
+    return batch, tokens, of_image[1]
 
 
 def _fit_tokens(x: Tensor, branch: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None) -> bool:
@@ -90,16 +94,17 @@ def check_reduce(
     removed: int, alpha: float, with_size: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
 ) -> None:  # fmt: skip
     """x, branch [B, N, C], scores, position [B, M], size [B, N], neighbours [B or 1, M0, W], root [B or 1, M0]."""
-    _check_tokens("reduce", x, branch, position, norm_weight, norm_bias)
-    if scores.shape != position.shape:
+    batch, tokens, count = _check_tokens("reduce", x, branch, position, norm_weight, norm_bias)
+    if scores.shape != (batch, count):
         _refuse("reduce", "scores and position must both be [B, M]", scores=scores, position=position)
-    if size is not None and size.shape != x.shape[:2]:
+    if size is not None and size.shape != (batch, tokens):
         _refuse("reduce", "size must have one number for each token, [B, N]", size=size, x=x)
-    if neighbours.dim() != 3 or root.shape != neighbours.shape[:2]:
+    lists = neighbours.shape
+    if len(lists) != 3 or root.shape != (lists[0], lists[1]):
         _refuse("reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
-    if neighbours.shape[0] != x.shape[0] and neighbours.shape[0] != 1:
+    if lists[0] != batch and lists[0] != 1:
         _refuse("reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
-    if not 0 <= removed <= position.shape[1]:
+    if not 0 <= removed <= count:
         _refuse("reduce", "removed must be in 0 ... M", removed=removed, position=position)
     if position.dtype != torch.int64 or neighbours.dtype != torch.int64:
         found = {"position": position.dtype, "neighbours": neighbours.dtype}
@@ -113,7 +118,7 @@ def fits_reduce(
     """May these go into native code?"""
     return (
         _fit_tokens(x, branch, norm_weight, norm_bias)
-        and 0 < removed < position.shape[1]
+        and 0 < removed < position.size(1)
         and root.dtype == torch.float32
         and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu)
         and (size is None or (size.dtype == torch.float32 and size.is_cpu))
@@ -125,10 +130,10 @@ def check_conserve(
     norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
 ) -> None:  # fmt: skip
     """x and branch [B, N, C], importance and size [B, M]."""
-    _check_tokens("conserve", x, branch, importance, norm_weight, norm_bias)
-    if size.shape != importance.shape:
+    batch, _, count = _check_tokens("conserve", x, branch, importance, norm_weight, norm_bias)
+    if size.shape != (batch, count):
         _refuse("conserve", "importance and size must both be [B, M]", importance=importance, size=size)
-    if not 0 <= removed < max(importance.shape[1], 1):
+    if not 0 <= removed < count:
         _refuse("conserve", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance)
 
 
