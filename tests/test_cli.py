@@ -266,7 +266,7 @@ def test_the_verdict_can_say_that_we_are_slower_and_why():
     assert words(GTP(propagate=9), 1.2, 1.3, 1.4) == "batch 4: gtp is 1.30 times as fast as the unreduced model here."
     slower = words(GTP(propagate=9), 0.8, 0.9, 0.95)
     assert slower.startswith("batch 4: no gain here, gtp is slower (0.90), because ")
-    assert "the native kernels did not run" in slower  # gradients are on in this test
+    assert "the native kernels did not run" in slower  # gradients are on here; the command asks as it timed
     assert "% of the MACs are saved" in words(GTP(propagate=(0, 0, 0, 1)), 0.9, 1.05, 1.2, lossless=False)
     assert "reading and preparing" in words(GTP(propagate=9), 0.9, 1.05, 1.2, loading=True)
     with torch.no_grad():

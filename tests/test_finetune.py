@@ -729,7 +729,7 @@ def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path
     go(model, images, tmp_path, epochs=1)
     kept = (tmp_path / "state.pt").read_bytes()
     restart = "; --restart discards it and begins anew, or write to another place with --output$"
-    with pytest.raises(GTPError, match=f"is of a different run: method method was gtp and is tome.*{restart}"):
+    with pytest.raises(GTPError, match=f"is of a different run: method was gtp and is tome.*{restart}"):
         go(model, images, tmp_path, ToMe(r=4), epochs=1)
     with pytest.raises(GTPError, match=r"different run: model was .*, weights was \w+ and is \w+"):
         go(timm.create_model("vit_tiny_patch16_224", **families.SMALL | {"depth": 5}), images, tmp_path, epochs=1)

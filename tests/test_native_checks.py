@@ -168,7 +168,7 @@ FOR_THE_TWIN = {
         lambda given: given | {"removed": 0},
         lambda given: given | {"norm_bias": None},
     ],
-    "neighbours": [lambda given: given | {"similarity": (10 * given["similarity"]).long()}],
+    "neighbours": [],
 }  # fmt: skip
 
 
@@ -211,6 +211,23 @@ def test_a_tensor_on_another_device_never_reaches_native_code(operator):
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
             assert not fits(**given | {name: value.to("meta")}), name
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_types_and_devices_that_make_no_sense_are_refused(operator):
+    call = getattr(torch.ops.gtp_vit, operator)
+    arguments = good(operator)
+    for name, given in arguments.items():
+        if isinstance(given, torch.Tensor) and name not in ("position", "neighbours"):
+            for kind in (torch.int32, torch.complex64):
+                with pytest.raises(GTPError, match="must be of floating point"):
+                    call(*(arguments | {name: given.to(kind)}).values())
+        if isinstance(given, torch.Tensor) and operator != "neighbours":
+            with pytest.raises(GTPError, match="all tensors must be on one device"):
+                call(*(arguments | {name: given.to("meta")}).values())
+    if operator == "attention":
+        with pytest.raises(GTPError, match="q and k must be of one dtype"):
+            call(*(arguments | {"k": arguments["k"].double()}).values())
 
 
 @pytest.mark.parametrize("where", ["position", "neighbours"])

@@ -273,7 +273,7 @@ def spoiled_method(name, every=50):
 
 def test_evaluate_says_which_model_is_not_finite_everywhere(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate_command, "patch", spoiled_method("gtp"))
-    words = ["evaluate", "--propagate", "4", "--limit", "100", "-b", "100"]
+    words = ["evaluate", "--method", "gtp", "--propagate", "4", "--limit", "100", "-b", "100"]
     for ending in ("csv", "json"):
         assert main([*words, "--results-file", str(tmp_path / f"r.{ending}")]) == Exit.INCOMPLETE
     out, err = capsys.readouterr()
@@ -396,7 +396,8 @@ def test_benchmark_asks_for_enough_images_before_it_times(tmp_path, monkeypatch,
 
 
 def test_visualise_says_what_share_of_the_removed_tokens_is_lost(tmp_path, capsys):
-    assert main(["visualise", "--propagate", "8", "--graph", "spatial", "--json", "--output", str(tmp_path)]) == Exit.OK
+    words = ["visualise", "--method", "gtp", "--propagate", "8", "--graph", "spatial", "--json"]
+    assert main([*words, "--output", str(tmp_path)]) == Exit.OK
     pictures = json.loads(capsys.readouterr().out)["pictures"]
     model = patch(create_model("fashion_vit"), GTP(propagate=8, graph="spatial"))
     images = embedded.normalise(embedded.test_images()[0][:3])
@@ -423,3 +424,55 @@ def test_the_commit_of_a_page_is_not_that_of_the_users_repository(tmp_path, monk
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # as git sets it for its hooks
     monkeypatch.setattr(report, "__file__", str(installed))
     assert report.commit() == "installed package"
+
+
+def test_benchmark_names_the_kernels_that_it_timed(capsys):
+    from gtp_vit import kernels
+
+    assert main(["benchmark", "--rounds", "3", "--batch-size", "1", "--json"]) == Exit.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["kernels"] == kernels.status()
+    assert not any("gradients are on" in text for text in found["verdicts"])
+
+
+@pytest.mark.parametrize("name", ["results.csv", "results.json", "report.html"])
+def test_compare_asks_for_all_its_files_before_the_work(tmp_path, monkeypatch, capsys, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(source, "create_model", lambda *_, **__: pytest.fail("it made a model"))
+    assert main(["compare", "--output", str(tmp_path)]) == Exit.USAGE
+    assert f"{name}: it is a folder" in capsys.readouterr().err
+
+
+def test_reproduce_shows_no_figure_that_is_not_finite(tmp_path, capsys):
+    model = create_model("fashion_vit")
+    model.blocks[1].mlp.fc1.weight.data *= 1e30
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    words = ["reproduce", "figure-oversmoothing", "--checkpoint", str(tmp_path / "w.safetensors"), "--propagate", "1"]
+    assert main(words) == Exit.USAGE
+    assert "tokens are not finite after layer " in capsys.readouterr().err
+
+
+def test_reproduce_ends_with_a_code_if_figures_could_not_be_measured(tmp_path, capsys):
+    torch.save({"not": torch.zeros(1)}, tmp_path / "deit_small_patch16_224.pth")
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "data" / "a" / "x.png")
+    words = ["reproduce", "graph-type", "--weights-dir", str(tmp_path), "--data-dir", str(tmp_path / "data")]
+    assert main(words) == Exit.INCOMPLETE
+    assert "figures could not be measured; the first: missing: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--batch-size", "0"], ["--limit", "-1"]])
+def test_reproduce_checks_its_numbers(flags, capsys):
+    assert main(["reproduce", "figure-oversmoothing", *flags, "--propagate", "1"]) == Exit.USAGE
+    assert f"{flags[0]} is {flags[1]}; it must be a whole number" in capsys.readouterr().err
+
+
+def test_tune_says_which_images_the_model_does_not_take():
+    model, images = families.make("vit"), families.images("vit", 24)
+    for given, message in (
+        (images.double(), "images are torch.float64, but the model is torch.float32"),
+        (images[:, :1], "images have 1 channels, but the model takes 3"),
+        (images[..., :32], "images are 64 x 32, but the model takes 64 x 64"),
+    ):
+        with pytest.raises(GTPError, match=message):
+            tune(model, given, macs=0.7, evaluations=1)

@@ -264,11 +264,9 @@ def test_a_damaged_line_in_the_middle_is_reported(tmp_path, damage):
     with Journal(path, {"model": "a"}) as journal:
         journal.keep = True
         assert journal.entries == [{"number": 0}]
-        kept, after = "1 finished pieces of work before it are kept", "1 after it are dropped and measured again"
-        if damage == "cut":  # it swallows the beginning of the next line
-            assert journal.note == ""
-        else:
-            assert f"line 4 of {path} is damaged: {kept}, {after}" in journal.note
+        kept, after = "1 finished pieces of work before it are kept", "it and 1 after it are dropped and measured again"
+        after = after.replace("1 after", "0 after") if damage == "cut" else after  # it swallows the next line
+        assert f"line 4 of {path} is damaged: {kept}, {after}" in journal.note
         journal.append({"number": 1})
     with Journal(path, {"model": "a"}) as journal:
         assert journal.entries == [{"number": 0}, {"number": 1}]
@@ -298,11 +296,12 @@ def test_a_line_that_a_kill_cut_off_is_dropped_quietly(tmp_path):
 def test_a_journal_without_its_first_line_is_refused(tmp_path):
     path = tmp_path / "j"
     lines = journal_of_three(path)
-    damaged = b"".join([lines[0], b"00000000 {}\n", *lines[2:]])
-    path.write_bytes(damaged)
-    with pytest.raises(GTPError, match="the first line of"):
-        Journal(path, {"model": "a"})
-    assert path.read_bytes() == damaged
+    for rest in (lines[2:], []):
+        damaged = b"".join([lines[0], b"my diary\n", *rest])
+        path.write_bytes(damaged)
+        with pytest.raises(GTPError, match="the first line of"):
+            Journal(path, {"model": "a"})
+        assert path.read_bytes() == damaged
     with Journal(path, {"model": "a"}, restart=True) as journal:
         assert journal.entries == []
 
@@ -323,6 +322,9 @@ def test_differences_show_where_long_texts_differ():
     assert differences({"a": f"{long} x"}, {"a": f"{long} y"}) == (
         "a was ... Step18(), Step19() x and is ... Step18(), Step19() y"
     )
+    one, other = {"method": "gtp", "alpha": 0.2}, {"method": "tome", "r": 8}
+    assert differences({"x": one}, {"x": other}) == "x was gtp and is tome"
+    assert differences({"x": one}, {"x": one | {"alpha": 0.3}}) == "x alpha was 0.2 and is 0.3"
     assert differences({"a": 1}, {"b": 1}) == "a was 1 and is not there, b was not there and is 1"
 
 

@@ -84,3 +84,8 @@ def check_range(
     left = "(" if above_low else "["
     span = f"a {'whole ' if whole else ''}number in {left}{low:g}, {high:g}]"
     raise BadSetting(f"{name} is {shown(value)}; it must be {span}{' ' + why if why else ''}")
+
+
+def first_line(error: BaseException) -> str:
+    """What other libraries' errors say, in one line; the name of their class if that is nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -86,9 +86,11 @@ def main(words: Sequence[str]) -> None:
     timed = measure(flags, method, model, fast, images)
     rows = timing_rows(timed)
     title = f"{torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {flags.dtype}"
-    words_of_verdict = [verdict(entry, model, fast, images) for entry in timed]
+    with torch.inference_mode():  # as it was timed: with gradients on, other kernels would run
+        words_of_verdict = [verdict(entry, model, fast, images) for entry in timed]
+        result = _result(flags, method, model, fast, images, timed) | {"verdicts": words_of_verdict}
     if flags.json:
-        render.as_json(_result(flags, method, model, fast, images, timed) | {"verdicts": words_of_verdict})
+        render.as_json(result)
     else:
         render.table(f"{flags.model}, {method.name}: cost of each layer", *layers)
         render.table(title, COLUMNS, rows)

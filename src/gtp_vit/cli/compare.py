@@ -80,7 +80,8 @@ def main(words: Sequence[str]) -> None:
     for share in flags.macs:
         check_range("--macs", share, 0, 1, above_low=True, why="(a share of the unreduced model's)")
     results = None if flags.output is None else flags.output / "results.csv"
-    check_writable(results)
+    if flags.output is not None:
+        check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
     check_class_output(model)
     dataset = make_dataset(flags, model)

@@ -17,14 +17,14 @@ from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import CORES, DataFlags, check_weights, make_dataset, make_model
-from gtp_vit.errors import GTPError, check_name
+from gtp_vit.errors import GTPError, Incomplete, check_name
 from gtp_vit.tools.data import batches
 from gtp_vit.tools.experiments import COMPUTED, EXPERIMENTS
 from gtp_vit.tools.files import check_writable
 from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.plot import curves
 from gtp_vit.tools.report import Section, paragraph, table, write_report
-from gtp_vit.tools.reproduce import Reproduced, complexity_table, oversmoothing, reproduce
+from gtp_vit.tools.reproduce import Failed, Reproduced, complexity_table, oversmoothing, reproduce
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Reproduce(ResumeFlags):
     """Print a table or figure of the paper with its printed values, ours, and the deviation.
 
     GMACs are counted for every cell. Accuracy needs the weights (--pretrained, or files in --weights-dir whose names
-    begin with the model's) and ImageNet's images (--data-dir); a cell that cannot be had says what is missing.
+    begin with the model's) and ImageNet's images (--data-dir); a cell without a figure says what is missing.
 
     examples:
       gtp-vit reproduce                        lists what there is
@@ -100,6 +100,9 @@ def main(words: Sequence[str]) -> None:
             section = Section(titles[flags.what], found.html + table(found.columns, found.rows))
             lead = "Printed values, ours, and the deviation."
             write_report(flags.report, f"GTP-ViT: {titles[flags.what]}", lead, [section], command("reproduce", words))
+    failed = [str(figure) for record in found.records for figure in record.values() if isinstance(figure, Failed)]
+    if failed:
+        raise Incomplete(f"{len(failed)} figures could not be measured; the first: {failed[0]}")
     check_readable(found.unreadable)
 
 
@@ -122,8 +125,11 @@ def _cells(flags: Reproduce, journals: contextlib.ExitStack) -> Found:
         settings = {"what": flags.what, "methods": methods, "batch_size": flags.batch_size}
         return journals.enter_context(open_journal(flags, results, model, models, dataset, **settings))
 
+    data = DataFlags(
+        model="", data_dir=flags.data_dir, limit=flags.limit, batch_size=flags.batch_size, workers=flags.workers
+    )
+
     def images_for(model: Any) -> Any:
-        data = DataFlags(model="", data_dir=flags.data_dir, limit=flags.limit)
         return make_dataset(data, model)
 
     with render.progress("reproducing") as progress:
@@ -214,11 +220,18 @@ def _complexity() -> Found:
 
 def _oversmoothing(flags: Reproduce) -> Found:
     data = DataFlags(
-        model=flags.model, checkpoint=flags.checkpoint, data_dir=flags.data_dir, pretrained=flags.pretrained
+        model=flags.model,
+        checkpoint=flags.checkpoint,
+        data_dir=flags.data_dir,
+        pretrained=flags.pretrained,
+        batch_size=flags.batch_size,
+        limit=flags.limit,
     )
     check_weights(data)
     model = make_model(data)
-    images = next(batches(make_dataset(data, model), batch_size=flags.batch_size, workers=0)).images
+    batch = next(batches(make_dataset(data, model), batch_size=flags.batch_size, workers=0))
+    check_readable(list(batch.unreadable.values()))
+    images = batch.images
     found = oversmoothing(model, images, flags.propagate)
     depth = len(next(iter(found.values())))
     rows = [[str(layer), *(f"{values[layer]:.4f}" for values in found.values())] for layer in range(depth)]

@@ -11,10 +11,10 @@ import torch
 import tyro
 
 from gtp_vit import embedded
-from gtp_vit.errors import GTPError, check_name, check_range
+from gtp_vit.errors import GTPError, UnsupportedBackbone, check_name, check_range
 from gtp_vit.tools import distributed
 from gtp_vit.tools.data import DataSettings, InMemory, open_images
-from gtp_vit.tools.models import check_model_name, create_model
+from gtp_vit.tools.models import check_model_name, create_model, refusal
 
 CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -71,6 +71,9 @@ def make_model(flags: ModelFlags) -> Any:
         check_range("--crop-pct", flags.crop_pct, 0, 1, above_low=True)
     if isinstance(flags, DataFlags) and flags.interpolation:
         check_name("--interpolation", flags.interpolation, INTERPOLATIONS)
+    reason = refusal(flags.model) if flags.pretrained and ":" not in flags.model else None
+    if reason is not None:  # said before anything is downloaded
+        raise UnsupportedBackbone(reason)
     model = create_model(
         flags.model,
         pretrained=flags.pretrained,

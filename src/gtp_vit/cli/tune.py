@@ -110,10 +110,10 @@ def main(words: Sequence[str]) -> None:
         "name": flags.model,
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
-    # What was measured holds for a longer search, too. Only a time depends on the machine.
+    # What was measured holds for a longer search, too. Only a time depends on threads.
     timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch} if flags.speedup else {}
     run = {"method": method.to_dict(), "target": targets, "limits": settings["limits"], "seed": flags.search_seed}
-    run |= {"curve": flags.curve, **timed}
+    run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed}
     with (
         open_journal(flags, flags.output, flags.model, model, images, **run) as journal,
         _progress() as progress,
@@ -176,7 +176,7 @@ def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
             break
     if seen < FEWEST_IMAGES and problems:
         raise GTPError(
-            f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; mend the others"
+            f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or replace these"
         )
     if not found:
         raise GTPError("there is not one image in this data set; give another --data-dir or --split")

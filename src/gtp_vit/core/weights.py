@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.errors import GTPError, shown
+from gtp_vit.errors import GTPError, first_line, shown
 
 # Where training scripts put the weights in a checkpoint; the first that is there is taken.
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -35,8 +35,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             "are not read: save its state_dict alone"
         ) from error
     except Exception as error:  # zip and safetensors raise what they like
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise GTPError(f"{path} is not a file of weights (safetensors or torch's .pth): {reason[0]}") from error
+        raise GTPError(f"{path} is not a file of weights (safetensors or torch's .pth): {first_line(error)}") from error
     for container in CONTAINERS:
         if isinstance(stored, dict) and isinstance(stored.get(container), dict) and stored[container]:
             stored = stored[container]

@@ -11,6 +11,7 @@ Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +25,19 @@ DTYPES = (torch.float32, torch.bfloat16)  # that native code computes with
 def _refuse(operator: str, wanted: str, **found: Any) -> NoReturn:
     parts = [f"{name} {list(each.shape) if isinstance(each, Tensor) else each}" for name, each in found.items()]
     raise BadInput(f"gtp_vit.{operator}: {wanted}; found {', '.join(parts)}")
+
+
+def check_kinds(operator: str, arguments: Sequence[Any]) -> None:
+    """What native code does not take: is it for the twin, or for nobody? Not asked of what native code takes."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    if len({each.device for each in tensors}) > 1:
+        _refuse(operator, "all tensors must be on one device", devices=sorted({str(each.device) for each in tensors}))
+    cells = {3, 5} if operator == "reduce" else set()  # position and neighbours, which check_reduce looks at
+    for place, each in enumerate(arguments):
+        if isinstance(each, Tensor) and not each.is_floating_point() and place not in cells:
+            _refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
+    if operator == "attention" and arguments[0].dtype != arguments[1].dtype:
+        _refuse(operator, "q and k must be of one dtype", q=arguments[0].dtype, k=arguments[1].dtype)
 
 
 def check_attention(
@@ -55,7 +69,8 @@ def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries
     return (
         q.dtype in DTYPES
         and q.dtype == k.dtype == v.dtype
-        and (q.is_cpu and k.is_cpu and v.is_cpu and (size is None or size.is_cpu))
+        and (q.is_cpu and k.is_cpu and v.is_cpu)
+        and (size is None or (size.is_cpu and size.is_floating_point()))
         and k.numel() > 0
         and queries > 0
     )
@@ -85,7 +100,7 @@ def _fit_tokens(x: Tensor, branch: Tensor, norm_weight: Tensor | None, norm_bias
         and (x.is_cpu and branch.is_cpu and x.numel() > 0)
         and (norm_weight is None) == (norm_bias is None)
         and (norm_weight is None or (norm_weight.dtype == x.dtype and norm_weight.is_cpu))
-        and (norm_bias is None or norm_bias.is_cpu)
+        and (norm_bias is None or (norm_bias.is_cpu and norm_bias.is_floating_point()))
     )
 
 
@@ -120,7 +135,7 @@ def fits_reduce(
         _fit_tokens(x, branch, norm_weight, norm_bias)
         and 0 < removed < position.size(1)
         and root.dtype == torch.float32
-        and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu)
+        and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu and scores.is_floating_point())
         and (size is None or (size.dtype == torch.float32 and size.is_cpu))
     )
 
@@ -146,7 +161,7 @@ def fits_conserve(
         _fit_tokens(x, branch, norm_weight, norm_bias)
         and removed > 0
         and size.dtype == torch.float32
-        and (importance.is_cpu and size.is_cpu)
+        and (importance.is_cpu and size.is_cpu and importance.is_floating_point())
     )
 
 

@@ -37,11 +37,11 @@ def _register(schema: str, kernel: Any, twin: Any, fake: Any, check: Any) -> Non
 
     def checked_twin(*arguments: Any) -> Any:
         check(*arguments)
-        return twin(*arguments)
+        return _by_twin(name, twin, arguments)
 
     def checked_fake(*arguments: Any) -> Any:
         check(*arguments)
-        return fake(*arguments)
+        return _by_twin(name, fake, arguments)
 
     def with_gradients(*arguments: Any) -> Any:
         """Torch's operators differentiate themselves, so the twin runs where a gradient is wanted."""
@@ -58,6 +58,11 @@ def _register(schema: str, kernel: Any, twin: Any, fake: Any, check: Any) -> Non
     _LIBRARY.impl(name, with_gradients, "Autograd")
 
 
+def _by_twin(operator: str, twin: Any, arguments: Any) -> Any:
+    checks.check_kinds(operator, arguments)
+    return twin(*arguments)
+
+
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, size: Any, scale: float, removed: int, queries: int, asked: Any, heads: int,
     first: int,
@@ -65,7 +70,7 @@ def _attention(
     arguments = (q, k, v, size, scale, removed, queries, asked, heads, first)
     checks.check_attention(*arguments)
     fits = natives.PROBLEM is None and checks.fits_attention(q, k, v, size, queries)
-    return natives.attention(*arguments) if fits else twins.attention(*arguments)
+    return natives.attention(*arguments) if fits else _by_twin("attention", twins.attention, arguments)
 
 
 def _reduce(
@@ -77,7 +82,7 @@ def _reduce(
     arguments = (*tensors, removed, alpha, with_size, *norm, epsilon)
     checks.check_reduce(*arguments)
     fits = natives.PROBLEM is None and checks.fits_reduce(*tensors, removed, *norm)
-    return natives.reduce(*arguments) if fits else twins.reduce(*arguments)
+    return natives.reduce(*arguments) if fits else _by_twin("reduce", twins.reduce, arguments)
 
 
 def _conserve(
@@ -88,14 +93,14 @@ def _conserve(
     arguments = (x, branch, importance, size, removed, floor, keep_norm, *norm, epsilon)
     checks.check_conserve(*arguments)
     fits = natives.PROBLEM is None and checks.fits_conserve(x, branch, importance, size, removed, *norm)
-    return natives.conserve(*arguments) if fits else conserving.conserve(*arguments)
+    return natives.conserve(*arguments) if fits else _by_twin("conserve", conserving.conserve, arguments)
 
 
 def _neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
     arguments = (similarity, rows, columns, spatial, semantic)
     checks.check_neighbours(*arguments)
     fits = natives.PROBLEM is None and checks.fits_neighbours(similarity)
-    return natives.neighbours(*arguments) if fits else twins.neighbours(*arguments)
+    return natives.neighbours(*arguments) if fits else _by_twin("neighbours", twins.neighbours, arguments)
 
 
 def _fake_attention(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import GTPError, first_line
 from gtp_vit.tools import folders, idx, pictures
 
 WANTED = "give a folder with one folder of images for each class"
@@ -74,8 +74,7 @@ class ImageFiles(Dataset[Item]):
             with contextlib.closing(file):
                 return Item(index, self.transform(pictures.decode(file)), _number(label), name, "")
         except Exception as error:  # decoders raise what they like
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            return Item(index, torch.zeros(self.shape), -1, name, reason[0])
+            return Item(index, torch.zeros(self.shape), -1, name, first_line(error))
 
 
 class ImageStream(IterableDataset[Item]):
@@ -93,8 +92,7 @@ class ImageStream(IterableDataset[Item]):
             try:
                 yield Item(index, self.transform(pictures.decode(image)), _number(label), f"image {index}", "")
             except Exception as error:
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                yield Item(index, torch.zeros(self.shape), -1, f"image {index}", reason[0])
+                yield Item(index, torch.zeros(self.shape), -1, f"image {index}", first_line(error))
         try:
             promised = len(self.stream)  # type: ignore[arg-type]
         except TypeError:
@@ -157,9 +155,8 @@ def open_images(
             how = folders.how_to_read(settings.dataset)
             dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
             none = f"no images in {folder}"
-            raise GTPError(f"{none}: {reason[0]}" if settings.dataset else f"{none}; {WANTED}") from error
+            raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
         if isinstance(dataset, IterableDataset):
             return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
         reader = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)

@@ -119,28 +119,30 @@ def _digest(lines: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def differences(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
+def differences(stored: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> str:
     """What two identities do not have in common, as text: the stored value, then the present one.
 
     >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
     'method r was 8 and is 9'
     """
-    before, now = _flat(stored), _flat(wanted)
     found = []
-    for key in {**before, **now}:
-        old, new = (str(values.get(key, "not there")) for values in (before, now))
-        if old != new:
-            alike = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
-            skip = max(0, alike - 20)  # long texts may differ far behind
-            found.append(f"{key} was {_short(old, skip)} and is {_short(new, skip)}")
+    for key in {**stored, **wanted}:
+        old, new = stored.get(key, "not there"), wanted.get(key, "not there")
+        if old == new:
+            continue
+        same_kind = isinstance(old, dict) and isinstance(new, dict) and old.get("method") == new.get("method")
+        found.append(
+            differences(old, new, f"{prefix}{key} ") if same_kind else f"{prefix}{key} {_was_and_is(old, new)}"
+        )
     return ", ".join(found)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key} ") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+def _was_and_is(old: Any, new: Any) -> str:
+    # Settings of two methods have nothing in common but that: their names say enough.
+    old, new = (str(value.get("method", value)) if isinstance(value, dict) else str(value) for value in (old, new))
+    alike = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
+    skip = max(0, alike - 20)  # long texts may differ far behind
+    return f"was {_short(old, skip)} and is {_short(new, skip)}"
 
 
 def _short(text: str, skip: int) -> str:

@@ -54,7 +54,7 @@ class Journal:
             lines = content[len(MAGIC) :].splitlines(keepends=True)
             found = [_entry(line) for line in lines]
             good = found.index(None) if None in found else len(found)
-            if good == 0 and any(found) and not restart:
+            if good == 0 and lines and lines[0].endswith(b"\n") and not restart:
                 raise GTPError(f"the first line of {self.path} is damaged, which says what it measured; {RESTART}")
             if restart or good == 0:
                 self._cut(0)
@@ -64,11 +64,10 @@ class Journal:
         stored = found[0]
         if stored != run:
             raise GTPError(f"{self.path} is of a different run: {differences(stored, run)}; {RESTART}")
-        later = [entry for entry in found[good + 1 :] if entry is not None]
-        if later:
+        if good < len(lines) and lines[good].endswith(b"\n"):  # else a kill has cut it off
             self.note = (
                 f"line {good + 2} of {self.path} is damaged: {good - 1} finished pieces of work before it are kept, "
-                f"{len(later)} after it are dropped and measured again"
+                f"it and {len(lines) - good - 1} after it are dropped and measured again"
             )
         with explained(self.path):
             self._cut(len(MAGIC) + sum(map(len, lines[:good])))

@@ -15,7 +15,7 @@ from torch import nn
 
 from gtp_vit import backbones, embedded
 from gtp_vit.core.weights import load_weights
-from gtp_vit.errors import BadSetting, GTPError, UnknownName, check_range, shown
+from gtp_vit.errors import BadSetting, GTPError, UnknownName, check_range, first_line, shown
 from gtp_vit.models import lvvit
 
 LARGEST = 8192  # height and width of images: a quarter of a million patches of 16 x 16
@@ -50,7 +50,7 @@ def refusal(name: str) -> str | None:
                 model = timm.create_model(name)
         backbones.find(model)
     except Exception as error:  # timm raises what it likes
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     return None
 
 
@@ -123,8 +123,7 @@ def create_model(
         with torch.device("meta") if meta else nullcontext():
             model = timm.create_model(name, pretrained=pretrained and checkpoint is None, **sizes).eval()
     except Exception as error:  # timm, the hub and the network raise what they like
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise GTPError(f"timm cannot create {name!r}: {reason[0]}") from error
+        raise GTPError(f"timm cannot create {name!r}: {first_line(error)}") from error
     _check_patches(model, name, img_size)
     if checkpoint is not None:
         load_weights(model, Path(checkpoint), name)

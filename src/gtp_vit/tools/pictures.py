@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import GTPError, first_line
 
 MOST_PIXELS = 100_000_000  # of one image; more is taken for a decompression bomb
 # What is taken for a picture in a folder. Those that this Pillow cannot decode count as unreadable: nobody may think
@@ -38,8 +38,7 @@ def open_picture(path: Path) -> Any:
     try:
         return load(path)
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise GTPError(f"{path} cannot be read: {reason[0]}") from error
+        raise GTPError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def load(path: str | Path) -> Any:

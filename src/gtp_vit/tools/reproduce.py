@@ -1,7 +1,8 @@
-"""reproduce: what the paper prints, what we find, how far apart that is; what cannot be had is said to be missing."""
+"""reproduce: what the paper prints, what we find, how far apart that is; what is missing is said to be."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ from gtp_vit.tools.models import create_model
 MISSING_DATA = "missing: no images (--data-dir)"
 FINETUNED = "missing: needs a finetuned checkpoint"
 JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None]
+
+
+class Failed(str):
+    """Says why there is no figure although weights and images were given."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def _accuracies(
         model = create_model(name.split(".", 1)[0] if file else name, pretrained=file is None, checkpoint=file)
         dataset = images_for(model)
     except GTPError as error:
-        return {**found, **dict.fromkeys(plain, f"missing: {error}")}, ()
+        return {**found, **dict.fromkeys(plain, Failed(f"missing: {error}"))}, ()
     models: dict[str, nn.Module] = {UNREDUCED: model}
     for index, cell in enumerate(plain):
         if cell.method is not None:
@@ -122,7 +127,7 @@ def _accuracies(
     scores = {score.name: score for score in evaluation.scores}
     for index, cell in enumerate(plain):
         score = scores[UNREDUCED if cell.method is None else str(index)]
-        bad = f"{score.not_finite} of {score.images} images have outputs that are not finite"
+        bad = Failed(f"{score.not_finite} of {score.images} images have outputs that are not finite")
         found[cell] = bad if score.not_finite else score.top1.value
     return found, evaluation.unreadable
 
@@ -155,6 +160,12 @@ def oversmoothing(model: nn.Module, images: Tensor, number: int) -> dict[str, li
         with torch.no_grad(), eval_mode(model):
             run(patch(model, method), images, observe=seen.append)
         found[str(method)] = [_mean_similarity(tokens.image) for tokens in seen[1:]]
+        wrong = [layer for layer, value in enumerate(found[str(method)]) if not math.isfinite(value)]
+        if wrong:
+            raise GTPError(
+                f"tokens are not finite after layer {wrong[0]} with {method}; there is no similarity to show: look at "
+                "the weights and images"
+            )
     return found
 
 

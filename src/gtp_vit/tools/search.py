@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.space import Space, unreachable
 from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import unpatch
 from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.evaluate import Array, divergence
@@ -53,7 +54,7 @@ class Damage:
 
 
 def check_images(images: Any, model: Any) -> None:
-    """A tensor of enough images, of the size that the model takes."""
+    """A tensor of enough images that the model takes."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
         raise BadSetting(
@@ -61,9 +62,8 @@ def check_images(images: Any, model: Any) -> None:
         )
     if len(images) < FEWEST_IMAGES:
         raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
-    wanted = getattr(model.patch_embed, "img_size", None)
-    if wanted and not getattr(model, "dynamic_img_size", False) and tuple(images.shape[2:]) != tuple(wanted):
-        raise BadSetting(f"images are {tuple(images.shape[2:])}, the model takes {tuple(wanted)}; resize them")
+    with torch.no_grad():
+        patch_quietly(model, Identity())(images[:1])  # which says what does not fit
 
 
 class Ruler:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Log:
     def write(self) -> None:
         if self.folder is None:
             return
-        write_atomically(self.folder / LINES, "".join(json.dumps(line) + "\n" for line in self.entries))
+        write_atomically(self.folder / LINES, "".join(_json(line) + "\n" for line in self.entries))
         text = io.StringIO()
         columns = list(dict.fromkeys(key for line in self.entries for key in line))
         writer = csv.DictWriter(text, columns, restval="")
@@ -60,3 +61,11 @@ class Log:
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
+
+
+def _json(entry: Entry) -> str:
+    """A line of JSON, which has nothing but null for what is not finite."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in entry.items()
+    }
+    return json.dumps(finite, allow_nan=False)
