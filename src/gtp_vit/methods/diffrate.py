@@ -21,8 +21,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSchedule
-from gtp_vit.paper.precision import full_precision
-from gtp_vit.paper.propagation import select_rows
+from gtp_vit.tensors import full_precision, select_rows
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

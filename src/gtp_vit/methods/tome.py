@@ -20,7 +20,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
-from gtp_vit.paper.precision import at_least_float32, full_precision
+from gtp_vit.tensors import at_least_float32, full_precision
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

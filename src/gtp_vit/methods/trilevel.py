@@ -21,8 +21,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
-from gtp_vit.paper.propagation import select_rows
-from gtp_vit.paper.selection import split
+from gtp_vit.tensors import select_rows, split
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
