@@ -174,7 +174,7 @@ class GTPReducer(Reducer):
             return None
         return self.ask_to_reduce if carry.removals[layer] else self.ask_to_keep_all
 
-    def reduce(
+    def fused(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
     ) -> tuple[Tokens, Tensor | None]:
         removed = tokens.carry.removals[layer]
