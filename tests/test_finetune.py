@@ -304,7 +304,7 @@ class ToyReducer(Reducer):
     def ask(self, layer, tokens):
         return Ask()
 
-    def reduce(self, layer, tokens, branch, stats, norm):
+    def fused(self, layer, tokens, branch, stats, norm):
         tokens = tokens.add(branch * self.inner.weight)
         rows = torch.arange(tokens.image.shape[1] - self.removals_of(tokens)[layer])
         return tokens.keep(rows.expand(len(tokens.x), -1)), None

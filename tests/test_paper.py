@@ -15,9 +15,9 @@ from gtp_vit.paper.selection import (
     mixed,
     random_scores,
     regeneration_difficulty,
-    split,
 )
 from gtp_vit.paper.sparsity import Sparsify, keep_largest
+from gtp_vit.tensors import split
 
 T = torch.tensor
 

@@ -10,9 +10,9 @@ import families
 from gtp_vit import ATS, PPT, DiffRate, DynamicViT, EViT, EvoViT, GTPError, ToMe, TriLevel, patch, trace
 from gtp_vit.core.attention import Ask, Projections, attend
 from gtp_vit.core.masking import EPSILON, masked_softmax
+from gtp_vit.core.merging import Pairs, average, match, mergeable
 from gtp_vit.core.schedule import removals
 from gtp_vit.methods.ats import sample
-from gtp_vit.methods.tome import Pairs, average, match, mergeable
 from gtp_vit.methods.trilevel import strongest
 
 tensor = torch.tensor

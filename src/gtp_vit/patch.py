@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
 from gtp_vit import backbones, recipes
-from gtp_vit.core.loop import Backbone
+from gtp_vit.core.loop import Reduction
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.errors import BadSetting, shown
 from gtp_vit.kernels import Kernels, obstacle, status
@@ -20,22 +19,6 @@ from gtp_vit.methods import METHODS
 from gtp_vit.recipes import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """What `patch` decided; every patched model carries it as `model.reduction`."""
-
-    backbone: Backbone
-    method: Method
-    vit: VitInfo
-    lossless: bool
-    kernels: Kernels  # as asked for; the model's attribute `kernels` says what that means now
-
-    def may_skip_image_tokens(self, model: Any) -> bool:
-        """Does nobody read image tokens behind the last block, as `model` is now?"""
-        reads = self.backbone.head_reads_image_tokens(model) or model.reducer.reads_image_tokens
-        return self.lossless and not reads
 
 
 def patch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,8 +79,17 @@ class LVViTBackbone:
         position = torch.arange(x.shape[1] - 1, device=x.device)
         return Tokens(x, position.expand(x.shape[0], -1), 1, model.patch_embed.grid_size)
 
-    def project(self, block: Any, x: Tensor, queries: int | None) -> Projections:
-        q, k, v = project(block.attn, block.norm1(x), queries)
+    def blocks(self, model: Any) -> Sequence[nn.Module]:
+        return model.blocks
+
+    def saves_memory(self, model: Any) -> bool:
+        return model.grad_checkpointing
+
+    def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
+        return block(tokens.x)
+
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+        q, k, v = project(block.attn, block.norm1(tokens.x), queries)
         return Projections(q, k, v, block.attn.scale)
 
     def output(self, block: Any, out: Tensor) -> Tensor:

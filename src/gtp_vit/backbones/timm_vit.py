@@ -11,6 +11,7 @@ Shapes: B batch, N tokens, C channels, H heads, D head dimension.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -127,9 +128,18 @@ class TimmViT:
         position = torch.arange(grid[0] * grid[1], device=x.device)
         return Tokens(x, position.expand(x.shape[0], -1), model.num_prefix_tokens, grid)
 
-    def project(self, block: Any, x: Tensor, queries: int | None) -> Projections:
+    def blocks(self, model: Any) -> Sequence[nn.Module]:
+        return model.blocks
+
+    def saves_memory(self, model: Any) -> bool:
+        return model.grad_checkpointing
+
+    def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
+        return block(tokens.x)
+
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
         attn = block.attn
-        q, k, v = project(attn, block.norm1(x), queries)
+        q, k, v = project(attn, block.norm1(tokens.x), queries)
         dropout = attn.attn_drop.p if attn.training else 0.0
         return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, dropout)
 

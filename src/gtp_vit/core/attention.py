@@ -16,7 +16,7 @@ from torch import Tensor
 from gtp_vit import kernels
 from gtp_vit.core.masking import masked_softmax
 from gtp_vit.kernels import twins
-from gtp_vit.paper.precision import at_least_float32, full_precision
+from gtp_vit.tensors import at_least_float32, full_precision
 
 HEADS = ("each", "max", "mean")
 STATISTICS = ("diagonal", "column_sums", "class_row", "map", "keys", "values")

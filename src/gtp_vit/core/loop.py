@@ -5,8 +5,10 @@ Nothing is written to a module: `tokens` is a value, made anew in every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Projections, attend, first_look
-from gtp_vit.core.reducer import Reducer, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.kernels import Kernels
 
 
 class Backbone(Protocol):
@@ -38,7 +41,15 @@ class Backbone(Protocol):
 
     def embed(self, model: nn.Module, images: Tensor) -> Tokens: ...
 
-    def project(self, block: nn.Module, x: Tensor, queries: int | None) -> Projections:
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]: ...
+
+    def saves_memory(self, model: nn.Module) -> bool:
+        """Is gradient checkpointing on: is each layer computed a second time in the backward pass?"""
+
+    def run_block(self, block: nn.Module, layer: int, tokens: Tokens) -> Tensor:
+        """The features after one of the model's own blocks, for layers that a method leaves alone."""
+
+    def project(self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None) -> Projections:
         """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given."""
 
     def output(self, block: nn.Module, out: Tensor) -> Tensor:
@@ -49,6 +60,22 @@ class Backbone(Protocol):
 
     def mlp(self, block: nn.Module, x: Tensor, normed: Tensor | None) -> Tensor:
         """The MLP branch, scaled, ready to be added; `normed` is x after the norm, if it has been computed already."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What `patch` decided; every patched model carries it as `model.reduction`."""
+
+    backbone: Backbone
+    method: Method
+    vit: VitInfo
+    lossless: bool
+    kernels: Kernels  # as asked for; the model's attribute `kernels` says what that means now
+
+    def may_skip_image_tokens(self, model: Any) -> bool:
+        """Does nobody read image tokens behind the last block, as `model` is now?"""
+        reads = self.backbone.head_reads_image_tokens(model) or model.reducer.reads_image_tokens
+        return self.lossless and not reads
 
 
 Observer = Callable[[Tokens], None]
@@ -73,74 +100,78 @@ def run(
         observe: called with the embedded tokens and then with those after each layer.
         follow: fill `Tokens.source` in every layer, for the trace.
     """
-    backbone, reducer = model.reduction.backbone, model.reducer
+    reduction: Reduction = model.reduction
+    backbone, reducer = reduction.backbone, model.reducer
     tokens = backbone.embed(model, images)
-    tokens = reducer.start(tokens.but(native=kernels.choose(model.reduction.kernels, tokens.x)))
+    tokens = reducer.start(tokens.but(native=kernels.choose(reduction.kernels, tokens.x)))
     if observe is not None:
         observe(tokens)
-    blocks = list(model.blocks)[:layers]
+    blocks = list(backbone.blocks(model))[:layers]
+    again = torch.is_grad_enabled() and backbone.saves_memory(model)
+    call: Any = functools.partial(checkpoint, use_reentrant=False) if again else _call
     for layer, block in enumerate(blocks):
         if follow:
             tokens = _with_identity_source(tokens)
         last = prefix_only and layer == len(blocks) - 1
-        if model.grad_checkpointing and torch.is_grad_enabled():
-            tokens = checkpoint(run_layer, backbone, reducer, block, layer, tokens, last, use_reentrant=False)
-        else:
-            # In pieces, so that what the layer began with is free while the MLP, the largest part, is computed.
-            tokens = reducer.before(layer, tokens)
-            if is_left_alone(reducer, layer, tokens, last):
-                tokens = tokens.but(x=block(tokens.x))
-            else:
-                tokens, normed = run_attention(backbone, reducer, block, layer, tokens, last)
-                tokens = tokens.add(backbone.mlp(block, tokens.x, normed))
-            tokens = tokens if last else reducer.after(layer, tokens)
+        half = call(attention_part, backbone, reducer, block, layer, tokens, last)
+        # Rebound, so that what the layer began with is free while the MLP, the largest part, is computed.
+        tokens = half.tokens
+        tokens = call(mlp_part, backbone, reducer, block, layer, half, last)
         if observe is not None:
             observe(tokens)
     return tokens
 
 
-def run_layer(
-    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
-) -> Tokens:
-    """One layer as a function of the tokens alone, for gradient checkpointing."""
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+class Half(NamedTuple):
+    """A layer after its attention."""
+
+    tokens: Tokens
+    normed: Tensor | None = None  # their features after the MLP's norm, if these have been computed on the way
+    whole: bool = False  # did the model's own block run, which includes the MLP?
+
+
+def attention_part(
+    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, last: bool
+) -> Half:
+    """Attention and reduction, which sits between the two branches of a block.
+
+    `last`: nobody reads the image tokens that this layer would make.
+    """
     tokens = reducer.before(layer, tokens)
-    if is_left_alone(reducer, layer, tokens, prefix_only):
-        tokens = tokens.but(x=block(tokens.x))
-    else:
-        tokens, normed = run_attention(backbone, reducer, block, layer, tokens, prefix_only)
-        tokens = tokens.add(backbone.mlp(block, tokens.x, normed))
-    return tokens if prefix_only else reducer.after(layer, tokens)
-
-
-def is_left_alone(reducer: Reducer, layer: int, tokens: Tokens, prefix_only: bool) -> bool:
-    """Does this layer run the model's own block, with its fused attention and its hooks?"""
-    return reducer.ask(layer, tokens) is None and tokens.size is None and not prefix_only
-
-
-def run_attention(
-    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
-) -> tuple[Tokens, Tensor | None]:
-    """Attention and reduction, which sits between the two branches of a block; the tokens, and maybe their norm."""
-    ask = reducer.ask(layer, tokens) or Ask()
+    ask = reducer.ask(layer, tokens)
+    if ask is None and tokens.size is None and not last:
+        # The model's own block, with its fused attention and its hooks.
+        return Half(tokens.but(x=backbone.run_block(block, layer, tokens)), whole=True)
+    ask = ask or Ask()
     prefix, size, native = tokens.prefix, tokens.size, tokens.native
     if size is not None and reducer.size_power != 1:
         size = size.pow(reducer.size_power)
-    if prefix_only:
+    if last:
         # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
         # are not needed then; an edit still is, for it changes what the prefix tokens see.
-        projections = backbone.project(block, tokens.x, prefix if ask.edit is None else None)
+        projections = backbone.project(block, layer, tokens, prefix if ask.edit is None else None)
         mask = None if ask.mask is None else ask.mask[:, :prefix]
         out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=size, queries=prefix, native=native)
-        return tokens.prefix_only().add(backbone.output(block, out)), None
-    projections = backbone.project(block, tokens.x, None)
+        return Half(tokens.prefix_only().add(backbone.output(block, out)))
+    projections = backbone.project(block, layer, tokens, None)
     if ask.choose:
         kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, size, prefix))
         q, k, v, scale, dropout = projections
         projections = Projections(_rows_of(q, kept, prefix), k, v, scale, dropout)
         out, _ = attend(projections, ask=Ask(), size=size, native=native)
-        return tokens.add(backbone.output(block, out)), None
+        return Half(tokens.add(backbone.output(block, out)))
     out, stats = attend(projections, ask=ask, size=size, first=prefix, native=native)
-    return reducer.reduce(layer, tokens, backbone.output(block, out), stats, backbone.mlp_norm(block))
+    return Half(*reducer.fused(layer, tokens, backbone.output(block, out), stats, backbone.mlp_norm(block)))
+
+
+def mlp_part(backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, half: Half, last: bool) -> Tokens:
+    """The MLP, if it has not run yet, and what the method does behind the layer."""
+    tokens = half.tokens if half.whole else half.tokens.add(backbone.mlp(block, half.tokens.x, half.normed))
+    return tokens if last else reducer.after(layer, tokens)
 
 
 def _rows_of(q: Tensor, kept: Tensor, prefix: int) -> Tensor:

@@ -115,14 +115,18 @@ class Reducer(nn.Module):
         """Where `ask` wants it: indices [B, K] of the image tokens that stay, and the tokens that do."""
         raise NotImplementedError
 
-    def reduce(
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        """Remove tokens, after the attention branch was added; called in every layer that is not left alone."""
+        return tokens
+
+    def fused(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
     ) -> tuple[Tokens, Tensor | None]:
-        """Add the attention branch and reduce; called in every layer that is not left alone.
+        """Add the attention branch and reduce; a method with a kernel for all of it overrides this.
 
-        Returns the tokens and, if the method has computed that on the way, their features after `norm`.
+        Returns the tokens and, if the kernel has computed that on the way, their features after `norm`.
         """
-        return tokens.add(branch), None
+        return self.reduce(layer, tokens.add(branch), stats), None
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
         """Called behind every layer, except one that was shortened to the prefix tokens."""

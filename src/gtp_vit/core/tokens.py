@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtp_vit.paper.propagation import select_rows, summarise
+from gtp_vit.paper.propagation import summarise
+from gtp_vit.tensors import select_rows
 
 SAME: Any = ...  # a field that stays as it is, as None is a value of some
 

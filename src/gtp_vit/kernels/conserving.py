@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.paper.precision import at_least_float32, full_precision
-from gtp_vit.paper.propagation import select_rows
-from gtp_vit.paper.selection import split
+from gtp_vit.tensors import at_least_float32, full_precision, select_rows, split
 
 BLOCKS = 8  # the lower triangle in so many strips: 9/16 of the square
 

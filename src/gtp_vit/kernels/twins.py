@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.paper import graph
-from gtp_vit.paper.precision import at_least_float32, full_precision
 from gtp_vit.paper.propagation import summarise
-from gtp_vit.paper.selection import split
 from gtp_vit.paper.sparsity import zero_below
+from gtp_vit.tensors import at_least_float32, full_precision, split
 
 
 def attention(

@@ -26,7 +26,7 @@ from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitI
 from gtp_vit.core.schedule import Schedule, check_layers, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.paper.selection import split
+from gtp_vit.tensors import split
 
 Minimum = Literal["lowest", "zero"]
 

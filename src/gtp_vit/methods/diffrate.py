@@ -14,15 +14,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSchedule
-from gtp_vit.paper.precision import full_precision
-from gtp_vit.paper.propagation import select_rows
+from gtp_vit.tensors import full_precision, select_rows
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -99,18 +97,15 @@ class DiffRateReducer(Reducer):
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_row if any(self._plan(layer, tokens)) else None
 
-    def reduce(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         dropped, merged = self._plan(layer, tokens)
-        tokens = tokens.add(branch)
         if dropped + merged == 0:
-            return tokens, None
+            return tokens
         assert stats.class_row is not None
         order = stats.class_row.sort(dim=1, descending=True, stable=True).indices
         left = order.shape[1] - dropped - merged
         if merged == 0:
-            return tokens.keep(order[:, :left]), None
+            return tokens.keep(order[:, :left])
         kept, gone = order[:, :left], order[:, left : left + merged]
         with torch.no_grad(), full_precision(tokens.x):
             unit = F.normalize(tokens.image.float(), dim=-1)
@@ -122,7 +117,7 @@ class DiffRateReducer(Reducer):
             # Opposite tokens add nothing: a size must stay positive.
             size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity.clamp(min=0))
         tokens = tokens.merge(kept, gone, chosen * retain.unsqueeze(2), retain)
-        return tokens.but(size=F.pad(size, (tokens.prefix, 0), value=1.0)), None
+        return tokens.but(size=F.pad(size, (tokens.prefix, 0), value=1.0))
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         total = 0

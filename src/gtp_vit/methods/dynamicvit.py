@@ -24,8 +24,7 @@ from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.weights import read_weights
 from gtp_vit.errors import BadSetting, check_range
-from gtp_vit.paper.precision import at_least_float32
-from gtp_vit.paper.selection import split
+from gtp_vit.tensors import at_least_float32, split
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

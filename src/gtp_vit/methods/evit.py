@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
-from gtp_vit.paper.precision import full_precision
-from gtp_vit.paper.propagation import select_rows
-from gtp_vit.paper.selection import split
+from gtp_vit.tensors import full_precision, select_rows, split
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -78,19 +75,16 @@ class EViTReducer(Reducer):
         count = tokens.position.shape[1]
         return self.ask_row if self.left_of(layer, count) < count else None
 
-    def reduce(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
-        tokens = tokens.add(branch)
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         count = tokens.position.shape[1]
         left = self.left_of(layer, count)
         if left == count:
-            return tokens, None
+            return tokens
         assert stats.class_row is not None
         kept, gone = split(stats.class_row, count - left)
         rest = tokens.keep(kept)
         if not self.method.fuse_token:
-            return rest, None
+            return rest
         made = tokens.carry or 0
         name = torch.full_like(kept[:, :1], tokens.grid[0] * tokens.grid[1] + made)
         weights = stats.class_row.gather(1, gone).unsqueeze(1)  # not made to sum to 1: as published
@@ -101,7 +95,7 @@ class EViTReducer(Reducer):
                 source = torch.cat([rest.source, weights @ select_rows(source, gone)], dim=1)
             fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
         x, position = torch.cat([rest.x, fused], dim=1), torch.cat([rest.position, name], dim=1)
-        return rest.but(x=x, position=position, source=source, carry=made + 1), None
+        return rest.but(x=x, position=position, source=source, carry=made + 1)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         total = 0

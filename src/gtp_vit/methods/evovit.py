@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
-from gtp_vit.paper.precision import full_precision
-from gtp_vit.paper.propagation import select_rows
-from gtp_vit.paper.selection import split
+from gtp_vit.tensors import full_precision, select_rows, split
 
 Head = Literal["class", "pooled"]
 
@@ -132,19 +130,17 @@ class EvoViTReducer(Reducer):
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_row if layer in self.scored else None
 
-    def reduce(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
-        tokens, waiting = tokens.add(branch), tokens.carry
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        waiting = tokens.carry
         if layer not in self.scored:
-            return tokens, None
+            return tokens
         assert stats.class_row is not None
         row = stats.class_row * self.vit.heads
         if waiting.chosen is None:
-            return tokens.but(carry=Waiting(row)), None
+            return tokens.but(carry=Waiting(row))
         row, t = row[:, : waiting.chosen.shape[1]], self.method.tradeoff  # without the representative token
         score = waiting.score.scatter(1, waiting.chosen, (1 - t) * waiting.score.gather(1, waiting.chosen) + t * row)
-        return tokens.but(carry=Waiting(score, waiting.chosen, waiting.x, waiting.source, waiting.mean)), None
+        return tokens.but(carry=Waiting(score, waiting.chosen, waiting.x, waiting.source, waiting.mean))
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
         waiting = tokens.carry

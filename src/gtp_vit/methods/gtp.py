@@ -22,9 +22,10 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods.gtp_cost import own_macs
 from gtp_vit.paper import graph as graphs
-from gtp_vit.paper.propagation import select_rows, share_out, summarise
-from gtp_vit.paper.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores, split
+from gtp_vit.paper.propagation import share_out, summarise
+from gtp_vit.paper.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores
 from gtp_vit.paper.sparsity import Sparsify
+from gtp_vit.tensors import select_rows, split
 
 Graph = Literal["mixed", "spatial", "semantic", "none"]
 Edges = Literal["receiver", "giver", "either"]
@@ -173,7 +174,7 @@ class GTPReducer(Reducer):
             return None
         return self.ask_to_reduce if carry.removals[layer] else self.ask_to_keep_all
 
-    def reduce(
+    def fused(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
     ) -> tuple[Tokens, Tensor | None]:
         removed = tokens.carry.removals[layer]

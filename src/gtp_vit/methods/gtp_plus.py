@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import Pairs, average, sizes_of, with_sizes
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels.conserving import similarities
-from gtp_vit.methods.tome import Pairs, average, sizes_of, with_sizes
 from gtp_vit.paper.propagation import summarise
 
 
@@ -75,7 +75,7 @@ class GTPPlusReducer(Reducer):
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_importance if self.removals_of(tokens)[layer] else None
 
-    def reduce(
+    def fused(
         self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
     ) -> tuple[Tokens, Tensor | None]:
         removed = self.removals_of(tokens)[layer]

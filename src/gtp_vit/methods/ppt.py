@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import Pairs, average, match, matching_macs, mean_keys, mergeable, sizes_of, with_sizes
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
-from gtp_vit.methods.tome import Pairs, average, match, matching_macs, mean_keys, mergeable, sizes_of, with_sizes
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -71,13 +71,10 @@ class PPTReducer(Reducer):
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_all if self.removals_of(tokens)[layer] else None
 
-    def reduce(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         removed = self.removals_of(tokens)[layer]
-        tokens = tokens.add(branch)
         if removed == 0:
-            return tokens, None
+            return tokens
         with torch.no_grad():
             scores = importance(stats)
             merging = scores.var(dim=1, keepdim=True) < self.method.threshold  # [B, 1]
@@ -91,7 +88,7 @@ class PPTReducer(Reducer):
             given = torch.where(merging, size.gather(1, gone), 0.0)
             weights, retain, size = average(Pairs(kept, gone, merged.target), size.scatter(1, gone, given))
         tokens = tokens.merge(kept, gone, weights, retain)
-        return with_sizes(tokens, size, self.method.prop_attn), None
+        return with_sizes(tokens, size, self.method.prop_attn)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         acting = [step for step in steps[:layers] if step.keys > step.after]

@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import average, match, matching_macs, mean_keys, mergeable, sizes_of, with_sizes
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
-from gtp_vit.paper.precision import at_least_float32, full_precision
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -49,79 +49,6 @@ class ToMe(Method):
         return dataclasses.replace(self, r=0)
 
 
-class Pairs(NamedTuple):
-    """Which image tokens stay and which go where."""
-
-    kept: Tensor  # [B, M - r]: the rest of the first half, then the whole second half
-    gone: Tensor  # [B, r]
-    target: Tensor  # [B, r]: the place in `kept` that takes each of them
-
-
-def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
-    """The r most similar pairs of tokens at even and odd places of the sequence.
-
-    Args:
-        metric: what similarity is judged by, [B, M, D], image tokens only.
-        prefix: tokens in front of them, which shift even and odd and never merge.
-        r: pairs to merge.
-        keep_order: do tokens of the first half that stay keep their order? Else the most similar come first. As the
-            order decides the next layer's halves, it matters: ToMe keeps it on models with a class token.
-    """
-    count = metric.shape[1]
-    places = torch.arange(count, device=metric.device)
-    first, second = places[prefix % 2 :: 2], places[1 - prefix % 2 :: 2]
-    with full_precision(metric):
-        unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
-        best, partner = (unit[:, prefix % 2 :: 2] @ unit[:, 1 - prefix % 2 :: 2].transpose(1, 2)).max(dim=-1)
-    order = best.sort(dim=-1, descending=True, stable=True).indices
-    merged, rest = order[:, :r], order[:, r:]
-    rest = rest.sort(dim=-1).values if keep_order else rest
-    kept = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
-    return Pairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
-
-
-def mean_keys(stats: Stats) -> Tensor:
-    """What similarity is judged by: keys averaged over the heads, in float32, [B, M, D]."""
-    assert stats.keys is not None
-    return at_least_float32(stats.keys).mean(dim=1)
-
-
-def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Size-weighted mean of what merges: what each kept token takes, what it retains, and its new size.
-
-    Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r].
-    """
-    own, given = size.gather(1, pairs.kept), size.gather(1, pairs.gone)
-    total = own.scatter_add(1, pairs.target, given)
-    share = given / total.gather(1, pairs.target)
-    weights = torch.zeros(*own.shape, given.shape[1], device=size.device)
-    weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
-    return weights, own / total, total
-
-
-def sizes_of(tokens: Tokens) -> Tensor:
-    """Sizes of the image tokens, [B, M], which methods that merge by size carry along."""
-    return torch.ones(tokens.position.shape, device=tokens.x.device) if tokens.carry is None else tokens.carry
-
-
-def with_sizes(tokens: Tokens, size: Tensor, proportional_attention: bool) -> Tokens:
-    """Tokens that carry these sizes, and show them to attention if that is wanted."""
-    shown = F.pad(size, (tokens.prefix, 0), value=1.0) if proportional_attention else None
-    return tokens.but(size=shown, carry=size)
-
-
-def mergeable(tokens: int) -> int:
-    """At most half of the tokens can merge."""
-    return tokens // 2
-
-
-def matching_macs(vit: VitInfo, step: Step) -> int:
-    """Similarities of the two halves, and the average as a product of matrices."""
-    second = (step.keys + (vit.prefix % 2)) // 2
-    merging = (step.after + vit.prefix) * (step.keys - step.after) * vit.dim
-    return (step.keys - second) * second * vit.head_dim + merging
-
-
 class ToMeReducer(Reducer):
     """ToMe in a forward pass; remembers the sizes of the image tokens, [B, M]."""
 
@@ -137,18 +64,15 @@ class ToMeReducer(Reducer):
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_keys if self.removals_of(tokens)[layer] else None
 
-    def reduce(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         merged = self.removals_of(tokens)[layer]
-        tokens = tokens.add(branch)
         if merged == 0:
-            return tokens, None
+            return tokens
         with torch.no_grad():
             pairs = match(mean_keys(stats), tokens.prefix, merged, self.vit.class_token)
             weights, retain, size = average(pairs, sizes_of(tokens))
         tokens = tokens.merge(pairs.kept, pairs.gone, weights, retain)
-        return with_sizes(tokens, size, self.method.prop_attn), None
+        return with_sizes(tokens, size, self.method.prop_attn)
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
-from gtp_vit.paper.propagation import select_rows
-from gtp_vit.paper.selection import split
+from gtp_vit.tensors import select_rows, split
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -87,13 +86,10 @@ class TriLevelReducer(Reducer):
             return Ask(self.wanted, heads="mean", mask=tokens.carry)
         return None if tokens.carry is None else Ask(mask=tokens.carry)
 
-    def reduce(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
-        tokens = tokens.add(branch)
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         count, prefix = tokens.position.shape[1], tokens.prefix
         if not self.acts(layer, count):
-            return tokens, None
+            return tokens
         assert stats.class_row is not None
         kept, _ = split(stats.class_row, count - self.left_of(count))
         tokens = tokens.keep(kept)
@@ -102,7 +98,7 @@ class TriLevelReducer(Reducer):
             attention = attention.gather(2, kept.unsqueeze(1).expand(-1, kept.shape[1], -1))
             mask = F.pad(strongest(attention, self.method.attn_ratio), (prefix, 0, prefix, 0), value=1.0)
             tokens = tokens.but(carry=mask)
-        return tokens, None
+        return tokens
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         if self.masks:  # the map is there, and the class token's row with it

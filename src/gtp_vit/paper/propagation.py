@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.paper.precision import full_precision
+from gtp_vit.tensors import full_precision, select_rows
 
 
 def propagate(kept: Tensor, weights: Tensor, propagated: Tensor, alpha: float) -> Tensor:
@@ -54,14 +54,3 @@ def share_out(weights: Tensor) -> Tensor:
     """
     total = weights.sum(dim=-2, keepdim=True)
     return torch.where(total > 0, weights / total, 0.0)
-
-
-def select_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Section 3.2.3: x[b, index[b]] for x [B, N, D] and index [B, K].
-
-    One index_select on the flattened batch is twice as fast as a gather on a CPU.
-    """
-    batch, length = x.shape[:2]
-    start = torch.arange(batch, device=index.device).unsqueeze(1) * length
-    rows = x.reshape(batch * length, *x.shape[2:]).index_select(0, (index + start).flatten())
-    return rows.unflatten(0, (batch, index.shape[1]))

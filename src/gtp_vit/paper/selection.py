@@ -132,14 +132,3 @@ PUBLISHED_NAMES = {
     "CLSAttn": "class",
     "Random": "random",
 }
-
-
-def split(scores: Tensor, num_propagated: int) -> tuple[Tensor, Tensor]:
-    """Section 3.2.1, token selection: the tokens with the largest scores stay, `num_propagated` are propagated.
-
-    Returns the indices of both, [B, K] and [B, P], each in ascending order. Of equal scores the earlier token stays,
-    whatever the batch: a stable sort depends on nothing but the row. NaN counts as large.
-    """
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
-    num_kept = scores.shape[-1] - num_propagated
-    return order[:, :num_kept].sort(dim=-1).values, order[:, num_kept:].sort(dim=-1).values

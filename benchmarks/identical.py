@@ -1,0 +1,82 @@
+"""Are all outputs what they were? For changes that are not meant to change a result.
+
+    python benchmarks/identical.py before.json    # in the old tree: records
+    python benchmarks/identical.py before.json    # in the new tree: compares, and names what differs
+
+Every method and option of the conformance battery on every small model, with native kernels and with torch operators:
+logits, all tokens, gradients and the trace, bit for bit, and MACs as torch and as the paper count them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import families
+import test_conformance as battery
+from gtp_vit import GTPError, macs, patch, trace
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def outputs(family: str, method: Any) -> dict[str, str]:
+    """What one method gives on one model."""
+    model, images = families.make(family), families.images(family)
+    found: dict[str, str] = {}
+    for kernels in ("native", "torch"):
+        fast: Any = patch(model, method, kernels=kernels)
+        with torch.inference_mode():
+            found[f"{kernels} logits"] = digest(fast(images))
+            found[f"{kernels} tokens"] = digest(fast.forward_features(images))
+            layers = trace(fast, images[:1]).layers
+            found[f"{kernels} trace"] = digest(*(part for layer in layers for part in (layer.kept, layer.removed)))
+    fast.zero_grad()
+    fast(images).square().sum().backward()
+    gradients = [p.grad for p in fast.parameters() if p.grad is not None]
+    found["gradients"] = digest(*gradients)
+    for convention in ("model", "torchprofile"):
+        try:
+            found[f"macs {convention}"] = str(int(macs(fast, convention=convention)))
+        except GTPError:  # depends on the images
+            found[f"macs {convention}"] = str(int(macs(fast, convention=convention, images=images)))
+    return found
+
+
+def main() -> int:
+    path = Path(sys.argv[1])
+    found = {}
+    for family, method in battery.every_pair.args[1]:
+        found[f"{family} {method}"] = outputs(family, method)
+    if not path.exists():
+        path.write_text(json.dumps(found, indent=0))
+        print(f"recorded {len(found)} cases in {path}")
+        return 0
+    before = json.loads(path.read_text())
+    wrong = [
+        f"{case}: {key}"
+        for case in {**before, **found}
+        for key in {**before.get(case, {}), **found.get(case, {})}
+        if before.get(case, {}).get(key) != found.get(case, {}).get(key)
+    ]
+    print("\n".join(wrong) or f"all {len(found)} cases are what they were")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
