@@ -488,12 +488,11 @@ def test_an_interrupted_command_can_go_on(words, tmp_path, capsys, monkeypatch):
 
 
 def test_folders_without_the_models_classes_will_do(words, capsys):
-    more = ["--num-classes", "7", "--evaluations", "7"]
     weights = words[words.index("--checkpoint") + 1]
     other = f"{weights}.7.safetensors"
     save_file(timm.create_model("test_vit", num_classes=7).state_dict(), other)
-    changed = [other if word == weights else word for word in words]
-    assert main(["tune", *changed, *more]) == Exit.OK
+    changed = [{weights: other, "2": "7"}.get(word, word) for word in words]
+    assert main(["tune", *changed, "--evaluations", "7"]) == Exit.OK
     capsys.readouterr()
 
 
