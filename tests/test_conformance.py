@@ -154,7 +154,7 @@ def test_shortened_last_block_changes_nothing(family, method):
 @every_pair
 def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
-    reduce, before, after, steps = fast.reducer.reduce, fast.reducer.before, fast.reducer.after, []
+    reduce, before, after, steps = fast.reducer.fused, fast.reducer.before, fast.reducer.after, []
 
     def spy(layer: int, tokens: Tokens, branch: torch.Tensor, stats, norm):
         left, normed = reduce(layer, tokens, branch, stats, norm)
@@ -169,7 +169,7 @@ def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
 
         return watched
 
-    fast.reducer.reduce, fast.reducer.before, fast.reducer.after = spy, spy_on(before), spy_on(after)
+    fast.reducer.fused, fast.reducer.before, fast.reducer.after = spy, spy_on(before), spy_on(after)
     with torch.no_grad():
         run(fast, images)
     for one, other in steps:
