@@ -32,9 +32,14 @@ def check_kinds(operator: str, arguments: Sequence[Any]) -> None:
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     if len({each.device for each in tensors}) > 1:
         _refuse(operator, "all tensors must be on one device", devices=sorted({str(each.device) for each in tensors}))
-    cells = {3, 5} if operator == "reduce" else set()  # position and neighbours, which check_reduce looks at
+    # Scores may be ranks; position and neighbours are cells, which check_reduce looks at.
+    whole = {2, 3, 5} if operator == "reduce" else set()
     for place, each in enumerate(arguments):
-        if isinstance(each, Tensor) and not each.is_floating_point() and place not in cells:
+        if (
+            isinstance(each, Tensor)
+            and not each.is_floating_point()
+            and not (place in whole and each.dtype == torch.int64)
+        ):
             _refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
     if operator == "attention" and arguments[0].dtype != arguments[1].dtype:
         _refuse(operator, "q and k must be of one dtype", q=arguments[0].dtype, k=arguments[1].dtype)
@@ -135,7 +140,8 @@ def fits_reduce(
         _fit_tokens(x, branch, norm_weight, norm_bias)
         and 0 < removed < position.size(1)
         and root.dtype == torch.float32
-        and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu and scores.is_floating_point())
+        and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu)
+        and (scores.is_floating_point() or scores.dtype == torch.int64)
         and (size is None or (size.dtype == torch.float32 and size.is_cpu))
     )
 
