@@ -279,7 +279,7 @@ def test_a_patched_model_can_be_moved_to_half_precision(method):
     assert torch.equal(logits(moved, images), logits(patch(families.make("vit").bfloat16(), method), images))
 
 
-DECIDES = ("start", "before", "choose", "reduce", "after")
+DECIDES = ("start", "before", "choose", "fused", "after")
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -305,7 +305,7 @@ def test_autocast_changes_nothing_that_a_method_does_itself(method, kernels):
         run(fast, images, follow=not is_adaptive(method))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             again = [step(*arguments) for step, arguments, _ in done]
-    assert any(step.__name__ in ("choose", "reduce") for step, _, _ in done)
+    assert any(step.__name__ in ("choose", "fused") for step, _, _ in done)
     for (_, _, result), repeated in zip(done, again, strict=True):
         same(result, repeated)
 
