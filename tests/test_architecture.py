@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "recipes": {"core", "methods"},
     "patch": {"core", "methods", "backbones", "kernels", "recipes"},
     "embedded": set(),
-    "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper", "recipes"},
+    "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper", "recipes", "tensors"},
     "training": {"core", "methods", "patch", "recipes", "tools"},
     "cli": {"core", "methods", "backbones", "embedded", "patch", "recipes", "tools", "training"},
 }

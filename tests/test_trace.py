@@ -52,6 +52,8 @@ def test_membership_multiplies_the_steps_and_sizes_are_its_row_sums(traced):
     assert torch.equal(first, found.layers[0].source)
     last = found.membership(-1)
     assert torch.equal(last, found.membership(len(found.layers) - 1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(last, found.membership(-1))
     with pytest.raises(GTPError, match="layers 0 to 3"):
         found.membership(4)
     # a size starts at 1 for every patch and moves as the features do, so it is what a token holds of all patches

@@ -20,6 +20,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 from gtp_vit.patch import is_patched
+from gtp_vit.tensors import full_precision
 from gtp_vit.tools.eval_mode import eval_mode
 
 
@@ -58,7 +59,8 @@ class Trace:
             raise BadSetting(f"layer is {layer}; the trace has layers 0 to {depth - 1}")
         share = self.layers[0].source
         for step in self.layers[1 : layer % depth + 1]:
-            share = step.source @ share
+            with full_precision(share):  # whoever asks may be under autocast
+                share = step.source @ share
             # A token that waited elsewhere while the layer began, as in Evo-ViT, comes back as what it was.
             back = (step.source == 0).all(dim=2, keepdim=True)
             share = share + back * F.one_hot(step.kept.clamp(max=share.shape[2] - 1), share.shape[2])
