@@ -50,7 +50,10 @@ def read(model, folder):
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
 def test_sixteen_bits_of_grey_are_scaled_and_not_cut_off(tmp_path, ending):
     path = tmp_path / f"x.{ending}"
-    Image.fromarray(GREY).save(path)
+    if ending == "pgm":  # Pillow 10 cannot write it
+        path.write_bytes(b"P5 40 40 65535\n" + GREY.astype(">u2").tobytes())
+    else:
+        Image.fromarray(GREY).save(path)
     found = np.asarray(load(path))
     assert found.shape == (40, 40, 3)
     np.testing.assert_array_equal(found, EIGHT[:, :, None].repeat(3, axis=2))

@@ -405,6 +405,7 @@ def test_compile_keeps_the_native_operators():
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own modules
+@pytest.mark.filterwarnings("ignore:Skipping serialization")  # torch 2.6
 @pytest.mark.parametrize(
     ("method", "setting"),
     [(GTP(propagate=7), "native"), (GTPPlus(propagate=7), "native"), (GTP(propagate=7), "torch")],

@@ -78,6 +78,8 @@ NONSENSE = {
         {"neighbours": LISTS[0].repeat(2, 1, 1), "root": LISTS[1].repeat(2, 1)},
         {"root": LISTS[1][:1]},
         {"removed": -1},
+        {"removed": 0},
+        {"removed": 9},
         {"removed": 10},
         {"norm_weight": tensor(15)},
         {"norm_bias": tensor(15)},
@@ -158,8 +160,6 @@ FOR_THE_TWIN = {
         dtype(torch.float64, "x", "branch", "norm_weight", "norm_bias"),
         dtype(torch.float64, "root"),
         dtype(torch.float64, "size"),
-        lambda given: given | {"removed": 0},
-        lambda given: given | {"removed": 9},
         lambda given: given | {"norm_bias": None},
     ],
     "conserve": [
@@ -193,7 +193,7 @@ FITS = {
     "attention": (checks.fits_attention, ["q", "k", "v", "size", "queries"]),
     "reduce": (
         checks.fits_reduce,
-        ["x", "branch", "scores", "position", "size", "neighbours", "root", "removed", "norm_weight", "norm_bias"],
+        ["x", "branch", "scores", "position", "size", "neighbours", "root", "norm_weight", "norm_bias"],
     ),
     "conserve": (
         checks.fits_conserve,

@@ -124,8 +124,8 @@ def check_reduce(
         _refuse("reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
     if lists[0] != batch and lists[0] != 1:
         _refuse("reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
-    if not 0 <= removed <= count:
-        _refuse("reduce", "removed must be in 0 ... M", removed=removed, position=position)
+    if not 0 < removed < count:
+        _refuse("reduce", "removed must be in 1 ... M - 1: one must stay", removed=removed, position=position)
     if position.dtype != torch.int64 or neighbours.dtype != torch.int64:
         found = {"position": position.dtype, "neighbours": neighbours.dtype}
         _refuse("reduce", "position and neighbours must be int64", **found)
@@ -133,12 +133,11 @@ def check_reduce(
 
 def fits_reduce(
     x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
-    removed: int, norm_weight: Tensor | None, norm_bias: Tensor | None,
+    norm_weight: Tensor | None, norm_bias: Tensor | None,
 ) -> bool:  # fmt: skip
     """May these go into native code?"""
     return (
         _fit_tokens(x, branch, norm_weight, norm_bias)
-        and 0 < removed < position.size(1)
         and root.dtype == torch.float32
         and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu)
         and (scores.is_floating_point() or scores.dtype == torch.int64)

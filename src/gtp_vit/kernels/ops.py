@@ -81,7 +81,7 @@ def _reduce(
     tensors = (x, branch, scores, position, size, neighbours, root)
     arguments = (*tensors, removed, alpha, with_size, *norm, epsilon)
     checks.check_reduce(*arguments)
-    fits = natives.PROBLEM is None and checks.fits_reduce(*tensors, removed, *norm)
+    fits = natives.PROBLEM is None and checks.fits_reduce(*tensors, *norm)
     return natives.reduce(*arguments) if fits else _by_twin("reduce", twins.reduce, arguments)
 
 
