@@ -174,8 +174,33 @@ def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
         run(fast, images)
     for one, other in steps:
         assert torch.equal(one.x[:, : one.prefix], other.x[:, : other.prefix])
-        if other.size is not None:
-            assert torch.equal(other.size[:, : other.prefix], torch.ones(len(images), other.prefix))
+        weights = fast.reducer.key_weights(other)
+        if weights is not None:
+            assert torch.equal(weights[:, : other.prefix], torch.ones(len(images), other.prefix))
+
+
+@every_pair
+def test_every_patch_has_one_owner_and_a_kept_patch_is_its_own(family, method):
+    fast, images = patch(families.make(family), method), families.images(family)
+    seen: list[Tokens] = []
+    with torch.no_grad():
+        run(fast, images, observe=seen.append, follow=True)
+    patches = seen[0].cell.shape[1]
+    for tokens in seen:
+        count = tokens.cell.shape[1]
+        assert tokens.owner.shape == (len(images), patches)
+        assert int(tokens.owner.min()) >= -1
+        assert int(tokens.owner.max()) < count
+        assert int(tokens.cell.min()) >= 0
+        assert int(tokens.cell.max()) <= patches
+        for image in range(len(images)):
+            own = tokens.cell[image] < patches
+            places = torch.arange(count)[own]
+            assert torch.equal(tokens.owner[image][tokens.cell[image][own]], places)
+            if method.name in ("gtp_plus", "tome", "evit") and tokens.size is not None:  # which count whole patches
+                owned = tokens.owner[image]
+                assert torch.equal(torch.bincount(owned[owned >= 0], minlength=count).float(), tokens.size[image])
+        assert tokens.restore().shape == (len(images), patches, tokens.x.shape[2])
 
 
 @every_pair

@@ -6,6 +6,7 @@ import torch
 import families
 from gtp_vit import GTP, METHODS, Identity, patch, trace
 from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import GTPError
 from gtp_vit.kernels import native
 from gtp_vit.paper.graph import adjacency, normalise_matrix
@@ -28,38 +29,41 @@ def test_kept_and_removed_make_up_what_was_there(traced):
         before = layer.kept
 
 
-def test_received_is_the_normalised_graph_times_alpha(traced):
+def test_a_removed_patch_belongs_to_its_strongest_neighbour_that_stays(traced):
     fast, images, found = traced
     lists = fast.reducer.start(fast.reduction.backbone.embed(fast, images)).carry.lists
     graph = normalise_matrix(adjacency(lists.neighbours))
     for layer in found.layers:
         for image in range(len(images)):
-            expected = METHOD.alpha * graph[image][layer.kept[image]][:, layer.removed[image]]
-            torch.testing.assert_close(layer.received[image], expected)
+            edges = graph[image][layer.kept[image]][:, layer.removed[image]]
+            strongest, place = edges.max(dim=0)
+            expected = torch.where(strongest > 0, place, -1)
+            assert torch.equal(layer.owner[image][layer.removed[image]], expected)
 
 
-def test_lost_counts_removed_tokens_that_nobody_received(traced):
+def test_lost_counts_removed_tokens_that_nobody_took(traced):
     _, _, found = traced
     for layer in found.layers:
-        expected = [sum(not column.any() for column in received.T) / 7 for received in layer.received]
-        assert layer.lost.tolist() == pytest.approx(expected)
+        expected = (layer.owner.gather(1, layer.removed) < 0).float().mean(dim=1)
+        assert torch.equal(layer.lost, expected)
     assert found.lost().tolist() == pytest.approx(torch.stack([layer.lost for layer in found.layers]).mean(0).tolist())
 
 
-def test_membership_multiplies_the_steps_and_sizes_are_its_row_sums(traced):
-    _, _, found = traced
-    first = found.membership(0)
-    assert torch.equal(first, found.layers[0].source)
-    last = found.membership(-1)
-    assert torch.equal(last, found.membership(len(found.layers) - 1))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(last, found.membership(-1))
-    with pytest.raises(GTPError, match="layers 0 to 3"):
-        found.membership(4)
-    # a size starts at 1 for every patch and moves as the features do, so it is what a token holds of all patches
-    torch.testing.assert_close(found.layers[-1].size, last.sum(dim=-1))
-    # what a token holds most of is itself
-    assert torch.equal(last.argmax(dim=-1), found.layers[-1].kept)
+def test_owners_pass_on_what_they_own():
+    """Patch 1 goes to 0, then 0 goes to 3; patch 2 is lost, and 4 becomes part of a token in no cell."""
+    tokens = Tokens(torch.randn(1, 6, 2), torch.arange(5)[None], 1, (1, 5), owner=torch.arange(5)[None])
+    weights = torch.tensor([[[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])
+    tokens = tokens.merge(torch.tensor([[0, 3, 4]]), torch.tensor([[1, 2]]), weights, torch.tensor([[2.0, 1.0, 1.0]]))
+    assert tokens.owner.tolist() == [[0, 0, -1, 1, 2]]
+    weights = torch.tensor([[[1.0], [0.0]]])
+    tokens = tokens.merge(torch.tensor([[1, 2]]), torch.tensor([[0]]), weights, torch.tensor([[3.0, 1.0]]))
+    assert tokens.owner.tolist() == [[0, 0, -1, 0, 1]]
+    tokens = tokens.fuse(torch.tensor([[0]]), torch.tensor([[1]]), torch.ones(1, 1, 2), 5)
+    assert tokens.owner.tolist() == [[0, 0, -1, 0, 1]]
+    assert (tokens.cell.tolist(), tokens.names.tolist(), tokens.sizes.tolist()) == ([[3, 5]], [[3, 5]], [[3, 1]])
+    image = tokens.image[0]
+    expected = torch.stack([image[0], image[0], torch.zeros(2), image[0], image[1]])
+    assert torch.equal(tokens.restore()[0], expected)
 
 
 def test_conserved_sizes_add_up_to_what_was_not_lost():
@@ -109,6 +113,6 @@ def test_a_traced_pass_is_the_ordinary_one(method, dtype, kernels):
         run(fast, images, observe=plain.append)
         run(fast, images, observe=followed.append, follow=True)
     for one, other in zip(plain, followed, strict=True):
-        assert torch.equal(one.position, other.position)
+        assert torch.equal(one.cell, other.cell)
         assert torch.equal(one.x, other.x)
         assert (one.size is None and other.size is None) or torch.equal(one.size, other.size)

@@ -76,8 +76,8 @@ class LVViTBackbone:
     def embed(self, model: Any, images: Tensor) -> Tokens:
         check_images(model, model.patch_embed.conv1, images)
         x = model.embed(images)
-        position = torch.arange(x.shape[1] - 1, device=x.device)
-        return Tokens(x, position.expand(x.shape[0], -1), 1, model.patch_embed.grid_size)
+        cell = torch.arange(x.shape[1] - 1, device=x.device)
+        return Tokens(x, cell.expand(x.shape[0], -1), 1, model.patch_embed.grid_size)
 
     def blocks(self, model: Any) -> Sequence[nn.Module]:
         return model.blocks

@@ -125,8 +125,8 @@ class TimmViT:
         x = model.patch_embed(images)
         grid = (x.shape[1], x.shape[2]) if model.dynamic_img_size else tuple(model.patch_embed.grid_size)
         x = model.norm_pre(model.patch_drop(model._pos_embed(x)))
-        position = torch.arange(grid[0] * grid[1], device=x.device)
-        return Tokens(x, position.expand(x.shape[0], -1), model.num_prefix_tokens, grid)
+        cell = torch.arange(grid[0] * grid[1], device=x.device)
+        return Tokens(x, cell.expand(x.shape[0], -1), model.num_prefix_tokens, grid)
 
     def blocks(self, model: Any) -> Sequence[nn.Module]:
         return model.blocks

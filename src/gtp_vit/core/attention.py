@@ -82,7 +82,7 @@ def attend(
     Args:
         projections: queries, keys and values.
         ask: which statistics to return and how to change the map.
-        size: how many patches each key stands for, [B, N]; None = one each. Nobody attends to a key of size 0.
+        size: how much each key counts, [B, N], e.g. the patches it stands for; None = all alike. Nobody attends to 0.
         queries: return the output of the first `queries` tokens only.
         first: statistics leave out the tokens before this one.
         native: by the native kernel where it can do what is asked.

@@ -98,25 +98,25 @@ def run(
         prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
         layers: stop after so many blocks.
         observe: called with the embedded tokens and then with those after each layer.
-        follow: fill `Tokens.source` in every layer, for the trace.
+        follow: keep `Tokens.owner`: which token stands for each patch.
     """
     reduction: Reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
     tokens = backbone.embed(model, images)
-    tokens = reducer.start(tokens.but(native=kernels.choose(reduction.kernels, tokens.x)))
+    tokens = tokens.but(native=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
+    tokens = reducer.start(tokens)
     if observe is not None:
         observe(tokens)
     blocks = list(backbone.blocks(model))[:layers]
     again = torch.is_grad_enabled() and backbone.saves_memory(model)
     call: Any = functools.partial(checkpoint, use_reentrant=False) if again else _call
     for layer, block in enumerate(blocks):
-        if follow:
-            tokens = _with_identity_source(tokens)
         last = prefix_only and layer == len(blocks) - 1
         half = call(attention_part, backbone, reducer, block, layer, tokens, last)
         # Rebound, so that what the layer began with is free while the MLP, the largest part, is computed.
         tokens = half.tokens
         tokens = call(mlp_part, backbone, reducer, block, layer, half, last)
+        del half
         if observe is not None:
             observe(tokens)
     return tokens
@@ -143,28 +143,27 @@ def attention_part(
     """
     tokens = reducer.before(layer, tokens)
     ask = reducer.ask(layer, tokens)
-    if ask is None and tokens.size is None and not last:
+    weights = reducer.key_weights(tokens)
+    if ask is None and weights is None and not last:
         # The model's own block, with its fused attention and its hooks.
         return Half(tokens.but(x=backbone.run_block(block, layer, tokens)), whole=True)
     ask = ask or Ask()
-    prefix, size, native = tokens.prefix, tokens.size, tokens.native
-    if size is not None and reducer.size_power != 1:
-        size = size.pow(reducer.size_power)
+    prefix, native = tokens.prefix, tokens.native
     if last:
         # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
         # are not needed then; an edit still is, for it changes what the prefix tokens see.
         projections = backbone.project(block, layer, tokens, prefix if ask.edit is None else None)
         mask = None if ask.mask is None else ask.mask[:, :prefix]
-        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=size, queries=prefix, native=native)
+        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=weights, queries=prefix, native=native)
         return Half(tokens.prefix_only().add(backbone.output(block, out)))
     projections = backbone.project(block, layer, tokens, None)
     if ask.choose:
-        kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, size, prefix))
+        kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, weights, prefix))
         q, k, v, scale, dropout = projections
         projections = Projections(_rows_of(q, kept, prefix), k, v, scale, dropout)
-        out, _ = attend(projections, ask=Ask(), size=size, native=native)
+        out, _ = attend(projections, ask=Ask(), size=weights, native=native)
         return Half(tokens.add(backbone.output(block, out)))
-    out, stats = attend(projections, ask=ask, size=size, first=prefix, native=native)
+    out, stats = attend(projections, ask=ask, size=weights, first=prefix, native=native)
     return Half(*reducer.fused(layer, tokens, backbone.output(block, out), stats, backbone.mlp_norm(block)))
 
 
@@ -178,9 +177,3 @@ def _rows_of(q: Tensor, kept: Tensor, prefix: int) -> Tensor:
     """Queries [B, H, N, D] of the prefix tokens and of the image tokens `kept` [B, K]."""
     rows = torch.cat([torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1)
     return q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
-
-
-def _with_identity_source(tokens: Tokens) -> Tokens:
-    batch, count = tokens.position.shape
-    identity = torch.eye(count, dtype=torch.float32, device=tokens.x.device)
-    return tokens.but(source=identity.expand(batch, -1, -1))

@@ -67,15 +67,9 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return weights, own / total, total
 
 
-def sizes_of(tokens: Tokens) -> Tensor:
-    """Sizes of the image tokens, [B, M], which methods that merge by size carry along."""
-    return torch.ones(tokens.position.shape, device=tokens.x.device) if tokens.carry is None else tokens.carry
-
-
-def with_sizes(tokens: Tokens, size: Tensor, proportional_attention: bool) -> Tokens:
-    """Tokens that carry these sizes, and show them to attention if that is wanted."""
-    shown = F.pad(size, (tokens.prefix, 0), value=1.0) if proportional_attention else None
-    return tokens.but(size=shown, carry=size)
+def by_size(tokens: Tokens) -> Tensor | None:
+    """Each key counts as often in attention as its token stands for patches, [B, N]: Eq. (11)'s s."""
+    return None if tokens.size is None else F.pad(tokens.size, (tokens.prefix, 0), value=1.0)
 
 
 def mergeable(tokens: int) -> int:

@@ -74,7 +74,6 @@ class Reducer(nn.Module):
     edits_map = False  # does `ask` ever edit the attention map?
     plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, for those who look it up in every layer
     adaptive = False  # does the number of tokens depend on the image?
-    size_power = 1.0  # attention adds so many times the log of a token's size to its logits
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
 
     def __init__(self, vit: VitInfo) -> None:
@@ -109,6 +108,10 @@ class Reducer(nn.Module):
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         """What `layer` needs from attention; None = the layer is left alone and runs the model's own block."""
+        return None
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        """How much each token counts as a key, [B, N]: attention adds the log of it to the logits; None = all alike."""
         return None
 
     def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:

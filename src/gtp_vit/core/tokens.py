@@ -3,7 +3,7 @@
 Everything that lives for one forward pass is a field here, so that nothing is ever stored on a module: threads,
 gradient checkpointing, compile and export all see a pure function. What a method has to remember is `carry`.
 
-Shapes: B batch, N tokens, c prefix tokens, M = N - c image tokens, C channels, K kept image tokens.
+Shapes: B batch, N tokens, c prefix tokens, M = N - c image tokens, M0 patches, C channels, K kept image tokens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Tokens:
     """Features of the tokens that are left, and what each of them stands for."""
 
     x: Tensor  # [B, N, C]   prefix tokens first, then image tokens, in raster order unless the method says otherwise
-    position: Tensor  # [B, M]      grid cell (row major) of each image token
+    cell: Tensor  # [B, M]      where in the grid (row major) each image token is; M0, behind the last cell = nowhere
     prefix: int  # class, distillation and register tokens: never reduced
     grid: tuple[int, int]  # rows and columns of the patch grid
-    size: Tensor | None = None  # [B, N] float32: patches a token stands for; None = one each
-    source: Tensor | None = None  # [B, M, M before]: what the last reduction made each token of; only while tracing
+    name: Tensor | None = None  # [B, M]: which token it is, once a method has made some that are in no cell
+    size: Tensor | None = None  # [B, M] float32: patches it stands for, as the method counts them; None = one each
+    owner: Tensor | None = None  # [B, M0]: the place of the token that stands for each patch, -1 = lost; if followed
+    table: Any = None  # what a backbone looks up by cell in every layer, e.g. rotary positions
     carry: Any = None  # what the method remembers, e.g. GTP's graph
     native: bool = False  # do the native kernels run in this forward pass?
 
@@ -38,13 +40,25 @@ class Tokens:
         """Features of the image tokens, [B, M, C]."""
         return self.x[:, self.prefix :]
 
+    @property
+    def names(self) -> Tensor:
+        """Which token each one is, [B, M]: the cell of its patch, or an unused number behind the last cell."""
+        return self.cell if self.name is None else self.name
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many patches each image token stands for, [B, M]."""
+        return torch.ones(self.cell.shape, device=self.x.device) if self.size is None else self.size
+
     def but(
         self,
         *,
         x: Tensor = SAME,
-        position: Tensor = SAME,
+        cell: Tensor = SAME,
+        name: Tensor | None = SAME,
         size: Tensor | None = SAME,
-        source: Tensor | None = SAME,
+        owner: Tensor | None = SAME,
+        table: Any = SAME,
         carry: Any = SAME,
         native: bool = SAME,
     ) -> Tokens:
@@ -54,11 +68,13 @@ class Tokens:
         """
         return Tokens(
             x=self.x if x is SAME else x,
-            position=self.position if position is SAME else position,
+            cell=self.cell if cell is SAME else cell,
             prefix=self.prefix,
             grid=self.grid,
+            name=self.name if name is SAME else name,
             size=self.size if size is SAME else size,
-            source=self.source if source is SAME else source,
+            owner=self.owner if owner is SAME else owner,
+            table=self.table if table is SAME else table,
             carry=self.carry if carry is SAME else carry,
             native=self.native if native is SAME else native,
         )
@@ -73,31 +89,77 @@ class Tokens:
         rows = torch.cat([prefix, index + self.prefix], dim=1)
         return self.but(
             x=select_rows(self.x, rows),
-            position=self.position.gather(1, index),
-            size=None if self.size is None else self.size.gather(1, rows),
-            source=None if self.source is None else select_rows(self.source, index),
+            cell=self.cell.gather(1, index),
+            name=None if self.name is None else self.name.gather(1, index),
+            size=None if self.size is None else self.size.gather(1, index),
+            owner=self.owners(index),
         )
 
-    def merge(self, kept: Tensor, gone: Tensor, weights: Tensor, retain: Tensor | None = None) -> Tokens:
-        """Each kept token becomes retain * itself + weights @ the tokens that go; sizes are left to the method.
+    def merge(self, kept: Tensor, gone: Tensor, weights: Tensor, size: Tensor, retain: Tensor | None = None) -> Tokens:
+        """Each kept token becomes retain * itself + weights @ the tokens that go.
 
         Args:
             kept: image tokens that stay, [B, K], in the order in which they are wanted.
             gone: image tokens that go, [B, P].
             weights: what each kept token takes of each of them, [B, K, P].
+            size: of the kept tokens afterwards, [B, K].
             retain: what it keeps of itself, [B, K]; None = all.
         """
-        x, source = self.x, self.source
         return self.but(
-            x=summarise(x, self.prefix, kept, gone, weights, 1.0, retain),
-            position=self.position.gather(1, kept),
-            source=None if source is None else summarise(source, 0, kept, gone, weights, 1.0, retain),
+            x=summarise(self.x, self.prefix, kept, gone, weights, 1.0, retain),
+            cell=self.cell.gather(1, kept),
+            name=None if self.name is None else self.name.gather(1, kept),
+            size=size,
+            owner=None if self.owner is None else self.owners(kept, gone, receivers(weights)),
         )
+
+    def fuse(self, kept: Tensor, gone: Tensor, fused: Tensor, number: int) -> Tokens:
+        """Keep the image tokens `kept`, and behind them one token in no cell, `fused` [B, 1, C], for those that go.
+
+        `number` is the new token's name, behind the last cell and not used before.
+        """
+        rest, nowhere = self.keep(kept), torch.full_like(kept[:, :1], self.grid[0] * self.grid[1])
+        owner = None if self.owner is None else self.owners(kept, gone, torch.full_like(gone, kept.shape[1]))
+        size = self.sizes
+        return rest.but(
+            x=torch.cat([rest.x, fused], dim=1),
+            cell=torch.cat([rest.cell, nowhere], dim=1),
+            name=torch.cat([rest.names, torch.full_like(nowhere, number)], dim=1),
+            size=torch.cat([size.gather(1, kept), size.gather(1, gone).sum(dim=1, keepdim=True)], dim=1),
+            owner=owner,
+        )
+
+    def owners(self, kept: Tensor, gone: Tensor | None = None, target: Tensor | None = None) -> Tensor | None:
+        """`owner` once only the image tokens `kept` [B, K] are left; None if nobody follows the patches.
+
+        Args:
+            kept: in the order in which they will be.
+            gone: tokens that others take, [B, P].
+            target: the place among `kept` of the one that takes each of these, or -1.
+        """
+        if self.owner is None:
+            return None
+        place = torch.full(self.cell.shape, -1, device=kept.device)
+        place = place.scatter(1, kept, torch.arange(kept.shape[1], device=kept.device).expand_as(kept))
+        if gone is not None and target is not None:
+            place = place.scatter(1, gone, target)
+        return place.gather(1, self.owner.clamp(min=0)).masked_fill(self.owner < 0, -1)
+
+    def restore(self) -> Tensor:
+        """The full grid, [B, M0, C]: every patch as the token that stands for it, zeros where it is lost."""
+        assert self.owner is not None, "run the blocks with follow=True"
+        place = self.owner
+        if self.size is not None:  # what only fills up stands for nothing
+            place = place.masked_fill(self.size.gather(1, place.clamp(min=0)) == 0, -1)
+        return select_rows(self.image, place.clamp(min=0)) * (place >= 0).unsqueeze(2)
 
     def prefix_only(self) -> Tokens:
         """Drop all image tokens, for heads that read none of them."""
-        return self.but(
-            x=self.x[:, : self.prefix],
-            position=self.position[:, :0],
-            size=None if self.size is None else self.size[:, : self.prefix],
-        )
+        none = self.cell[:, :0]
+        return self.but(x=self.x[:, : self.prefix], cell=none, name=None, size=None, owner=self.owners(none))
+
+
+def receivers(weights: Tensor) -> Tensor:
+    """The place of the token that takes most of each one that goes, [B, P], -1 if none does; weights [B, K, P]."""
+    most, place = weights.max(dim=1)
+    return place.masked_fill(most <= 0, -1)

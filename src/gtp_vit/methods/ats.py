@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, check_layers, removals
 from gtp_vit.core.tokens import Tokens
@@ -131,9 +131,9 @@ class ATSReducer(Reducer):
     def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
         assert stats.class_row is not None
         assert stats.values is not None
-        valid = torch.ones_like(tokens.position, dtype=torch.bool)
+        valid = torch.ones_like(tokens.cell, dtype=torch.bool)
         if tokens.size is not None:
-            valid = tokens.size[:, tokens.prefix :] > 0
+            valid = tokens.size > 0
         length = stats.values.transpose(1, 2).flatten(2).float().norm(dim=2)
         scores = (stats.class_row * length).masked_fill(~valid, 0.0)
         scores = scores / scores.sum(dim=1, keepdim=True)
@@ -150,7 +150,10 @@ class ATSReducer(Reducer):
         longest = int(hit.sum(dim=1).amax()) if hit.shape[0] else count
         kept = (~hit).to(torch.uint8).sort(dim=1, stable=True).indices[:, :longest]
         stays = hit.gather(1, kept)
-        return kept, tokens.keep(kept).but(size=F.pad(stays.float(), (tokens.prefix, 0), value=1.0))
+        return kept, tokens.keep(kept).but(size=stays.float())
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return by_size(tokens)  # nobody attends to what only fills up
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         sampling = self.layers or [layer for layer, step in enumerate(steps) if step.keys > step.after]

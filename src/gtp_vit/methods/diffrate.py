@@ -14,8 +14,10 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
@@ -112,12 +114,13 @@ class DiffRateReducer(Reducer):
             similarity, target = (select_rows(unit, gone) @ select_rows(unit, kept).transpose(1, 2)).max(dim=2)
             chosen = torch.zeros(*kept.shape, merged, device=kept.device).scatter(1, target.unsqueeze(1), 1.0)
             retain = 1 / (1 + chosen.sum(dim=2))  # a plain mean, whatever the sizes
-            size = torch.ones(tokens.x.shape[:2], device=kept.device) if tokens.size is None else tokens.size
-            size = size[:, tokens.prefix :]
+            size = tokens.sizes
             # Opposite tokens add nothing: a size must stay positive.
             size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity.clamp(min=0))
-        tokens = tokens.merge(kept, gone, chosen * retain.unsqueeze(2), retain)
-        return tokens.but(size=F.pad(size, (tokens.prefix, 0), value=1.0))
+        return tokens.merge(kept, gone, chosen * retain.unsqueeze(2), size, retain)
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return by_size(tokens)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         total = 0

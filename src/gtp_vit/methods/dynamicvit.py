@@ -133,7 +133,7 @@ class DynamicViTReducer(Reducer):
         stage = self.layers.index(layer)
         if self.training:
             return self._decide(stage, tokens)
-        present = torch.ones(*tokens.position.shape, 1, device=tokens.x.device, dtype=tokens.x.dtype)
+        present = torch.ones(*tokens.cell.shape, 1, device=tokens.x.device, dtype=tokens.x.dtype)
         scores = self.predictors[stage](tokens.image, present)[..., 0]
         left = self.left_after(stage, tokens.grid[0] * tokens.grid[1])
         return tokens.keep(split(scores, scores.shape[1] - left)[0])
@@ -141,7 +141,7 @@ class DynamicViTReducer(Reducer):
     def _decide(self, stage: int, tokens: Tokens) -> Tokens:
         """Draw who stays; gradients pass straight through the draw."""
         stages = tokens.carry.stages
-        before = stages[-1] if stages else torch.ones(*tokens.position.shape, 1, device=tokens.x.device)
+        before = stages[-1] if stages else torch.ones(*tokens.cell.shape, 1, device=tokens.x.device)
         log_p = self.predictors[stage](tokens.image, before.to(tokens.x.dtype)).float()
         soft = (log_p + self.gumbel(stage, log_p)).softmax(dim=-1)
         hard = F.one_hot(soft.argmax(dim=-1), 2) + soft - soft.detach()

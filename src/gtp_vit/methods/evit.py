@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters
@@ -48,7 +46,7 @@ class EViT(Method):
 
 
 class EViTReducer(Reducer):
-    """EViT in a forward pass; remembers how many tokens it has fused, which names the next one."""
+    """EViT in a forward pass; remembers the name of the next token that it will fuse."""
 
     def __init__(self, method: EViT, vit: VitInfo) -> None:
         super().__init__(vit)
@@ -72,30 +70,23 @@ class EViTReducer(Reducer):
         return tuple(found)
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        count = tokens.position.shape[1]
+        count = tokens.cell.shape[1]
         return self.ask_row if self.left_of(layer, count) < count else None
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        count = tokens.position.shape[1]
+        count = tokens.cell.shape[1]
         left = self.left_of(layer, count)
         if left == count:
             return tokens
         assert stats.class_row is not None
         kept, gone = split(stats.class_row, count - left)
-        rest = tokens.keep(kept)
         if not self.method.fuse_token:
-            return rest
-        made = tokens.carry or 0
-        name = torch.full_like(kept[:, :1], tokens.grid[0] * tokens.grid[1] + made)
+            return tokens.keep(kept)
         weights = stats.class_row.gather(1, gone).unsqueeze(1)  # not made to sum to 1: as published
-        source = tokens.source
         with full_precision(tokens.x):
-            if source is not None:
-                assert rest.source is not None
-                source = torch.cat([rest.source, weights @ select_rows(source, gone)], dim=1)
             fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
-        x, position = torch.cat([rest.x, fused], dim=1), torch.cat([rest.position, name], dim=1)
-        return rest.but(x=x, position=position, source=source, carry=made + 1)
+        number = tokens.carry or tokens.grid[0] * tokens.grid[1]
+        return tokens.fuse(kept, gone, fused, number).but(carry=number + 1)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         total = 0

@@ -66,7 +66,6 @@ class Waiting(NamedTuple):
     score: Tensor | None = None  # [B, M0]: the class token's attention to each patch, summed over heads
     chosen: Tensor | None = None  # [B, K]: the patches that are in the stage; None = no stage is running
     x: Tensor | None = None  # [B, M0, C]: all image tokens as they were when the stage began
-    source: Tensor | None = None  # the same of their sources, while a trace is made in the stage's first layer
     mean: Tensor | None = None  # [B, 1, C]: the representative token as it was
 
 
@@ -103,29 +102,19 @@ class EvoViTReducer(Reducer):
         return tokens.but(carry=Waiting())
 
     def before(self, layer: int, tokens: Tokens) -> Tokens:
-        patches = tokens.position.shape[1]
+        patches = tokens.cell.shape[1]
         count = self.informative(patches) if layer in self.stages else patches
         if count == patches:
             return tokens
         score, x = tokens.carry.score, tokens.image
         chosen, waiting = split(score, patches - count)
-        mean, source = None, tokens.source
-        inside = tokens.keep(chosen)
-        if self.method.representative_token:
-            weights = score.gather(1, waiting)
-            weights = (weights / weights.sum(dim=1, keepdim=True)).to(x.dtype).unsqueeze(1)
-            with full_precision(x):
-                mean = weights @ select_rows(x, waiting)
-            name = torch.full_like(chosen[:, :1], patches)
-            inside = inside.but(
-                x=torch.cat([inside.x, mean], dim=1), position=torch.cat([inside.position, name], dim=1)
-            )
-            if source is not None:
-                assert inside.source is not None
-                with full_precision(source):
-                    taken = weights.float() @ select_rows(source, waiting)
-                inside = inside.but(source=torch.cat([inside.source, taken], dim=1))
-        return inside.but(carry=Waiting(score, chosen, x, source, mean))
+        if not self.method.representative_token:
+            return tokens.keep(chosen).but(carry=Waiting(score, chosen, x))
+        weights = score.gather(1, waiting)
+        weights = (weights / weights.sum(dim=1, keepdim=True)).to(x.dtype).unsqueeze(1)
+        with full_precision(x):
+            mean = weights @ select_rows(x, waiting)
+        return tokens.fuse(chosen, waiting, mean, patches).but(carry=Waiting(score, chosen, x, mean))
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_row if layer in self.scored else None
@@ -140,7 +129,7 @@ class EvoViTReducer(Reducer):
             return tokens.but(carry=Waiting(row))
         row, t = row[:, : waiting.chosen.shape[1]], self.method.tradeoff  # without the representative token
         score = waiting.score.scatter(1, waiting.chosen, (1 - t) * waiting.score.gather(1, waiting.chosen) + t * row)
-        return tokens.but(carry=Waiting(score, waiting.chosen, waiting.x, waiting.source, waiting.mean))
+        return tokens.but(carry=waiting._replace(score=score))
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
         waiting = tokens.carry
@@ -151,16 +140,10 @@ class EvoViTReducer(Reducer):
             x = x + (tokens.image[:, count:] - waiting.mean)
         index = waiting.chosen.unsqueeze(-1)
         image = x.scatter(1, index.expand(-1, -1, x.shape[2]), tokens.image[:, :count])
-        source = tokens.source
-        if source is not None:
-            if layer in self.stages:  # chosen in this very layer: those that waited are what they were
-                places = waiting.source
-            else:  # they were not there when the layer began
-                places = source.new_zeros(source.shape[0], x.shape[1], source.shape[2])
-            source = places.scatter(1, index.expand(-1, -1, source.shape[2]), source[:, :count])
-        position = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+        cell = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+        owner = None if tokens.owner is None else cell
         x = torch.cat([tokens.x[:, : tokens.prefix], image], dim=1)
-        return tokens.but(x=x, position=position, source=source, carry=Waiting(waiting.score))
+        return tokens.but(x=x, cell=cell, name=None, size=None, owner=owner, carry=Waiting(waiting.score))
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         if self.method.head == "class":

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
-from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.tokens import Tokens, receivers
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods.gtp_cost import own_macs
 from gtp_vit.paper import graph as graphs
@@ -186,41 +188,44 @@ class GTPReducer(Reducer):
         features = tokens.add(branch).image if self.method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
         norm = norm if tokens.native else None  # torch's own norm is as good as the twin's
-        x, normed, new_size, position = kernels.reduce(
+        x, normed, size, cell = kernels.reduce(
             tokens.native,
             tokens.x,
             branch,
             scores,
-            tokens.position,
-            tokens.size,
+            tokens.cell,
+            by_size(tokens),
             *tokens.carry.lists,
             removed,
             self.method.alpha,
             self.method.proportional_attention,
             *((None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)),
         )
-        size, source = new_size if self.method.proportional_attention else None, tokens.source
-        if source is not None:  # a trace looks on: where everything went, by the selection that was made
+        owner = None
+        if tokens.owner is not None:
             kept, gone = split(scores, removed)
-            source = summarise(source, 0, kept, gone, self._weights(tokens, kept, gone), self.method.alpha)
-        return tokens.but(x=x, size=size, position=position, source=source), None if norm is None else normed
+            owner = tokens.owners(kept, gone, receivers(self._weights(tokens, kept, gone)))
+        counted = size[:, tokens.prefix :] if self.method.proportional_attention else None
+        return tokens.but(x=x, size=counted, cell=cell, owner=owner), None if norm is None else normed
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return by_size(tokens)
 
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
         """Section 3.2.3 for the options that no kernel knows."""
-        method, prefix = self.method, tokens.prefix
+        method = self.method
         kept, gone = split(scores, removed)
         if method.graph == "none":
             return tokens.keep(kept)
         weights = self._weights(tokens, kept, gone)
-        size, source = tokens.size, tokens.source
+        size = None
         if method.proportional_attention:
-            size = torch.ones(tokens.x.shape[:2], device=tokens.x.device) if size is None else size
             flow, strength = (share_out(weights), 1.0) if method.conserve_sizes else (weights, method.alpha)
-            size = summarise(size.unsqueeze(-1), prefix, kept, gone, flow, strength).squeeze(-1)
-        if source is not None:
-            source = summarise(source, 0, kept, gone, weights, method.alpha)
-        x = summarise(tokens.x, prefix, kept, gone, weights, method.alpha)
-        return tokens.but(x=x, position=tokens.position.gather(1, kept), size=size, source=source)
+            counted = F.pad(tokens.sizes, (tokens.prefix, 0), value=1.0).unsqueeze(-1)
+            size = summarise(counted, tokens.prefix, kept, gone, flow, strength)[:, tokens.prefix :, 0]
+        x = summarise(tokens.x, tokens.prefix, kept, gone, weights, method.alpha)
+        owner = None if tokens.owner is None else tokens.owners(kept, gone, receivers(weights))
+        return tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=size, owner=owner)
 
     def _scores(self, layer: int, tokens: Tokens, features: Tensor | None, stats: Stats) -> Tensor:
         """Section 3.2.1: the importance of each image token, [B, M]."""
@@ -242,11 +247,11 @@ class GTPReducer(Reducer):
                 f"select='random' was drawn for at most {self.noise.shape[1]} patches, but the image has "
                 f"{tokens.grid[0]} x {tokens.grid[1]}; patch a model created with this img_size"
             )
-        return self.noise[layer].to(tokens.position.device)[tokens.position]
+        return self.noise[layer].to(tokens.cell.device)[tokens.cell]
 
     def _build_graph(self, tokens: Tokens) -> Lists:
         """Section 3.2.2: built once from the embedded tokens, and static from then on."""
-        method, count = self.method, tokens.position.shape[1]
+        method, count = self.method, tokens.cell.shape[1]
         if method.graph == "spatial" or (method.graph == "mixed" and method.neighbours == 0):
             near = graphs.spatial(tokens.grid, method.spatial_neighbours, tokens.x.device).unsqueeze(0)
             return Lists(near, graphs.normalise(graphs.degrees(near)))
@@ -269,12 +274,12 @@ class GTPReducer(Reducer):
     def _weights(self, tokens: Tokens, kept: Tensor, gone: Tensor) -> Tensor:
         """A^p of Eq. (10): what each kept token takes from each propagated one, [B, K, P]."""
         lists, matrix = tokens.carry.lists, tokens.carry.matrix
-        kept_cells, gone_cells = tokens.position.gather(1, kept), tokens.position.gather(1, gone)
+        kept_cells, gone_cells = tokens.cell.gather(1, kept), tokens.cell.gather(1, gone)
         if lists is not None:
             return graphs.receive(lists.neighbours, lists.root, kept_cells, gone_cells)
         matrix = matrix.expand(kept.shape[0], -1, -1)
         if self.method.renormalise_graph:
-            present = _submatrix(matrix, tokens.position, tokens.position)
+            present = _submatrix(matrix, tokens.cell, tokens.cell)
             return _submatrix(graphs.normalise_matrix(present), kept, gone)
         return _submatrix(matrix, kept_cells, gone_cells)
 

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import Pairs, average, sizes_of, with_sizes
+from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels.conserving import similarities
-from gtp_vit.paper.propagation import summarise
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -60,12 +59,11 @@ class GTPPlus(Method):
 
 
 class GTPPlusReducer(Reducer):
-    """GTP+ in a forward pass; remembers the sizes of the image tokens, [B, M]."""
+    """GTP+ in a forward pass."""
 
     def __init__(self, method: GTPPlus, vit: VitInfo) -> None:
         super().__init__(vit)
         self.method = method
-        self.size_power = method.proportional_attention
         self.plan = self.removals(vit.grid)
         self.ask_importance = Ask(frozenset({"class_row" if vit.class_token else "column_sums"}), heads="mean")
 
@@ -84,25 +82,26 @@ class GTPPlusReducer(Reducer):
         importance = stats.class_row if self.vit.class_token else stats.column_sums
         assert importance is not None
         norm = norm if tokens.native else None  # torch's own norm is as good as the twin's
-        size = sizes_of(tokens)
         x, normed, new_size, kept, gone, target = kernels.conserve(
             tokens.native,
             tokens.x,
             branch,
             importance,
-            size,
+            tokens.sizes,
             removed,
             self.method.floor,
             self.method.keep_norm,
             *((None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)),
         )
-        source = tokens.source
-        if source is not None:
-            weights, retain, _ = average(Pairs(kept, gone, target), size)
-            source = summarise(source, 0, kept, gone, weights, 1.0, retain)
-        tokens = tokens.but(x=x, position=tokens.position.gather(1, kept), source=source)
-        tokens = with_sizes(tokens, new_size, self.size_power > 0)
+        owner = tokens.owners(kept, gone, target)
+        tokens = tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=new_size, owner=owner)
         return tokens, None if norm is None else normed
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        power, weights = self.method.proportional_attention, by_size(tokens)
+        if weights is None or power == 0:
+            return None
+        return weights if power == 1 else weights.pow(power)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         """Similarities, and the class token's row; merging is additions."""

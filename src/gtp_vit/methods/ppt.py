@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import Pairs, average, match, matching_macs, mean_keys, mergeable, sizes_of, with_sizes
+from gtp_vit.core.merging import Pairs, average, by_size, match, matching_macs, mean_keys, mergeable
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters, removals
 from gtp_vit.core.tokens import Tokens
@@ -54,7 +54,7 @@ class PPT(Method):
 
 
 class PPTReducer(Reducer):
-    """PPT in a forward pass; remembers the sizes of the image tokens, [B, M]."""
+    """PPT in a forward pass."""
 
     def __init__(self, method: PPT, vit: VitInfo) -> None:
         super().__init__(vit)
@@ -83,12 +83,14 @@ class PPTReducer(Reducer):
             left = order.shape[1] - removed
             kept = torch.where(merging, merged.kept, order[:, :left])
             gone = torch.where(merging, merged.gone, order[:, left:])
-            size = sizes_of(tokens)
+            size = tokens.sizes
             # Dropped tokens give nothing: as if they had no size.
             given = torch.where(merging, size.gather(1, gone), 0.0)
             weights, retain, size = average(Pairs(kept, gone, merged.target), size.scatter(1, gone, given))
-        tokens = tokens.merge(kept, gone, weights, retain)
-        return with_sizes(tokens, size, self.method.prop_attn)
+        return tokens.merge(kept, gone, weights, size, retain)
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return by_size(tokens) if self.method.prop_attn else None
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
         acting = [step for step in steps[:layers] if step.keys > step.after]

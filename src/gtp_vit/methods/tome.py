@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import average, match, matching_macs, mean_keys, mergeable, sizes_of, with_sizes
+from gtp_vit.core.merging import average, by_size, match, matching_macs, mean_keys, mergeable
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
@@ -50,7 +50,7 @@ class ToMe(Method):
 
 
 class ToMeReducer(Reducer):
-    """ToMe in a forward pass; remembers the sizes of the image tokens, [B, M]."""
+    """ToMe in a forward pass."""
 
     def __init__(self, method: ToMe, vit: VitInfo) -> None:
         super().__init__(vit)
@@ -70,16 +70,18 @@ class ToMeReducer(Reducer):
             return tokens
         with torch.no_grad():
             pairs = match(mean_keys(stats), tokens.prefix, merged, self.vit.class_token)
-            weights, retain, size = average(pairs, sizes_of(tokens))
-        tokens = tokens.merge(pairs.kept, pairs.gone, weights, retain)
-        return with_sizes(tokens, size, self.method.prop_attn)
+            weights, retain, size = average(pairs, tokens.sizes)
+        return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return by_size(tokens) if self.method.prop_attn else None
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)
-        if not self.method.weighted_pool or tokens.carry is None:
+        if not self.method.weighted_pool or tokens.size is None:
             return x
         # The head takes a plain mean: weights of mean 1 in front of it make that a weighted one.
-        weights = tokens.carry / tokens.carry.mean(dim=1, keepdim=True)
+        weights = tokens.size / tokens.size.mean(dim=1, keepdim=True)
         return x * F.pad(weights, (tokens.prefix, 0), value=1.0).unsqueeze(-1).to(x.dtype)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:

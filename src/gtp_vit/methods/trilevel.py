@@ -82,12 +82,12 @@ class TriLevelReducer(Reducer):
         return layer in self.layers and (self.masks or self.left_of(tokens) < tokens)
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        if self.acts(layer, tokens.position.shape[1]):
+        if self.acts(layer, tokens.cell.shape[1]):
             return Ask(self.wanted, heads="mean", mask=tokens.carry)
         return None if tokens.carry is None else Ask(mask=tokens.carry)
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        count, prefix = tokens.position.shape[1], tokens.prefix
+        count, prefix = tokens.cell.shape[1], tokens.prefix
         if not self.acts(layer, count):
             return tokens
         assert stats.class_row is not None

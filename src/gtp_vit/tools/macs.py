@@ -81,8 +81,7 @@ def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
         run(model, images, observe=seen.append)
     counts = []
     for tokens in seen:
-        real = torch.ones_like(tokens.position) if tokens.size is None else tokens.size[:, tokens.prefix :] > 0
-        counts.append(real.sum(dim=1).tolist())
+        counts.append((tokens.sizes > 0).sum(dim=1).tolist())
     layers = [
         [Step(b, a, a, a) for b, a in zip(before, after, strict=True)] for before, after in itertools.pairwise(counts)
     ]

@@ -1,9 +1,9 @@
 """trace: which patches stay after each layer, where the removed ones went, and what was lost.
 
-The forward pass itself is the ordinary one, by the same kernels: a trace only looks at the tokens between layers, and
-carries along what each is made of. The last layer is not shortened, so that its tokens can be seen as well.
+The forward pass itself is the ordinary one, by the same kernels: a trace only looks at the tokens between layers. The
+last layer is not shortened, so that its tokens can be seen as well.
 
-Shapes: B batch, M image tokens before a layer, K kept, P removed, M0 patches of the image.
+Shapes: B batch, K kept tokens, P removed ones, M0 patches of the image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 from gtp_vit.patch import is_patched
-from gtp_vit.tensors import full_precision
 from gtp_vit.tools.eval_mode import eval_mode
 
 
@@ -33,16 +32,17 @@ class LayerTrace:
 
     kept: Tensor  # [B, K]       patches still there after this layer
     removed: Tensor  # [B, P]       patches that this layer removed
-    size: Tensor | None  # [B, K]       sizes of the kept tokens; None = one each
-    source: Tensor  # [B, K, M]    each kept token as a weighted sum of the tokens before
-    received: Tensor  # [B, K, P]    how much of each removed token each kept token received
+    size: Tensor | None  # [B, K]       how many patches each kept token stands for; None = one each
+    owner: Tensor  # [B, M0]      for each patch of the image the kept token that stands for it, by place; -1 = lost
 
     @property
     def lost(self) -> Tensor:
-        """Share of this layer's removed tokens that no kept token received, [B]."""
+        """Share of this layer's removed tokens that no kept token took, [B]."""
         if self.removed.shape[1] == 0:
-            return self.received.new_zeros(self.received.shape[0])
-        return (self.received.abs().amax(dim=1) == 0).float().mean(dim=1)
+            return torch.zeros(len(self.removed), device=self.removed.device)
+        # A token that was in no cell, such as a fused one, never goes without another taking it.
+        taken = F.pad(self.owner, (0, 1)).gather(1, self.removed.clamp(max=self.owner.shape[1])) >= 0
+        return 1 - taken.float().mean(dim=1)
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,8 @@ class Trace:
     grid: tuple[int, int]
     layers: tuple[LayerTrace, ...]
 
-    def membership(self, layer: int) -> Tensor:
-        """How much of each patch of the image is in each token after `layer`, [B, K, M0]."""
-        depth = len(self.layers)
-        if not -depth <= layer < depth:
-            raise BadSetting(f"layer is {layer}; the trace has layers 0 to {depth - 1}")
-        share = self.layers[0].source
-        for step in self.layers[1 : layer % depth + 1]:
-            with full_precision(share):  # whoever asks may be under autocast
-                share = step.source @ share
-            # A token that waited elsewhere while the layer began, as in Evo-ViT, comes back as what it was.
-            back = (step.source == 0).all(dim=2, keepdim=True)
-            share = share + back * F.one_hot(step.kept.clamp(max=share.shape[2] - 1), share.shape[2])
-        return share
-
     def lost(self) -> Tensor:
-        """Share of all removed tokens that no kept token received, [B]."""
+        """Share of all removed tokens that no kept token took, [B]."""
         counts = [layer.removed.shape[1] for layer in self.layers]
         lost = torch.stack([layer.lost * count for layer, count in zip(self.layers, counts, strict=True)])
         return lost.sum(dim=0) / max(sum(counts), 1)
@@ -97,15 +83,14 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
 
 
 def _layer(before: Tokens, after: Tokens) -> LayerTrace:
-    assert after.source is not None
-    batch = before.position.shape[0]
-    gone = ~(before.position.unsqueeze(2) == after.position.unsqueeze(1)).any(dim=2)
+    assert after.owner is not None
+    batch = len(before.names)
+    gone = ~(before.names.unsqueeze(2) == after.names.unsqueeze(1)).any(dim=2)
     removed = int(gone.sum()) // max(batch, 1)  # the same for every image of a batch
     index = gone.nonzero()[:, 1].view(batch, removed)
     return LayerTrace(
-        kept=after.position,
-        removed=before.position.gather(1, index),
-        size=None if after.size is None else after.size[:, after.prefix :],
-        source=after.source,
-        received=after.source.gather(2, index.unsqueeze(1).expand(-1, after.source.shape[1], -1)),
+        kept=after.names,
+        removed=before.names.gather(1, index),
+        size=after.size,
+        owner=after.owner,
     )

@@ -1,6 +1,6 @@
 """visualise: the summarisation of an image as pictures: what is left after each layer, and where the rest went.
 
-Shapes: K tokens that are left, M0 patches of the image.
+Shapes: M0 patches of the image.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> A
         draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
         own = None if sizes is None else sizes[which]
         canvas.paste(only_kept(image, kept, found.grid, own), (left, 20))
-        canvas.paste(groups(image, found.membership(layer)[which], found.grid), (left, 20 + size[1] + GAP))
+        canvas.paste(groups(image, found.layers[layer].owner[which], found.grid), (left, 20 + size[1] + GAP))
     return canvas
 
 
@@ -64,18 +64,16 @@ def only_kept(image: Any, kept: Tensor, grid: tuple[int, int], size: Tensor | No
     return faded
 
 
-def groups(image: Any, member: Tensor, grid: tuple[int, int]) -> Any:
-    """Each patch in the colour of the token that holds most of it; white if nothing of it is left."""
+def groups(image: Any, owner: Tensor, grid: tuple[int, int]) -> Any:
+    """Each patch in the colour of the token that stands for it, [M0]; white if none does."""
     from PIL import Image, ImageDraw
 
-    share, owner = member.max(dim=0)  # [M0]
     canvas = Image.new("RGB", image.size, "white")
     draw = ImageDraw.Draw(canvas)
-    counts = torch.bincount(owner[share > 0], minlength=len(member))
-    for cell in range(member.shape[1]):
-        if share[cell] > 0:
-            alone = int(counts[owner[cell]]) == 1
-            draw.rectangle(_box(cell, grid), fill=(225, 228, 233) if alone else _colour(int(owner[cell])))
+    counts = torch.bincount(owner[owner >= 0], minlength=1)
+    for cell, token in enumerate(owner.tolist()):
+        if token >= 0:
+            draw.rectangle(_box(cell, grid), fill=(225, 228, 233) if counts[token] == 1 else _colour(token))
     return canvas
 
 
