@@ -22,7 +22,7 @@ import tyro
 from gtp_vit import GTPPlus, create_model, patch, read_recipe
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.space import SHAPES, Limits, Space
-from gtp_vit.patch import describe
+from gtp_vit.patch import host_of
 from gtp_vit.tools.data import DataSettings, batches, open_images
 from gtp_vit.tools.evaluate import UNREDUCED, evaluate
 from gtp_vit.tools.search import Ruler, search
@@ -81,7 +81,7 @@ class Libraries(Common):
 
 def schedules(options: Schedules) -> None:
     model, images = options.open()
-    vit, recipe = describe(model), read_recipe(options.recipe)
+    vit, recipe = host_of(model).vit, read_recipe(options.recipe)
     space = Space(vit, GTPPlus.for_model(vit), Limits())
     target = space.cost(space.plan_of(recipe.method))
     starts = dict(zip(("default", *HAND_MADE), space.starts(target), strict=True))
@@ -107,7 +107,7 @@ def libraries(options: Libraries) -> None:
     places = [index * len(files) // total for index in range(total)]
     mixed = torch.utils.data.Subset(files, [places[i] for i in torch.randperm(total, generator=torch.manual_seed(0))])
     images = torch.cat([batch.images for batch in batches(mixed, batch_size=32, workers=2)])
-    vit = describe(model)
+    vit = host_of(model).vit
     space = Space(vit, GTPPlus.for_model(vit), Limits())
     target = options.share * space.whole
     ruler = Ruler(model, images, 32, None)

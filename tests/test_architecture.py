@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "methods": {"core", "paper", "kernels", "tensors"},
     "backbones": {"core"},
     "models": {"core"},
-    "recipes": {"core", "methods"},
+    "recipes": {"core", "methods", "backbones"},
     "patch": {"core", "methods", "backbones", "kernels", "recipes"},
     "embedded": set(),
     "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper", "recipes", "tensors"},

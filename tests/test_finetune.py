@@ -45,10 +45,10 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.methods import dynamicvit_training
 from gtp_vit.tools import identity
 from gtp_vit.tools.data import Batch, DataSettings, InMemory, Item, open_images
 from gtp_vit.tools.kept import Kept
+from gtp_vit.training import dynamicvit
 from gtp_vit.training.checkpoint import locked
 from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
 from gtp_vit.training.log import Log
@@ -244,11 +244,9 @@ def test_dynamicvits_loss_is_the_one_that_equals_the_goldens(model):
     torch.manual_seed(3)
     found = own.terms(batch())
     torch.manual_seed(3)
-    student = dynamicvit_training.outputs(own.model, batch().images)
+    student = dynamicvit.outputs(own.model, batch().images)
     labels = torch.nn.functional.one_hot(batch().labels, 10).float()
-    wanted = dynamicvit_training.losses(
-        student, dynamicvit_training.outputs(model, batch().images), labels, own.model.reducer
-    )
+    wanted = dynamicvit.losses(student, dynamicvit.outputs(model, batch().images), labels, own.model.reducer)
     torch.testing.assert_close(found["loss"], wanted.total)
 
 

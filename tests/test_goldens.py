@@ -85,9 +85,9 @@ def compare(entry, model, images, kernels):
     with torch.no_grad():
         run(fast, images, observe=ordinary.append)
     for number, tokens in enumerate(ordinary[1:]):
-        assert torch.equal(tokens.position[compared], tensors[f"kept_{number:02d}"][compared].long())
+        assert torch.equal(tokens.cell[compared], tensors[f"kept_{number:02d}"][compared].long())
         if f"size_{number:02d}" in tensors:
-            size, expected = tokens.size[compared, tokens.prefix :], tensors[f"size_{number:02d}"][compared]
+            size, expected = tokens.size[compared], tensors[f"size_{number:02d}"][compared]
             torch.testing.assert_close(size, expected, rtol=0, atol=entry["comparison"]["sizes_atol"])
     for lossless in (True, False):
         with torch.no_grad():

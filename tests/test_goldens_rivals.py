@@ -65,8 +65,15 @@ def compare_kept(entry, seen):
     assert layers
     for key in layers:
         wanted = stored[key].long()
-        found = seen[int(key.removeprefix("kept_"))].position.sort(dim=1).values
+        found = seen[int(key.removeprefix("kept_"))].names.sort(dim=1).values
         assert torch.equal(found[compared, : wanted.shape[1]], wanted[compared])
+
+
+def first_patches(layer):
+    """The first patch that each token stands for, [B, K]."""
+    member = layer.owner.unsqueeze(1) == torch.arange(layer.kept.shape[1]).unsqueeze(1)  # [B, K, M0]
+    patches = member.shape[2]
+    return torch.where(member, torch.arange(patches), patches).amin(dim=2)
 
 
 def compare_groups(entry, model, images, method, kernels):
@@ -75,17 +82,15 @@ def compare_groups(entry, model, images, method, kernels):
     compared, stored = entry["comparison"]["compare_images"], entry["data"]
     seen, found = observed(fast, images), trace(fast, images)
     prefix = seen[-1].prefix
-    patches = found.grid[0] * found.grid[1]
     for layer in range(len(found.layers)):
-        member = found.membership(layer) > 0  # [B, K, M0]
-        smallest = torch.where(member, torch.arange(patches), patches).amin(dim=2)
-        group = (member * smallest.unsqueeze(2)).sum(dim=1) + prefix
+        smallest = first_patches(found.layers[layer])
+        group = smallest.gather(1, found.layers[layer].owner) + prefix
         assert torch.equal(group[compared], stored["group"][compared, layer, prefix:].long())
     sequence = smallest + prefix
     assert torch.equal(sequence[compared], stored["final_sequence"][compared, prefix:].long())
-    size = seen[-1].carry[compared]
+    size = seen[-1].size[compared]
     torch.testing.assert_close(size, stored["final_size"][compared, prefix:], rtol=0, atol=1e-5)
-    assert torch.equal(seen[-1].position, found.layers[-1].kept)
+    assert torch.equal(seen[-1].cell, found.layers[-1].kept)
 
 
 def tome_of(settings):
@@ -129,7 +134,7 @@ def test_evit(golden, deit_tiny, images, name, kernels):
     compare_logits(entry, deit_tiny, method, images, kernels)
     seen = observed(patch(deit_tiny, method, kernels=kernels), images)
     compare_kept(entry, seen)
-    assert [seen[layer].position.shape[1] for layer in (3, 6, 9)] == entry["image_tokens_after"]
+    assert [seen[layer].cell.shape[1] for layer in (3, 6, 9)] == entry["image_tokens_after"]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +165,7 @@ def test_dynamicvit(golden, deit_tiny, images, predictors, name, kernels):
 
 
 def test_training_quantities_of_dynamicvit(golden, deit_tiny, data, predictors):
-    from gtp_vit.methods.dynamicvit_training import losses, outputs
+    from gtp_vit.training.dynamicvit import losses, outputs
 
     entry = golden["dyvit_train"]
     stored, settings = entry["data"], entry["settings"]
@@ -212,7 +217,7 @@ def test_evovit(golden, deit_tiny, images, name, kernels):
 
     def spy(layer, tokens):
         after = before(layer, tokens)
-        chosen[f"kept_{layer:02d}"] = after.position
+        chosen[f"kept_{layer:02d}"] = after.cell
         return after
 
     fast.reducer.before = spy
@@ -256,8 +261,8 @@ def survivors_of(model, images, layers):
     found = []
     for layer, tokens in enumerate(observed(model, images)):
         if layer in layers:
-            there = (tokens.size[:, 1:] > 0).to(torch.uint8)
-            found.append(torch.zeros(len(images), 196, dtype=torch.uint8).scatter(1, tokens.position, there))
+            there = (tokens.size > 0).to(torch.uint8)
+            found.append(torch.zeros(len(images), 196, dtype=torch.uint8).scatter(1, tokens.cell, there))
     return torch.stack(found, dim=1)
 
 
@@ -286,10 +291,10 @@ def test_diffrate(golden, deit_tiny, images, name, kernels):
     compare_logits(entry, deit_tiny, method, images, kernels)
     fast = patch(deit_tiny, method, kernels=kernels)
     size = observed(fast, images)[-1].size
-    torch.testing.assert_close(size, stored["final_size"], rtol=0, atol=1e-5)
-    member = trace(fast, images).membership(-1) > 0
-    smallest = torch.where(member, torch.arange(196), 196).amin(dim=2)
-    group = torch.where(member.any(dim=1), (member * (smallest + 1).unsqueeze(2)).sum(dim=1), -1)
+    torch.testing.assert_close(size, stored["final_size"][:, 1:], rtol=0, atol=1e-5)
+    layer = trace(fast, images).layers[-1]
+    group = first_patches(layer).gather(1, layer.owner.clamp(min=0)) + 1
+    group = group.masked_fill(layer.owner < 0, -1)
     assert torch.equal(group, stored["group"][:, 1:].long())
 
 
@@ -312,7 +317,7 @@ def test_ppt(golden, deit_tiny, images, name, kernels, monkeypatch):
     monkeypatch.setattr(ppt, "importance", spy)
     seen = observed(patch(deit_tiny, method, kernels=kernels), images)
     torch.testing.assert_close(torch.stack(variances, dim=1), stored["variance"], rtol=1e-3, atol=1e-9)
-    size = seen[-1].carry
+    size = seen[-1].size
     torch.testing.assert_close(size, stored["final_size"][:, 1:], rtol=0, atol=1e-5)
 
 

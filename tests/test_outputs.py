@@ -32,7 +32,7 @@ from gtp_vit.cli import benchmark as benchmark_command
 from gtp_vit.cli import evaluate as evaluate_command
 from gtp_vit.cli import source
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.patch import describe
+from gtp_vit.patch import host_of
 from gtp_vit.recipes import sizes_of_vit
 from gtp_vit.tools import compare as comparison
 from gtp_vit.tools import environment, report, search
@@ -264,8 +264,8 @@ def test_a_journal_keeps_outputs_that_are_not_finite(tmp_path):
 def spoiled_method(name, every=50):
     """patch, whose models of one method have outputs that are not finite."""
 
-    def patched(model, method):
-        fast = patch(model, method)
+    def patched(model, method, **options):
+        fast = patch(model, method, **options)
         return spoil(fast, every) if fast.reduction.method.name == name else fast
 
     return patched
@@ -288,7 +288,7 @@ def test_evaluate_says_which_model_is_not_finite_everywhere(tmp_path, monkeypatc
 
 
 def test_compare_ends_and_says_which_method_is_not_finite(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(comparison, "patch_quietly", spoiled_method("tome"))
+    monkeypatch.setattr(comparison, "patch", spoiled_method("tome"))
     monkeypatch.setattr(environment, "bf16_verdict", lambda: "not tried, it takes seconds")
     words = ["compare", "--limit", "100", "-b", "100", "--rounds", "0", "--macs", "0.65", "--methods", "tome", "gtp"]
     assert main([*words, "--output", str(tmp_path)]) == Exit.INCOMPLETE
@@ -329,7 +329,7 @@ def test_tune_refuses_settings_whose_held_out_outputs_are_not_finite(monkeypatch
 
 
 def test_tune_says_so_if_no_schedule_has_finite_outputs(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "patch_quietly", spoiled_method("gtp_plus", 1))
+    monkeypatch.setattr(search, "patch", spoiled_method("gtp_plus", 1))
     journal = Journal(tmp_path / "x.journal", {})
     with pytest.raises(GTPError, match="gtp_plus's outputs are not finite with any of the"):
         tune(families.make("vit"), families.images("vit", 30), macs=0.7, evaluations=2, journal=journal)
@@ -349,8 +349,8 @@ def test_tune_says_so_if_no_schedule_has_finite_outputs(tmp_path, monkeypatch):
 )
 def test_comparisons_that_cannot_end_are_refused_before_the_first_image(words, message, tmp_path, monkeypatch, capsys):
     model = create_model("fashion_vit")
-    method = GTPPlus.for_model(describe(model))
-    recipe = Recipe("fashion_vit", sizes_of_vit(describe(model)), method, {}, {})
+    method = GTPPlus.for_model(host_of(model).vit)
+    recipe = Recipe("fashion_vit", sizes_of_vit(host_of(model).vit), method, {}, {})
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     monkeypatch.setattr(comparison, "evaluate", lambda *_, **__: pytest.fail("it began to work"))
     words = [word.replace("RECIPE", str(tmp_path / "recipe.json")) for word in words]

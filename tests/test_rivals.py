@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 import families
 from gtp_vit import ATS, PPT, DiffRate, DynamicViT, EViT, EvoViT, GTPError, ToMe, TriLevel, patch, trace
 from gtp_vit.core.attention import Ask, Projections, attend
+from gtp_vit.core.loop import run
 from gtp_vit.core.masking import EPSILON, masked_softmax
 from gtp_vit.core.merging import Pairs, average, match, mergeable
 from gtp_vit.core.schedule import removals
@@ -182,8 +183,18 @@ def test_diffrate_merges_by_plain_mean():
     layer = trace(fast, images).layers[0]
     assert layer.kept.shape == (1, 59)
     assert layer.lost.item() == pytest.approx(2 / 5)  # of the five that went, two were dropped
-    total = layer.source.sum(dim=2)
-    torch.testing.assert_close(total, torch.ones_like(total))
+    steps, reduce = [], fast.reducer.reduce
+
+    def spy(layer, tokens, stats):
+        steps.append((tokens, reduce(layer, tokens, stats)))
+        return steps[-1][1]
+
+    fast.reducer.reduce = spy
+    with torch.no_grad():
+        run(fast, images)
+    before, after = steps[0]
+    for token in range(59):
+        torch.testing.assert_close(after.image[0, token], before.image[0][layer.owner[0] == token].mean(dim=0))
 
 
 def test_ppt_merges_or_drops_by_the_variance():
@@ -196,13 +207,12 @@ def test_ppt_merges_or_drops_by_the_variance():
     assert dropping.layers[-1].size.sum(dim=1).tolist() == [37, 37, 37]
 
 
-def test_evit_weighs_its_fused_token_by_class_attention():
+def test_evits_fused_token_stands_for_all_that_were_dropped():
     fast, images = patch(families.make("vit"), EViT(keep_rate=0.5, drop_loc=(1,))), families.images("vit", 1)
     layer = trace(fast, images).layers[1]
     assert layer.kept[0, -1] == 64  # behind the last of 64 cells
-    weights = layer.source[0, -1]
-    assert (weights > 0).sum() == 32
-    assert weights.sum() < 0.5  # the less attended half, not made to sum to 1
+    assert (layer.owner[0] == 32).sum() == 32
+    assert layer.size[0].tolist() == [1] * 32 + [32]
     assert layer.lost.item() == 0
 
 
@@ -211,7 +221,7 @@ def test_evovit_lets_waiting_tokens_come_back():
     found = trace(fast, images)
     assert [layer.kept.shape[1] for layer in found.layers] == [64, 32, 64, 64]
     for layer in (2, 3):
-        torch.testing.assert_close(found.membership(layer), torch.eye(64).expand(1, -1, -1))
+        assert found.layers[layer].owner[0].tolist() == list(range(64))
 
 
 def test_what_the_representative_token_gains_is_added_to_those_that_wait():
@@ -229,12 +239,10 @@ def test_weighted_pooling_weighs_tokens_by_size():
     model, images = families.make("gap"), families.images("gap")
     fast = patch(model, ToMe(r=8, weighted_pool=True))
     seen = []
-    from gtp_vit.core.loop import run
-
     with torch.no_grad():
         tokens = run(fast, images, observe=seen.append)
         normed = fast.norm(tokens.x)
-        pooled = (normed * tokens.carry.unsqueeze(-1)).sum(dim=1) / tokens.carry.sum(dim=1, keepdim=True)
+        pooled = (normed * tokens.size.unsqueeze(-1)).sum(dim=1) / tokens.size.sum(dim=1, keepdim=True)
         torch.testing.assert_close(fast(images), fast.head(fast.fc_norm(pooled)))
     with pytest.raises(GTPError, match="averages the image tokens"):
         patch(families.make("vit"), ToMe(weighted_pool=True))

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 import families
 import gtp_vit
 from gtp_vit import (
-    GTP,
     DiffRate,
     GTPError,
     GTPPlus,
@@ -30,7 +29,7 @@ from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.space import Space, cheapest
 from gtp_vit.kernels import conserving
-from gtp_vit.patch import describe
+from gtp_vit.patch import host_of
 from gtp_vit.tools import search as searching
 from gtp_vit.tools import tune as tuning
 from gtp_vit.tools.benchmark import Timing
@@ -76,7 +75,7 @@ def test_the_cost_is_met_and_the_damage_is_the_least_of_what_was_tried(model, me
 
 
 def test_the_hand_made_schedules_are_its_starts(model):
-    space = Space(patch(model, GTP()).reduction.vit, GTPPlus(), Limits())
+    space = Space(host_of(model).costs(), GTPPlus(), Limits())
     target = 0.7 * space.whole
     starts = list(space.starts(target))
     assert len(starts) >= 6  # of the seven, "late" cannot be that cheap in four layers
@@ -100,9 +99,9 @@ def test_a_stopped_search_goes_on_and_finds_the_same(model, tmp_path):
     journal.close(finished=False)
     runs = []
     journal = Journal(tmp_path / "j", {"a": 1})
-    patched = searching.patch_quietly
+    patched = searching.patch
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(searching, "patch_quietly", lambda *a: runs.append(1) or patched(*a))
+        monkey.setattr(searching, "patch", lambda *a, **k: runs.append(1) or patched(*a, **k))
         again = quick(model, journal=journal)
         fewer = len(runs)
         runs.clear()
@@ -314,7 +313,7 @@ def test_shipped_recipes_fit_their_model_and_cost_what_they_say(name):
     recipe = read_recipe(name)
     with torch.device("meta"):
         model = timm.create_model(recipe.model)
-    recipe.check(model, describe(model))
+    recipe.check(host_of(model))
     whole, cost = macs(model).total, macs(model, recipe.method, lossless=True).total
     assert cost == recipe.measured["macs"]
     assert recipe.found["target"]["macs"] - 0.01 < cost / whole <= recipe.found["target"]["macs"]
@@ -440,7 +439,7 @@ def test_a_model_of_two_layers_has_one_place_only():
 def test_starts_survive_a_limit_of_layers(layers):
     with torch.device("meta"):
         deit = timm.create_model("deit_tiny_patch16_224")
-    space = Space(describe(deit), GTPPlus(), Limits(layers=layers))
+    space = Space(host_of(deit).costs(), GTPPlus(), Limits(layers=layers))
     starts = [space.plan_of(start) for start in space.starts(0.65 * space.whole)]
     assert len(starts) >= 6  # "late" cannot be that cheap
     assert all(space.respected(plan) for plan in starts)
@@ -449,12 +448,12 @@ def test_starts_survive_a_limit_of_layers(layers):
 def test_the_cheapest_schedule_is_what_the_method_can_do():
     with torch.device("meta"):
         deit = timm.create_model("deit_tiny_patch16_224")
-    tome = Space(describe(deit), ToMe(), Limits())
+    tome = Space(host_of(deit).costs(), ToMe(), Limits())
     assert cheapest(tome) / tome.whole < 0.2  # it halves the tokens in every layer
-    eights = Space(describe(deit), ToMe(), Limits(multiple_of=8))
+    eights = Space(host_of(deit).costs(), ToMe(), Limits(multiple_of=8))
     plan = eights.settle([150.0] + [0.0] * 11)
     assert plan is None or eights.respected(plan)
-    eights = Space(describe(deit), GTPPlus(), Limits(multiple_of=8))
+    eights = Space(host_of(deit).costs(), GTPPlus(), Limits(multiple_of=8))
     assert eights.settle([196.0] + [0.0] * 11) == [189] + [0] * 11  # 7 image tokens and the class token
 
 

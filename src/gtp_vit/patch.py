@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from gtp_vit import backbones, recipes
+from gtp_vit.backbones import Host
 from gtp_vit.core.loop import Reduction
-from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import BadSetting, shown
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
@@ -27,6 +28,7 @@ def patch(
     *,
     lossless: bool = True,
     kernels: Kernels = "auto",
+    quiet: bool = False,
 ) -> Model:
     """A model of the same class with the same weights that reduces tokens by `method`.
 
@@ -36,13 +38,14 @@ def patch(
     layers that are reduced; a model that has such hooks already is refused.
 
     Args:
-        model: a supported ViT; anything else is refused with the module that is in the way.
+        model: a supported ViT, or a model around one; anything else is refused with the module that is in the way.
         method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` found, its
             file, or the name of one in the package. Without it, and for "gtp_plus", GTP+ with what is known to be
             good for this model, at 65 % of its MACs.
         lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
         kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
             torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
+        quiet: do not warn of settings that cannot give good results, such as predictors that nobody has trained.
 
     >>> import timm, torch
     >>> model = timm.create_model("test_vit").eval()
@@ -52,21 +55,23 @@ def patch(
     """
     if not isinstance(model, nn.Module):
         raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
-    check_kernels(kernels)
-    shell: Any = unpatch(model) if is_patched(model) else _shell(model)
-    backbone = backbones.find(shell)
-    vit = backbone.describe(shell)
-    method = _settings(recipes.resolve(method, shell, vit))
-    reducer = method.build(vit).train(shell.training)
+    check_kernels(kernels, quiet=quiet)
+    host = host_of(model)
+    method = _settings(recipes.resolve(method, host))
     caution = method.caution()
-    if caution is not None:
+    if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
-    weight = next(shell.parameters())
-    original: Any = type(shell)
-    shell.__class__ = _patched_class(original, backbone.forwards)
-    shell.reduction = Reduction(backbone, method, vit, lossless, kernels)
-    shell.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
-    return shell
+    root: Any = _shells(host.model, host.path)
+    tower: Any = root.get_submodule(host.path)
+    weight = next(tower.parameters())
+    reducer = method.build(host.vit).train(tower.training)
+    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels)
+    tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
+    kinds: tuple[Any, Any] = type(root), type(tower)
+    if root is not tower:
+        root.__class__ = _patched_root(kinds[0], host.path)
+    tower.__class__ = _patched_class(kinds[1], host.backbone.forwards)
+    return root
 
 
 def _settings(method: Any) -> Method:
@@ -82,16 +87,18 @@ def unpatch(model: Model) -> Model:
     """The original of a patched model again, sharing the weights; other models are returned as they are."""
     if not is_patched(model):
         return model
-    shell: Any = _shell(model)
-    del shell.reduction, shell.reducer
-    shell.__class__ = type(model).original  # type: ignore[attr-defined]
-    return shell
+    path: str = type(model).path  # type: ignore[attr-defined]
+    root: Any = _shells(model, path)
+    tower: Any = root.get_submodule(path)
+    del tower.reduction, tower.reducer
+    for shell in {id(module): module for module in (root, tower)}.values():
+        shell.__class__ = type(shell).original
+    return root
 
 
-def describe(model: nn.Module) -> VitInfo:
-    """Sizes of a patched or plain model; raises GTPError if it is not supported."""
-    plain = unpatch(model)
-    return backbones.find(plain).describe(plain)
+def host_of(model: nn.Module) -> Host:
+    """The host of a plain model, or of a patched one as it was before; raises GTPError if it is not supported."""
+    return backbones.find(unpatch(model))
 
 
 def is_patched(model: nn.Module) -> bool:
@@ -103,6 +110,7 @@ class Patched:
     """Marks the classes that `patch` makes, and lets their instances be pickled and copied."""
 
     original: type
+    path = ""  # of the ViT in the model
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so a pickle names what it is made of instead.
@@ -120,15 +128,58 @@ class Patched:
         return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
 
 
+class PatchedRoot(Patched):
+    """Marks the class of a model around a patched ViT; what belongs to the reduction is the ViT's."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        model: Any = self
+        return _restore_root, (self.original, self.path), model.__getstate__()
+
+    @property
+    def reduction(self) -> Reduction:
+        return tower_of(self).reduction
+
+    @property
+    def reducer(self) -> Reducer:
+        return tower_of(self).reducer
+
+
+def tower_of(model: Any) -> Any:
+    """The ViT of a patched model, in which the tokens are reduced."""
+    return model.get_submodule(type(model).path)
+
+
 @functools.cache
 def _patched_class(original: Any, forwards: Any) -> Any:
     name = f"Reduced{original.__name__}"
     return type(name, (Patched, forwards, original), {"original": original, "__module__": original.__module__})
 
 
+@functools.cache
+def _patched_root(original: Any, path: str) -> Any:
+    # Under its own name: others look models up by the name of their class.
+    own = {"original": original, "path": path, "__module__": original.__module__, "__qualname__": original.__qualname__}
+    return type(original.__name__, (PatchedRoot, original), own)
+
+
 def _restore(original: type, forwards: type) -> Any:
     cls = _patched_class(original, forwards)
     return cls.__new__(cls)
+
+
+def _restore_root(original: type, path: str) -> Any:
+    cls = _patched_root(original, path)
+    return cls.__new__(cls)
+
+
+def _shells(model: nn.Module, path: str) -> nn.Module:
+    """The same tree of modules with shells for the model and every module on the way to `path`."""
+    root = shell = _shell(model)
+    for name in path.split(".") if path else ():
+        inner = _shell(shell.get_submodule(name))
+        shell._modules[name] = inner
+        shell = inner
+    return root
 
 
 def _shell(model: Model) -> Model:

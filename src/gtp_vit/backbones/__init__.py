@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.timm_vit import TimmViT
-from gtp_vit.core.loop import Backbone
+from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.costs import Convention, Costs, measure_costs
+from gtp_vit.core.reducer import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
 BACKBONES: dict[str, Backbone] = {
     "timm_vit": TimmViT(),
     "lvvit": LVViTBackbone(),
 }
+# Models around a ViT: module and name of the class -> the path of the ViT in it. They may read what they like of it.
+ROOTS: dict[str, str] = {}
 
 
-def find(model: nn.Module) -> Backbone:
-    """The backbone that understands every module of `model`; raises UnsupportedBackbone with what is in the way."""
+@dataclass(frozen=True, eq=False)
+class Host:
+    """A model that can be patched: its family, and where in the model the ViT is."""
+
+    model: nn.Module
+    path: str  # "" = the model is the ViT itself
+    backbone: Backbone
+
+    @property
+    def tower(self) -> nn.Module:
+        """The ViT itself."""
+        return self.model.get_submodule(self.path)
+
+    @functools.cached_property
+    def vit(self) -> VitInfo:
+        return self.backbone.describe(self.tower)
+
+    @functools.cached_property
+    def inputs(self) -> Inputs:
+        return self.backbone.inputs(self.tower)
+
+    @property
+    def output(self) -> Output | None:
+        """What the model returns; None if only running it can tell, as what is around the ViT is not known."""
+        return self.backbone.output(self.tower) if self.path == "" else None
+
+    def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
+        """MACs of the ViT's parts."""
+        return measure_costs(self.backbone, self.tower, grid, convention)
+
+
+def find(model: nn.Module) -> Host:
+    """The host of a model whose every module is understood; raises UnsupportedBackbone with what is in the way."""
+    path = ROOTS.get(f"{type(model).__module__}.{type(model).__qualname__}", "")
+    tower = model.get_submodule(path)
     for backbone in BACKBONES.values():
-        if backbone.matches(model):
-            reason = backbone.refusal(model)
+        if backbone.matches(tower):
+            reason = backbone.refusal(tower)
             if reason is not None:
-                raise UnsupportedBackbone(f"{reason}. The model was left as it is")
-            return backbone
+                raise UnsupportedBackbone(f"{f'{path}: ' if path else ''}{reason}. The model was left as it is")
+            return Host(model, path, backbone)
     inside = wrapped(model)
     if inside is not None:
         raise UnsupportedBackbone(

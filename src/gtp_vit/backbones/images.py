@@ -10,8 +10,15 @@ from torch import Tensor, nn
 from gtp_vit.errors import BadInput
 
 
-def check_images(model: Any, first: nn.Conv2d, images: Any) -> None:
-    """Refuse images that do not fit the model, whose first layer is `first`."""
+def check_images(images: Any, first: nn.Conv2d, size: tuple[int, int] | None, patch: tuple[int, int] | None) -> None:
+    """Refuse images that do not fit a model.
+
+    Args:
+        images: what was given.
+        first: the model's first layer.
+        size: the only height and width that it takes; None = any.
+        patch: what height and width must be multiples of; None = nothing.
+    """
     if not isinstance(images, Tensor):
         raise BadInput(f"images are a {type(images).__name__}; give a float tensor [batch, channels, height, width]")
     shape, channels = tuple(images.shape), first.in_channels
@@ -28,20 +35,12 @@ def check_images(model: Any, first: nn.Conv2d, images: Any) -> None:
         )
     if images.device != weight.device:
         raise BadInput(f"images are on {images.device}, but the model is on {weight.device}; move one of them")
-    size = tuple(model.patch_embed.img_size)
     if min(shape[2:]) == 0:
         raise BadInput(f"images are {shape[2]} x {shape[3]}; they have no pixels")
-    if not model.dynamic_img_size and shape[2:] != size:
+    if size is not None and shape[2:] != size:
         raise BadInput(
             f"images are {shape[2]} x {shape[3]}, but the model takes {size[0]} x {size[1]}; resize them, or create "
             f"the model with img_size={shape[2:]} (or, if it is one of timm's, dynamic_img_size=True)"
         )
-    patch = model.patch_embed.patch_size
-    if (
-        model.dynamic_img_size
-        and not model.patch_embed.dynamic_img_pad
-        and (shape[2] % patch[0] or shape[3] % patch[1])
-    ):
+    if patch is not None and (shape[2] % patch[0] or shape[3] % patch[1]):
         raise BadInput(f"images are {shape[2]} x {shape[3]}; both must be multiples of the patch size {patch}")
-    if tuple(model.patch_embed.grid_size) != model.reduction.vit.grid:
-        raise BadInput("the original model's input size was changed after patching; patch it again")

@@ -1,4 +1,4 @@
-"""Pieces that backbones share: calling a model's own modules, cutting heads, counting MACs.
+"""Pieces that backbones share: calling a model's own modules, cutting heads.
 
 Shapes: B batch, N tokens, H heads, D head dimension.
 """
@@ -47,14 +47,3 @@ def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """[B, N, parts H D] -> parts x [B, H, N, D]."""
     batch, tokens, width = x.shape
     return x.reshape(batch, tokens, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def linear_macs(module: nn.Module) -> int:
-    """MACs of one token in all linear layers of a module."""
-    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
-
-
-def elementwise_macs(*modules: nn.Module | None) -> int:
-    """MACs of one token in norms or LayerScales, counted as torchprofile does: one an element if it has weights."""
-    weights = [p for m in modules if m is not None for n, p in m.named_parameters() if n in ("weight", "gamma")]
-    return sum(weight.numel() for weight in weights)

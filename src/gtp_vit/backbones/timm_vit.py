@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones.images import check_images
-from gtp_vit.backbones.parts import elementwise_macs, is_overridden, linear_macs, project, through
+from gtp_vit.backbones.parts import is_overridden, project, through
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.reducer import Elementwise, VitInfo
+from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 
 # Children that the copied forward calls. `norm` of attention appeared during timm 1.0.
@@ -34,10 +35,12 @@ MODEL = {
 # Token-wise MLPs; GlobalResponseNormMlp, for one, mixes tokens.
 MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked")
 POOLS_OF_PREFIX = {"token"}
+CLIP = ("clip", "_mci_", "_pe_core_")  # in timm's names of models whose output is compared with texts
+FINETUNED = "_ft_in"  # in timm's names of weights that were trained on classes afterwards
 POOLS_OF_IMAGE = {"", "avg", "avgmax", "max", "map"}
 
 
-class TimmViT:
+class TimmViT(Backbone):
     """Backbone of timm's plain vision transformers."""
 
     forwards = TimmForwards
@@ -92,47 +95,82 @@ class TimmViT:
         return None
 
     def describe(self, model: Any) -> VitInfo:
-        block, prefix = model.blocks[0], model.num_prefix_tokens
-        attn, dim = block.attn, model.embed_dim
-        head, per_token = _head_macs(model)
+        attn = model.blocks[0].attn
         return VitInfo(
             depth=len(model.blocks),
-            dim=dim,
+            dim=model.embed_dim,
             heads=attn.num_heads,
             head_dim=attn.head_dim,
-            grid=tuple(model.patch_embed.grid_size),
-            prefix=prefix,
+            grid=self.grid(model),
+            prefix=model.num_prefix_tokens,
             class_token=model.has_class_token,
             head_reads_image_tokens=self.head_reads_image_tokens(model),
-            embed_macs_per_patch=model.patch_embed.proj.weight.numel(),
-            embed_elementwise_macs_per_patch=0,
-            linear_macs=(linear_macs(attn), linear_macs(block.mlp)),
-            elementwise_macs=_block_elementwise(block),
-            final_elementwise_macs=elementwise_macs(model.norm_pre, model.norm),
-            head_macs=head,
-            head_macs_per_token=per_token,
-            head_reads_prefix_too=not model.global_pool or getattr(model, "pool_include_prefix", False),
             head_averages_image_tokens=model.global_pool == "avg" and not getattr(model, "pool_include_prefix", False),
-            pooled_elementwise_macs=elementwise_macs(model.fc_norm),
         )
+
+    def inputs(self, model: Any) -> Inputs:
+        config = getattr(model, "pretrained_cfg", None) or {}
+        known = dict(config if isinstance(config, dict) else vars(config))
+        embed, any_size = model.patch_embed, bool(model.dynamic_img_size)
+        stored = known.get("input_size") if any_size else None  # else as the model is, whatever its checkpoint says
+        return Inputs(
+            name=str(known.get("architecture") or type(model).__name__),
+            size=tuple(stored[1:]) if stored else tuple(embed.img_size),
+            any_size=any_size,
+            patch=tuple(embed.patch_size),
+            channels=self.first_layer(model).in_channels,
+            classes=model.num_classes,
+            weights=str(known.get("tag") or ""),
+            preparation=known,
+        )
+
+    def output(self, model: Any) -> Output:
+        vit, weight = self.describe(model), next(model.parameters())
+        tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
+        with torch.no_grad():
+            output = self.head(model, tokens)
+        shape = (output[0] if isinstance(output, tuple) else output).shape  # a distilled model in training has two
+        if len(shape) == 3:
+            return Output("tokens", shape[2])
+        if isinstance(model.head, nn.Identity) or shape[1] == 0:
+            return Output("features", vit.dim)
+        return Output("embedding" if self._is_projection(model, shape[1]) else "classes", shape[1])
+
+    def _is_projection(self, model: Any, outputs: int) -> bool:
+        """Is the head CLIP's projection, which timm keeps where others have classes? It is linear and has no bias."""
+        inputs, bias = self.inputs(model), getattr(model.head, "bias", None)
+        name = f"{inputs.name}.{inputs.weights}"
+        return (
+            any(part in name for part in CLIP)
+            and FINETUNED not in name
+            and outputs == (inputs.preparation or {}).get("num_classes")
+            and (bias is None or bias.is_meta or not bool(bias.any()))
+        )
+
+    def grid(self, model: Any) -> tuple[int, int]:
+        rows, columns = model.patch_embed.grid_size
+        return rows, columns
+
+    def first_layer(self, model: Any) -> nn.Conv2d:
+        """The convolution that the pixels go into."""
+        return model.patch_embed.proj
 
     def head_reads_image_tokens(self, model: Any) -> bool:
         return model.global_pool not in POOLS_OF_PREFIX or model.attn_pool is not None
 
     def embed(self, model: Any, images: Tensor) -> Tokens:
         """Patches, position embedding and prefix tokens, by the model's own modules."""
-        check_images(model, model.patch_embed.proj, images)
-        x = model.patch_embed(images)
-        grid = (x.shape[1], x.shape[2]) if model.dynamic_img_size else tuple(model.patch_embed.grid_size)
+        embed, any_size = model.patch_embed, model.dynamic_img_size
+        patch = embed.patch_size if any_size and not embed.dynamic_img_pad else None
+        check_images(images, self.first_layer(model), None if any_size else tuple(embed.img_size), patch)
+        x = embed(images)
+        grid = (x.shape[1], x.shape[2]) if any_size else self.grid(model)
         x = model.norm_pre(model.patch_drop(model._pos_embed(x)))
         cell = torch.arange(grid[0] * grid[1], device=x.device)
         return Tokens(x, cell.expand(x.shape[0], -1), model.num_prefix_tokens, grid)
 
     def blocks(self, model: Any) -> Sequence[nn.Module]:
         return model.blocks
-
-    def saves_memory(self, model: Any) -> bool:
-        return model.grad_checkpointing
 
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
@@ -143,7 +181,7 @@ class TimmViT:
         dropout = attn.attn_drop.p if attn.training else 0.0
         return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, dropout)
 
-    def output(self, block: Any, out: Tensor) -> Tensor:
+    def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         attn = block.attn
         if hasattr(attn, "norm"):
             out = through(attn.norm, out)
@@ -156,34 +194,34 @@ class TimmViT:
             return None
         return norm
 
-    def mlp(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
+    def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         return through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(x) if normed is None else normed)))
+
+    def norm(self, model: Any) -> nn.Module:
+        return model.norm
+
+    def head(self, model: Any, features: Tensor) -> Tensor:
+        return model.forward_head(features)
+
+    def saves_memory(self, model: Any) -> bool:
+        return model.grad_checkpointing
+
+    def save_memory(self, model: Any, on: bool) -> None:
+        model.set_grad_checkpointing(on)
+
+    def drop_paths(self, model: Any, rate: float) -> bool:
+        drop_path = sys.modules["timm.layers"].DropPath
+        for index, block in enumerate(model.blocks):
+            own = rate * index / max(len(model.blocks) - 1, 1)
+            block.drop_path1, block.drop_path2 = (drop_path(own) if own else nn.Identity() for _ in range(2))
+        return True
+
+    def undecayed(self, model: Any) -> set[str]:
+        return set(model.no_weight_decay())
+
+    def classifier(self, model: Any) -> nn.Module:
+        return model.head
 
 
 def _is_timm_layer(module: nn.Module, name: str) -> bool:
     return type(module) is getattr(sys.modules["timm.layers"], name, None)
-
-
-def _block_elementwise(block: Any) -> Elementwise:
-    attn = block.attn
-    return Elementwise(
-        keys=elementwise_macs(block.norm1) + attn.num_heads * elementwise_macs(attn.k_norm),
-        # q is scaled before the product with k
-        queries=attn.num_heads * (attn.head_dim + elementwise_macs(attn.q_norm)),
-        output=elementwise_macs(getattr(attn, "norm", None), block.ls1),
-        mlp=elementwise_macs(block.norm2, getattr(block.mlp, "norm", None), block.ls2),
-    )
-
-
-def _head_macs(model: Any) -> tuple[int, int]:
-    """MACs of pooling and classifier: once, and for each token that pooling reads."""
-    head = linear_macs(model.head) + (linear_macs(model.head_dist) if hasattr(model, "head_dist") else 0)
-    pool = model.attn_pool
-    if not model.global_pool:  # no pooling: the classifier reads every token
-        return 0, head
-    if pool is None:
-        return head, 0
-    latents = pool.latent_len
-    once = latents * (linear_macs(pool.q) + linear_macs(pool.proj) + linear_macs(pool.mlp))
-    width = pool.kv.out_features // 2
-    return head + once, linear_macs(pool.kv) + 2 * latents * width

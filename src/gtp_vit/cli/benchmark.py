@@ -19,7 +19,7 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.patch import patch
+from gtp_vit.patch import host_of, patch
 from gtp_vit.tools.benchmark import Timing, against, interleave
 from gtp_vit.tools.data import Batch, batches
 from gtp_vit.tools.files import check_writable
@@ -78,10 +78,8 @@ def main(words: Sequence[str]) -> None:
     model = make_model(flags).to(dtype)
     method = chosen.for_model(model)
     fast: Any = patch(model, method)
-    embed: Any = fast.patch_embed
-    channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution
-    device = next(model.parameters()).device
-    images = torch.randn(max(flags.batch_size), channels, *embed.img_size, dtype=dtype, device=device)
+    inputs, device = host_of(model).inputs, next(model.parameters()).device
+    images = torch.randn(max(flags.batch_size), inputs.channels, *inputs.size, dtype=dtype, device=device)
     layers = layer_rows(model, fast, images=images[:8])
     timed = measure(flags, method, model, fast, images)
     rows = timing_rows(timed)

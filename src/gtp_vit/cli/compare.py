@@ -25,10 +25,11 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.patch import patch
 from gtp_vit.recipes import read_recipe
 from gtp_vit.tools.benchmark import Timing
 from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, models_of, patch_quietly, plan
+from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, models_of, plan
 from gtp_vit.tools.data import first_images
 from gtp_vit.tools.evaluate import Evaluation
 from gtp_vit.tools.files import check_writable
@@ -217,7 +218,7 @@ def token_pictures(flags: Compare, model: Any, rows: Sequence[Row], images: torc
     for row in rows:
         if row.plan.budget != tightest or row.plan.method is None:
             continue
-        found = trace(patch_quietly(model, row.plan.method), images[:1])
+        found = trace(patch(model, row.plan.method, quiet=True), images[:1])
         depth = len(found.layers)
         drawn = panels(Image.fromarray(array), found, [depth // 4, depth // 2, 3 * depth // 4, depth - 1])
         shown.append(

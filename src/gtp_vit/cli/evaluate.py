@@ -16,7 +16,7 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
-from gtp_vit.patch import patch
+from gtp_vit.patch import host_of, patch
 from gtp_vit.tools import distributed
 from gtp_vit.tools.class_output import check_class_output
 from gtp_vit.tools.data import first_images
@@ -114,11 +114,8 @@ def _cost(fast: Any, dataset: Any) -> int:
 def result_row(flags: Any, model: Any, name: str, cost: dict[str, int], found: Evaluation) -> dict[str, Any]:
     """One line of the results file: timm's columns first, then ours."""
     score = next(score for score in found.scores if score.name == name)
-    config = getattr(model, "pretrained_cfg", None) or {}
-
-    def setting(key: str) -> Any:
-        return config.get(key, "") if isinstance(config, dict) else getattr(config, key, "")
-
+    inputs = host_of(model).inputs
+    wanted = inputs.preparation or {}
     return {
         "model": flags.model,
         "top1": round(score.top1.value, 4),
@@ -126,9 +123,9 @@ def result_row(flags: Any, model: Any, name: str, cost: dict[str, int], found: E
         "top5": round(score.top5.value, 4),
         "top5_err": round(100 - score.top5.value, 4),
         "param_count": round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
-        "img_size": flags.img_size or model.patch_embed.img_size[-1],
-        "crop_pct": flags.crop_pct or setting("crop_pct"),
-        "interpolation": flags.interpolation or setting("interpolation"),
+        "img_size": flags.img_size or inputs.size[-1],
+        "crop_pct": flags.crop_pct or wanted.get("crop_pct", ""),
+        "interpolation": flags.interpolation or wanted.get("interpolation", ""),
         "method": "" if name == UNREDUCED else name,
         "gmacs": round(cost[name] / 1e9, 6),
         "images": score.images,

@@ -13,7 +13,7 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp_plus import GTPPlus
-from gtp_vit.patch import describe
+from gtp_vit.patch import host_of
 from gtp_vit.recipes import Recipe, default_method, is_recipe, read_recipe
 
 Command = TypeVar("Command")
@@ -37,13 +37,13 @@ class Chosen:
 
     def for_model(self, model: Any) -> Method:
         """The settings for this model: of GTP+ without a schedule what patch(model) does, changed as the flags say."""
-        vit = describe(model)
+        host = host_of(model)
         if self.recipe is not None:
-            self.recipe.check(model, vit)
+            self.recipe.check(host)
         if getattr(self.settings, "propagate", None) != BY_MODEL:
             return self.settings
         changes = {name: getattr(self.settings, name) for name in self.given}
-        return dataclasses.replace(default_method(model, vit), **changes)
+        return dataclasses.replace(default_method(host), **changes)
 
 
 def parse_with_method(command: type[Command], words: Sequence[str], *, by_model: bool = True) -> tuple[Command, Chosen]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import OutputFlags, command, show
-from gtp_vit.core.reducer import Convention
+from gtp_vit.core.costs import Convention
 from gtp_vit.patch import patch
 from gtp_vit.tools.macs import macs, steps_on
 from gtp_vit.tools.models import create_model

@@ -12,7 +12,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import OutputFlags, command, show
 from gtp_vit.errors import GTPError, shown
-from gtp_vit.patch import describe
+from gtp_vit.patch import host_of
 from gtp_vit.tools.macs import macs
 from gtp_vit.tools.models import create_model, names, nearest, refusal
 
@@ -80,6 +80,6 @@ def _nothing(pattern: str, refused: dict[str, str]) -> str:
 
 def _details(name: str) -> list[str]:
     model = create_model(name, meta=True)
-    vit = describe(model)
+    vit = host_of(model).vit
     sizes = [f"{vit.grid[0]} x {vit.grid[1]}", *(str(n) for n in (vit.prefix, vit.dim, vit.depth, vit.heads))]
     return [name, *sizes, f"{macs(model).total / 1e9:.2f}"]

@@ -15,7 +15,7 @@ from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
-from gtp_vit.patch import patch
+from gtp_vit.patch import host_of, patch
 from gtp_vit.tools.data import DataSettings, make_transform, preparation
 from gtp_vit.tools.files import check_writable, write_atomically
 from gtp_vit.tools.pictures import open_picture
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> None:
     model = make_model(flags)
     method = chosen.for_model(model)
     fast = patch(model, method)
-    depth = len(model.blocks)
+    depth = host_of(model).vit.depth
     layers = flags.layers or (depth // 4, depth // 2, 3 * depth // 4, depth - 1)
     wrong = [layer for layer in layers if not 0 <= layer < depth]
     if wrong:

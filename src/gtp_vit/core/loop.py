@@ -6,9 +6,9 @@ Nothing is written to a module: `tokens` is a value, made anew in every step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,50 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Projections, attend, first_look
+from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadInput
 from gtp_vit.kernels import Kernels
-
-
-class Backbone(Protocol):
-    """What the library must know of a family of models; see backbones/timm_vit.py."""
-
-    @property
-    def forwards(self) -> type:
-        """Mixed into the class of a patched model: the model's own entry points, running `run`."""
-
-    def matches(self, model: nn.Module) -> bool:
-        """Is this model of the family at all?"""
-
-    def refusal(self, model: nn.Module) -> str | None:
-        """None if every module of it is understood, else what is in the way."""
-
-    def describe(self, model: nn.Module) -> VitInfo: ...
-
-    def head_reads_image_tokens(self, model: nn.Module) -> bool:
-        """False if pooling and head read prefix tokens only, as the model is now."""
-
-    def embed(self, model: nn.Module, images: Tensor) -> Tokens: ...
-
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]: ...
-
-    def saves_memory(self, model: nn.Module) -> bool:
-        """Is gradient checkpointing on: is each layer computed a second time in the backward pass?"""
-
-    def run_block(self, block: nn.Module, layer: int, tokens: Tokens) -> Tensor:
-        """The features after one of the model's own blocks, for layers that a method leaves alone."""
-
-    def project(self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None) -> Projections:
-        """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given."""
-
-    def output(self, block: nn.Module, out: Tensor) -> Tensor:
-        """The attention branch, scaled, ready to be added, from what attention put out."""
-
-    def mlp_norm(self, block: nn.Module) -> nn.LayerNorm | None:
-        """The norm in front of the MLP, if it is a plain LayerNorm that a kernel may compute."""
-
-    def mlp(self, block: nn.Module, x: Tensor, normed: Tensor | None) -> Tensor:
-        """The MLP branch, scaled, ready to be added; `normed` is x after the norm, if it has been computed already."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +63,8 @@ def run(
     """
     reduction: Reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
+    if backbone.grid(model) != reduction.vit.grid:
+        raise BadInput("the original model's input size was changed after patching; patch it again")
     tokens = backbone.embed(model, images)
     tokens = tokens.but(native=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
     tokens = reducer.start(tokens)
@@ -155,21 +118,21 @@ def attention_part(
         projections = backbone.project(block, layer, tokens, prefix if ask.edit is None else None)
         mask = None if ask.mask is None else ask.mask[:, :prefix]
         out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=weights, queries=prefix, native=native)
-        return Half(tokens.prefix_only().add(backbone.output(block, out)))
+        return Half(tokens.prefix_only().add(backbone.attention_branch(block, out)))
     projections = backbone.project(block, layer, tokens, None)
     if ask.choose:
         kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, weights, prefix))
         q, k, v, scale, dropout = projections
         projections = Projections(_rows_of(q, kept, prefix), k, v, scale, dropout)
         out, _ = attend(projections, ask=Ask(), size=weights, native=native)
-        return Half(tokens.add(backbone.output(block, out)))
+        return Half(tokens.add(backbone.attention_branch(block, out)))
     out, stats = attend(projections, ask=ask, size=weights, first=prefix, native=native)
-    return Half(*reducer.fused(layer, tokens, backbone.output(block, out), stats, backbone.mlp_norm(block)))
+    return Half(*reducer.fused(layer, tokens, backbone.attention_branch(block, out), stats, backbone.mlp_norm(block)))
 
 
 def mlp_part(backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, half: Half, last: bool) -> Tokens:
     """The MLP, if it has not run yet, and what the method does behind the layer."""
-    tokens = half.tokens if half.whole else half.tokens.add(backbone.mlp(block, half.tokens.x, half.normed))
+    tokens = half.tokens if half.whole else half.tokens.add(backbone.mlp_branch(block, half.tokens.x, half.normed))
     return tokens if last else reducer.after(layer, tokens)
 
 

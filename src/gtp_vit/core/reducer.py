@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,22 +14,10 @@ from gtp_vit.core.settings import checked
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 
-Convention = Literal["model", "torchprofile"]
-CONVENTIONS = get_args(Convention)
-
-
-class Elementwise(NamedTuple):
-    """MACs of one token in a block's norms and scales, which only the paper's tool counts."""
-
-    keys: int  # in front of keys and values: of all tokens
-    queries: int  # of the tokens that have a query
-    output: int  # of the tokens that attention has an output for
-    mlp: int  # of the tokens that reach the MLP
-
 
 @dataclass(frozen=True)
 class VitInfo:
-    """Sizes of a ViT: all that a method or the MAC counter knows of it. MACs are for one image or one token."""
+    """Sizes of a ViT: all that a method knows of it."""
 
     depth: int
     dim: int  # channels of a token
@@ -39,16 +27,7 @@ class VitInfo:
     prefix: int
     class_token: bool  # is the first prefix token a class token?
     head_reads_image_tokens: bool  # False: pooling and head read prefix tokens only
-    embed_macs_per_patch: int
-    embed_elementwise_macs_per_patch: int  # of norms in the embedding
-    linear_macs: tuple[int, int]  # of one token in a block's attention (qkv and projection) and MLP
-    elementwise_macs: Elementwise
-    final_elementwise_macs: int  # one token's, of norms before the first and after the last block
-    head_macs: int  # pooling and classifier, apart from what follows
-    head_macs_per_token: int  # what pooling or classifier spends on each token it reads
-    head_reads_prefix_too: bool  # where it reads image tokens: does it read the prefix tokens as well?
     head_averages_image_tokens: bool  # is the pooled feature their plain mean?
-    pooled_elementwise_macs: int  # norms of the pooled feature
 
     @property
     def image_tokens(self) -> int:
@@ -139,9 +118,13 @@ class Reducer(nn.Module):
         """The features that pooling and classifier get, after the model's last norm."""
         return norm(tokens.x)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         """MACs of the method itself, whose layers have these `steps`; reductions only in the first `layers` layers."""
         return 0
+
+    def published_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        """The same as the paper's tool counts it in the released code, where that is known."""
+        return self.own_macs(grid, steps, layers)
 
     def class_row_macs(self, image_tokens: int) -> int:
         """Fused attention does not show its map: the class token's row is computed once more."""

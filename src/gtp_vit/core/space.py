@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gtp_vit.core.counting import count_macs
-from gtp_vit.core.reducer import Method, Reducer, VitInfo
+from gtp_vit.core.costs import Costs
+from gtp_vit.core.reducer import Method
 from gtp_vit.core.schedule import SCHEDULES, quarters
 from gtp_vit.errors import BadSetting, GTPError, check_range
 
@@ -36,8 +36,9 @@ class Limits:
 class Space:
     """The schedules of one method that keep to a cost and to the limits."""
 
-    def __init__(self, vit: VitInfo, method: Method, limits: Limits) -> None:
-        self.vit, self.method, self.limits = vit, method, limits
+    def __init__(self, costs: Costs, method: Method, limits: Limits) -> None:
+        self.costs, self.method, self.limits = costs, method, limits
+        self.vit = vit = costs.vit
         # Behind the last layer nobody reads image tokens where the head reads the class token only.
         self.layers = range(vit.depth if vit.head_reads_image_tokens else vit.depth - 1)
 
@@ -50,15 +51,11 @@ class Space:
     @property
     def whole(self) -> int:
         """MACs of the unreduced model, every block in full."""
-        reducer = Reducer(self.vit)
-        return count_macs(self.vit, reducer, reducer.steps(self.vit.grid), self.vit.grid, "model", True, False).total
+        return self.costs.whole
 
     def cost(self, plan: Sequence[int]) -> int:
         """MACs of a schedule, the method's own and the shortened last block counted."""
-        reducer = self.with_plan(plan).build(self.vit)
-        lossless = not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
-        steps = reducer.steps(self.vit.grid)
-        return count_macs(self.vit, reducer, steps, self.vit.grid, "model", True, lossless).total
+        return self.costs.with_method(self.with_plan(plan))
 
     def with_plan(self, plan: Sequence[int], method: Method | None = None) -> Method:
         """The settings, or others of the same method, with this schedule."""

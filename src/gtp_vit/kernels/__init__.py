@@ -42,18 +42,21 @@ __all__ = [
 ]
 
 
-def check(kernels: Kernels) -> None:
+def check(kernels: Kernels, *, quiet: bool = False) -> None:
     """Refuse what is not available, and say once what is slower; called when a model is patched."""
     check_name("kernels", kernels, KERNELS)
     if kernels == "torch":
         return
     if native.PROBLEM is None:
-        if not native.THREADED and torch.get_num_threads() > 1:
+        if not (quiet or native.THREADED or torch.get_num_threads() == 1):
             warnings.warn(f"gtp_vit's native kernels run on {ONE_THREAD}", stacklevel=3)
         return
     if kernels == "native":
         raise BadSetting(f"kernels='native' is not available: {native.PROBLEM}; use kernels='auto'")
-    warnings.warn(f"gtp_vit runs on torch operators, slower than its native kernels: {native.PROBLEM}", stacklevel=3)
+    if not quiet:
+        warnings.warn(
+            f"gtp_vit runs on torch operators, slower than its native kernels: {native.PROBLEM}", stacklevel=3
+        )
 
 
 def choose(kernels: Kernels, x: Tensor) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, check_layers, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
@@ -155,6 +155,6 @@ class ATSReducer(Reducer):
     def key_weights(self, tokens: Tokens) -> Tensor | None:
         return by_size(tokens)  # nobody attends to what only fills up
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         sampling = self.layers or [layer for layer, step in enumerate(steps) if step.keys > step.after]
         return sum(self.class_row_macs(steps[layer].keys) for layer in sampling if layer < layers)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSchedule
@@ -122,7 +122,7 @@ class DiffRateReducer(Reducer):
     def key_weights(self, tokens: Tokens) -> Tensor | None:
         return by_size(tokens)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         total = 0
         for merged, step in zip(self.plans(grid)[1], steps[:layers], strict=False):
             total += self.class_row_macs(step.keys) if step.keys > step.after else 0

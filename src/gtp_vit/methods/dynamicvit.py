@@ -1,7 +1,7 @@
 """DynamicViT: small learned predictors decide in three stages which tokens stay; tokens leave in front of a layer.
 
 In training no token leaves: decisions are drawn, and attention is masked by them. What the losses need is in
-dynamicvit_training.py.
+training/dynamicvit.py.
 
 Shapes: B batch, N tokens, M image tokens, C channels.
 """
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.weights import read_weights
@@ -160,7 +160,7 @@ class DynamicViTReducer(Reducer):
         row = stays.transpose(1, 2)
         return Ask(mask=row + (1 - row) * itself)  # a token may always attend to itself
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         if self.method.keep_ratio == 1:
             return 0
         dim, before, total = self.vit.dim, grid[0] * grid[1], 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
@@ -88,7 +88,7 @@ class EViTReducer(Reducer):
         number = tokens.carry or tokens.grid[0] * tokens.grid[1]
         return tokens.fuse(kept, gone, fused, number).but(carry=number + 1)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         total = 0
         for layer, step in enumerate(steps[:layers]):
             left = self.left_of(layer, step.keys)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
@@ -151,7 +151,7 @@ class EvoViTReducer(Reducer):
         mean = tokens.image.mean(dim=1, keepdim=True)  # then the norm: in this order in the original
         return norm(torch.cat([mean, tokens.x[:, 1 : tokens.prefix]], dim=1))
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         patches, total = grid[0] * grid[1], 0
         for layer, step in enumerate(steps):
             total += self.class_row_macs(step.keys) if layer in self.scored and layer < layers else 0

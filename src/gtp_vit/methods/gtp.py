@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens, receivers
 from gtp_vit.errors import BadSetting, check_name, check_range
-from gtp_vit.methods.gtp_cost import own_macs
 from gtp_vit.paper import graph as graphs
+from gtp_vit.paper import torchprofile
 from gtp_vit.paper.propagation import share_out, summarise
 from gtp_vit.paper.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores
 from gtp_vit.paper.sparsity import Sparsify
@@ -283,8 +283,21 @@ class GTPReducer(Reducer):
             return _submatrix(graphs.normalise_matrix(present), kept, gone)
         return _submatrix(matrix, kept_cells, gone_cells)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
-        return own_macs(self.method, self.vit, grid, self.removals(grid), layers, convention)
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        """The graph once, then selection and propagation in every layer."""
+        method, total = self.method, 0
+        if method.graph in ("mixed", "semantic") and method.neighbours > 0 and any(self.removals(grid)):
+            total += (grid[0] * grid[1]) ** 2 * self.vit.dim
+        for step in steps[:layers]:
+            removed = step.keys - step.after
+            if removed and method.theta == 1 and method.select == "class":
+                total += self.class_row_macs(step.keys)
+            if method.graph != "none":  # prefix tokens have a part in the product, with weights of zero
+                total += (step.after + self.vit.prefix) * removed * (self.vit.dim + int(method.proportional_attention))
+        return total
+
+    def published_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        return torchprofile.released_gtp(self.method, self.vit, steps, layers)
 
 
 def _submatrix(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

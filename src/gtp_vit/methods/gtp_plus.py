@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
@@ -103,7 +103,7 @@ class GTPPlusReducer(Reducer):
             return None
         return weights if power == 1 else weights.pow(power)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         """Similarities, and the class token's row; merging is additions."""
         total = 0
         for step in steps[:layers]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import Pairs, average, by_size, match, matching_macs, mean_keys, mergeable
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
@@ -92,7 +92,7 @@ class PPTReducer(Reducer):
     def key_weights(self, tokens: Tokens) -> Tensor | None:
         return by_size(tokens) if self.method.prop_attn else None
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         acting = [step for step in steps[:layers] if step.keys > step.after]
         return sum(self.class_row_macs(step.keys) + matching_macs(self.vit, step) for step in acting)
 

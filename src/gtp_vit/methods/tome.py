@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import average, by_size, match, matching_macs, mean_keys, mergeable
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
@@ -84,5 +84,5 @@ class ToMeReducer(Reducer):
         weights = tokens.size / tokens.size.mean(dim=1, keepdim=True)
         return x * F.pad(weights, (tokens.prefix, 0), value=1.0).unsqueeze(-1).to(x.dtype)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         return sum(matching_macs(self.vit, step) for step in steps[:layers] if step.keys > step.after)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
@@ -100,7 +100,7 @@ class TriLevelReducer(Reducer):
             tokens = tokens.but(carry=mask)
         return tokens
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int, convention: Convention) -> int:
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         if self.masks:  # the map is there, and the class token's row with it
             return 0
         acting = [step for layer, step in enumerate(steps[:layers]) if self.acts(layer, step.keys)]

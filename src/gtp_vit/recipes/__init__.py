@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from gtp_vit.backbones import Host
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.settings import checked
 from gtp_vit.core.space import Limits, Space
@@ -69,9 +68,9 @@ class Recipe:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
-    def check(self, model: nn.Module, vit: VitInfo) -> None:
+    def check(self, host: Host) -> None:
         """Is this recipe meant for this model?"""
-        own, name = sizes_of_vit(vit), model_name(model)
+        own, name = sizes_of_vit(host.vit), host.inputs.name
         if own != self.sizes:
             raise BadSetting(
                 f"the recipe is for {self.model} ({self.sizes}), this model has {own}; run gtp-vit tune on it, or "
@@ -176,21 +175,21 @@ def is_recipe(name: str) -> bool:
     return name.endswith((".json", ".safetensors")) or name in shipped_recipes()
 
 
-def default_method(model: nn.Module, vit: VitInfo) -> Method:
+def default_method(host: Host) -> Method:
     """What `patch` does without a method, and with the name gtp_plus: GTP+ at DEFAULT_SHARE of the MACs.
 
     Where a recipe for this model is in the package, it is that one; else the schedule has the shape that did well on
     all models that were measured.
     """
-    own, name = sizes_of_vit(vit), model_name(model)
+    own, name = sizes_of_vit(host.vit), host.inputs.name
     for recipe in map(read_recipe, shipped_recipes()):
         if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
             return recipe.method
-    space = Space(vit, GTPPlus.for_model(vit), Limits())
+    space = Space(host.costs(), GTPPlus.for_model(host.vit), Limits())
     return space.scaled(DEFAULT_SHARE * space.whole)
 
 
-def resolve(source: Any, model: nn.Module, vit: VitInfo) -> Any:
+def resolve(source: Any, host: Host) -> Any:
     """Settings of a recipe, of its file or name, or the default, checked; anything else comes back as it is.
 
     The name of a method means its defaults. Those of GTP+ depend on the model: 8 tokens a layer, which its class has as
@@ -198,19 +197,12 @@ def resolve(source: Any, model: nn.Module, vit: VitInfo) -> Any:
     """
     name = GTPPlus.name if source is None else source if isinstance(source, str) else ""
     if name in METHODS:
-        return default_method(model, vit) if name == GTPPlus.name else METHODS[name]()
+        return default_method(host) if name == GTPPlus.name else METHODS[name]()
     recipe = read_recipe(source) if isinstance(source, (str, Path)) else source
     if not isinstance(recipe, Recipe):
         return source
-    recipe.check(model, vit)
+    recipe.check(host)
     return recipe.method
-
-
-def model_name(model: Any) -> str:
-    """As timm calls it, else its class."""
-    config = getattr(model, "pretrained_cfg", None) or {}
-    get = config.get if isinstance(config, dict) else lambda key: getattr(config, key, None)
-    return str(get("architecture") or type(model).__name__)
 
 
 def _is_known(name: str) -> bool:

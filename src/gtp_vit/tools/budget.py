@@ -20,7 +20,7 @@ from gtp_vit.methods.ats import ATS
 from gtp_vit.methods.diffrate import DiffRate
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.ppt import PPT
-from gtp_vit.patch import describe, unpatch
+from gtp_vit.patch import host_of, unpatch
 from gtp_vit.tools.macs import macs
 
 FINEST = 1 / 512  # of the search over shares
@@ -35,9 +35,10 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     """
     check_name("method", name, METHODS)
     plain = unpatch(model)
-    vit = describe(plain)
+    host = host_of(plain)
+    vit = host.vit
     if name == GTPPlus.name:  # it has a schedule of its own shape
-        return Space(vit, GTPPlus.for_model(vit), Limits()).scaled(target)
+        return Space(host.costs(), GTPPlus.for_model(vit), Limits()).scaled(target)
     choices = _choices(name, vit)
 
     def cost(index: int) -> float:

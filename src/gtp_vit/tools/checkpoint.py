@@ -7,20 +7,20 @@ from pathlib import Path
 
 from torch import nn
 
-from gtp_vit.patch import describe, unpatch
+from gtp_vit.patch import host_of, unpatch
 from gtp_vit.recipes import METADATA, Recipe, Sizes, sizes_of_vit
 from gtp_vit.tools.files import write_atomically
 
 
 def sizes_of_model(model: nn.Module) -> Sizes:
     """What a recipe says of this model."""
-    return sizes_of_vit(describe(model))
+    return sizes_of_vit(host_of(model).vit)
 
 
 def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
     """Weights under their own names, which timm loads, with the recipe in the metadata."""
     from safetensors.torch import save
 
-    recipe.check(model, describe(model))
+    recipe.check(host_of(model))
     weights = {key: value.contiguous() for key, value in unpatch(model).state_dict().items()}
     write_atomically(Path(path), save(weights, {METADATA: json.dumps(recipe.to_dict())}))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import describe, patch
+from gtp_vit.patch import host_of, patch
 from gtp_vit.recipes import Recipe
 from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import at_macs
@@ -77,7 +75,7 @@ def plan(
             cost = macs(model, method, lossless=True).total
             found.append(Plan(f"{name} @ {text}", name, method, budget, cost))
     for number, recipe in enumerate(recipes):
-        recipe.check(model, describe(model))
+        recipe.check(host_of(model))
         cost = macs(model, recipe.method, lossless=True).total
         label = f"{recipe.method.name}, tuned"
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
@@ -108,17 +106,10 @@ def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
     return [macs(model, GTP(propagate=number), lossless=True).total for number in numbers]
 
 
-def patch_quietly(model: nn.Module, method: Method) -> Any:
-    """Cautions are part of the comparison's own text; once a method is enough."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return patch(model, method)
-
-
 def models_of(model: nn.Module, plans: Sequence[Plan]) -> dict[str, nn.Module]:
     """The model of each plan, by the plan's name."""
     _once("name", [plan.name for plan in plans])
-    return {plan.name: model if plan.method is None else patch_quietly(model, plan.method) for plan in plans}
+    return {plan.name: model if plan.method is None else patch(model, plan.method, quiet=True) for plan in plans}
 
 
 def compare(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from gtp_vit.errors import GTPError, first_line
+from gtp_vit.patch import host_of
 from gtp_vit.tools import folders, idx, pictures
 
 WANTED = "give a folder with one folder of images for each class"
@@ -124,12 +125,12 @@ def preparation(model: nn.Module, settings: DataSettings) -> dict[str, Any]:
     """How this checkpoint wants its images: timm's data configuration of the model, with the user's changes."""
     import timm.data
 
+    inputs = host_of(model).inputs
     changes = {"crop_pct": settings.crop_pct, "interpolation": settings.interpolation, "img_size": settings.img_size}
-    config = timm.data.resolve_data_config({k: v for k, v in changes.items() if v}, model=model)
-    embed: Any = model.patch_embed
-    channels = next(p.shape[1] for p in embed.parameters() if p.ndim == 4)  # of the first convolution
-    if not getattr(model, "dynamic_img_size", False):
-        config["input_size"] = (channels, *embed.img_size)  # as the model is, whatever its checkpoint says
+    given = {key: value for key, value in changes.items() if value}
+    config = timm.data.resolve_data_config(given, pretrained_cfg=inputs.preparation)
+    if not inputs.any_size:
+        config["input_size"] = (inputs.channels, *inputs.size)
     return config
 
 
@@ -164,7 +165,7 @@ def open_images(
             folders.name_others(Path(reader.root))
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; {WANTED}")
-    classes, wanted = len(getattr(reader, "class_to_idx", ())), getattr(model, "num_classes", 0)
+    classes, wanted = len(getattr(reader, "class_to_idx", ())), host_of(model).inputs.classes
     if settings.labels and classes and wanted and classes != wanted:
         empty = folders.empty_classes(Path(getattr(reader, "root", folder)), reader.class_to_idx)
         if empty:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit import __version__
-from gtp_vit.patch import describe, is_patched, unpatch
+from gtp_vit.patch import host_of, is_patched, unpatch
 from gtp_vit.recipes import sizes_of_vit
 from gtp_vit.tools.data import ImageFiles, ImageStream, InMemory
 
@@ -37,7 +37,7 @@ def identity(name: str, models: Mapping[str, nn.Module] | nn.Module, dataset: An
     learned = {key: model.reducer.state_dict() for key, model in every.items() if is_patched(model)}
     return {
         "version": __version__,
-        "model": f"{name} ({sizes_of_vit(describe(plain))})",
+        "model": f"{name} ({sizes_of_vit(host_of(plain).vit)})",
         "weights": tensors_fingerprint(plain.state_dict()),
         "learned": {key: tensors_fingerprint(own) for key, own in learned.items() if own},
         "dtype": str(weight.dtype).removeprefix("torch."),

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit import backbones
-from gtp_vit.core.counting import Macs, count_macs
+from gtp_vit.core.costs import CONVENTIONS, Convention, Macs
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import CONVENTIONS, Convention, Method, Step
+from gtp_vit.core.reducer import Method, Step
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import describe, is_patched, patch, unpatch
+from gtp_vit.patch import host_of, is_patched, patch, tower_of
 from gtp_vit.tools.eval_mode import eval_mode
 
 
@@ -56,29 +55,26 @@ def macs(
         reduction: Any = model.reduction
         method = reduction.method if method is None else method
         lossless = reduction.lossless if lossless is None else lossless
-    plain = unpatch(model)
-    vit = describe(plain)
-    reducer = (method or Identity()).build(vit)
-    lossless = bool(lossless) and not (vit.head_reads_image_tokens or reducer.reads_image_tokens)
+    host = host_of(model)
     if images is not None and grid is None:
-        fast: Any = patch(plain, Identity())
-        with eval_mode(fast):
-            grid = backbones.find(plain).embed(fast, images[:1]).grid
-    grid = grid or vit.grid
+        with torch.no_grad():
+            grid = host.backbone.embed(host.tower, images[:1]).grid
+    costs = host.costs(grid, convention)
+    reducer = (method or Identity()).build(host.vit)
+    lossless = bool(lossless) and not (host.vit.head_reads_image_tokens or reducer.reads_image_tokens)
     if images is not None and reducer.adaptive:
         assert method is not None
-        every = steps_on(patch(plain, method), images)
+        every = steps_on(patch(host.model, method), images)
     else:
-        every = [reducer.steps(grid)]
-    counts = [count_macs(vit, reducer, steps, grid, convention, include_method, lossless) for steps in every]
-    return _mean(counts)
+        every = [reducer.steps(costs.grid)]
+    return _mean([costs.of(reducer, steps, lossless=lossless, include_method=include_method) for steps in every])
 
 
 def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
     """For each image, how many tokens were in each layer of a model that keeps as many as the image asks for."""
     seen: list[Tokens] = []
     with torch.no_grad(), eval_mode(model):
-        run(model, images, observe=seen.append)
+        run(tower_of(model), images, observe=seen.append)
     counts = []
     for tokens in seen:
         counts.append((tokens.sizes > 0).sum(dim=1).tolist())

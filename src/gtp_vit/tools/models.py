@@ -8,14 +8,13 @@ import functools
 import itertools
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from gtp_vit import backbones, embedded
 from gtp_vit.core.weights import load_weights
-from gtp_vit.errors import BadSetting, GTPError, UnknownName, check_range, first_line, shown
+from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
 from gtp_vit.models import lvvit
 
 LARGEST = 8192  # height and width of images: a quarter of a million patches of 16 x 16
@@ -130,13 +129,18 @@ def create_model(
     return model
 
 
-def _check_patches(model: Any, name: str, img_size: int | tuple[int, int] | None) -> None:
+def _check_patches(model: nn.Module, name: str, img_size: int | tuple[int, int] | None) -> None:
     """A size that was asked for must be a whole number of patches: timm would leave out the rest without a word."""
-    sides = img_size if isinstance(img_size, tuple) else (img_size, img_size)
-    patches = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    own = (getattr(model, "default_cfg", None) or {}).get("input_size", (0,))[-1]
-    if img_size in (None, own) or not isinstance(patches, tuple):
+    import timm
+
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    if img_size is None or (config is not None and img_size == config.input_size[-1]):
         return
+    try:
+        patches = backbones.find(model).inputs.patch
+    except UnsupportedBackbone:  # patch says why
+        return
+    sides = img_size if isinstance(img_size, tuple) else (img_size, img_size)
     for side, width in zip(sides, patches, strict=True):
         if side % width:
             whole = dict.fromkeys(str(max(count, 1) * width) for count in (side // width, side // width + 1))

@@ -20,7 +20,6 @@ from gtp_vit.methods.identity import Identity
 from gtp_vit.methods.tome import ToMe
 from gtp_vit.paper import complexity
 from gtp_vit.patch import patch
-from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.eval_mode import eval_mode
 from gtp_vit.tools.evaluate import UNREDUCED, evaluate
 from gtp_vit.tools.experiments import Cell
@@ -121,7 +120,7 @@ def _accuracies(
     models: dict[str, nn.Module] = {UNREDUCED: model}
     for index, cell in enumerate(plain):
         if cell.method is not None:
-            models[str(index)] = patch_quietly(model, cell.method)
+            models[str(index)] = patch(model, cell.method, quiet=True)
     journal = journal_for(name, [str(cell.method) for cell in plain], models, dataset)
     evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal)
     scores = {score.name: score for score in evaluation.scores}

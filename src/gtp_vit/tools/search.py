@@ -22,8 +22,7 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.core.space import Space, unreachable
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import unpatch
-from gtp_vit.tools.compare import patch_quietly
+from gtp_vit.patch import patch, unpatch
 from gtp_vit.tools.evaluate import Array, divergence
 from gtp_vit.tools.journal import Journal
 
@@ -63,7 +62,7 @@ def check_images(images: Any, model: Any) -> None:
     if len(images) < FEWEST_IMAGES:
         raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
     with torch.no_grad():
-        patch_quietly(model, Identity())(images[:1])  # which says what does not fit
+        patch(model, Identity(), quiet=True)(images[:1])  # which says what does not fit
 
 
 class Ruler:
@@ -93,7 +92,7 @@ class Ruler:
         self.seen += last - first
         if key not in self.known:
             begin = time.perf_counter()
-            fast = patch_quietly(self.model, method)
+            fast = patch(self.model, method, quiet=True)
             with torch.inference_mode():
                 logits = torch.cat([fast(part) for part in self.images[first:last].split(self.batch_size)])
             base = self.base[first:last]

@@ -19,7 +19,7 @@ from gtp_vit import backbones
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
-from gtp_vit.patch import is_patched
+from gtp_vit.patch import is_patched, tower_of
 from gtp_vit.tools.eval_mode import eval_mode
 
 
@@ -76,7 +76,7 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
         raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
     seen: list[Tokens] = []
     with eval_mode(model):
-        run(model, images, observe=seen.append, follow=True)
+        run(tower_of(model), images, observe=seen.append, follow=True)
     if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in seen):
         raise BadSetting("this method keeps another number of tokens in each image; trace the images one by one")
     return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))

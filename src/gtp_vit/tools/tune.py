@@ -19,12 +19,11 @@ from gtp_vit import __version__
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.space import Limits, Space, cheapest
 from gtp_vit.errors import BadSetting, GTPError, check_range
-from gtp_vit.patch import describe, patch, unpatch
-from gtp_vit.recipes import DEFAULT_SHARE, Recipe, model_name, sizes_of_vit
+from gtp_vit.patch import host_of, patch, unpatch
+from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.tools.benchmark import Timing, benchmark_models
 from gtp_vit.tools.budget import starting_point
 from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.eval_mode import measures_in_eval_mode
 from gtp_vit.tools.journal import Journal
 from gtp_vit.tools.search import Found, Ruler, check_images, search
@@ -101,12 +100,13 @@ def tune(
     check_range("batch_size", batch_size, 1, 65536, whole=True)
     check_range("timing_batch", timing_batch, 1, 65536, whole=True)
     plain: Any = unpatch(model)
-    vit = describe(plain)
+    host = host_of(plain)
+    vit = host.vit
     check_class_output(plain)
     check_images(images, plain)
     settings = starting_point(method, vit)
     settings.build(vit)  # says what does not fit
-    space = Space(vit, settings, limits)
+    space = Space(host.costs(), settings, limits)
     whole = space.whole
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal)
@@ -172,7 +172,7 @@ def tune(
         "interrupted": found.interrupted,
         "minutes": round((time.time() - begin) / 60, 1),
     }
-    return Recipe(name or model_name(plain), sizes_of_vit(vit), found.method, history, measured)
+    return Recipe(name or host.inputs.name, sizes_of_vit(vit), found.method, history, measured)
 
 
 Run = Callable[..., Found]
@@ -213,7 +213,7 @@ def _at_speedup(
     """Find the cost at which the starting shape is that fast, tune there, and correct by what the result measures."""
 
     def measure(method: Method, rounds: int) -> Timing:
-        models = {"unreduced": ruler.model, "reduced": patch_quietly(ruler.model, method)}
+        models = {"unreduced": ruler.model, "reduced": patch(ruler.model, method, quiet=True)}
         return benchmark_models(models, images, rounds=rounds)[1]
 
     def faster(method: Method) -> float:

@@ -16,12 +16,10 @@ from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, check_range
-from gtp_vit.patch import describe as describe_vit
-from gtp_vit.patch import unpatch
-from gtp_vit.recipes import Recipe, model_name, resolve
+from gtp_vit.patch import host_of, patch, unpatch
+from gtp_vit.recipes import Recipe, resolve
 from gtp_vit.tools import distributed
 from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.data import Item
 from gtp_vit.tools.environment import bf16_verdict
 from gtp_vit.tools.evaluate import UNREDUCED, evaluate
@@ -86,7 +84,8 @@ def finetune(
     settings.check()
     check_range("workers", workers, 0, 256, whole=True)
     plain: Any = unpatch(model)
-    method = resolve(method, plain, describe_vit(plain))
+    host = host_of(plain)
+    method = resolve(method, host)
     if not isinstance(method, Method):
         raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
     check_class_output(plain)
@@ -95,8 +94,8 @@ def finetune(
         verdict = bf16_verdict()  # in a process of its own, because it may die
         if verdict != "works":
             raise GTPError(f"bfloat16 cannot be used here: {verdict}; leave out --amp")
-    folder, name = Path(output), name or model_name(plain)
-    run = describe(plain, name, method, settings, dataset, validation)
+    folder, name = Path(output), name or host.inputs.name
+    run = run_identity(plain, name, method, settings, dataset, validation)
     distributed.check_same("settings, weights or data", run)
     with locked(folder) if distributed.is_first() else nullcontext():
         state = read_state(folder, run) if distributed.is_first() and not restart else None
@@ -124,13 +123,13 @@ def check_processes(settings: Training) -> None:
         )
 
 
-def describe(
+def run_identity(
     model: Any, name: str, method: Method, settings: Training, dataset: Any, validation: Any
 ) -> dict[str, Any]:
     """Everything that a run must have in common with the one it resumes; the number of processes is not in it."""
     kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
     seen = {} if validation is None else images_identity(validation)
-    models = {UNREDUCED: model, method.name: patch_quietly(model, method)}
+    models = {UNREDUCED: model, method.name: patch(model, method, quiet=True)}
     found = identity(name, models, dataset, method=method.to_dict(), **kept, validation=seen)
     return json.loads(json.dumps(found))
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting
-from gtp_vit.methods import dynamicvit_training
 from gtp_vit.methods.dynamicvit import DynamicViT
 from gtp_vit.methods.evit import EViT
 from gtp_vit.methods.evovit import EvoViT
+from gtp_vit.training import dynamicvit
 from gtp_vit.training.settings import Training
 
 Terms = dict[str, Tensor]  # "loss", and what it is made of
@@ -140,18 +140,18 @@ class DynamicViTProtocol(Protocol):
         return 0.5 if settings.distill is None else settings.distill
 
     def teach(self, teacher: Any, images: Tensor) -> Any:
-        return dynamicvit_training.outputs(teacher, images)
+        return dynamicvit.outputs(teacher, images)
 
     def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
-        student = dynamicvit_training.outputs(model, images)
-        found = dynamicvit_training.losses(
+        student = dynamicvit.outputs(model, images)
+        found = dynamicvit.losses(
             student,
             taught,
             labels,
             model.reducer,
             cls_weight=float(settings.labels),
             distill_weight=self.distill(settings),
-            token_kl=hasattr(model, "aux_head"),
+            token_kl=model.reduction.backbone.token_classifier(model) is not None,
         )
         terms = {"loss": found.total, "cross_entropy": found.cls, "ratio": found.ratio}
         return terms if taught is None else {**terms, "kl": found.cls_kl, "token": found.token}
@@ -164,7 +164,9 @@ class EvoViTProtocol(Protocol):
     layer_wise: float = 2 / 3  # share of the run
 
     def extra(self, model: Any) -> nn.Module:
-        return nn.ModuleDict({"norm": copy.deepcopy(model.norm), "head": copy.deepcopy(model.head)})
+        backbone = model.reduction.backbone
+        parts = {"norm": backbone.norm(model), "head": backbone.classifier(model)}
+        return nn.ModuleDict(copy.deepcopy(parts))
 
     def method_at(self, method: Method, done: float) -> Method:
         if isinstance(method, EvoViT) and done < self.layer_wise:
@@ -173,7 +175,8 @@ class EvoViTProtocol(Protocol):
 
     def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
         tokens = run(model, images)
-        own = model.forward_head(model.reducer.finish(tokens, model.norm))
+        backbone = model.reduction.backbone
+        own = backbone.head(model, model.reducer.finish(tokens, backbone.norm(model)))
         pooled = model.reducer.method.head == "pooled"
         other = tokens.x[:, 0] if pooled else tokens.image.mean(dim=1)
         first = self.combined(own, labels, taught, settings)
@@ -201,7 +204,7 @@ def parameter_groups(protocol: Protocol, model: Any, extra: nn.Module) -> list[d
 
 
 def _groups(protocol: Protocol, model: Any, extra: nn.Module, *, learned: bool) -> Iterator[dict[str, Any]]:
-    skip = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
+    skip = model.reduction.backbone.undecayed(model)
     chosen = [(name, p) for name, p in model.named_parameters() if name.startswith("reducer.") == learned]
     chosen += [] if learned else list(extra.named_parameters())
     trained = [(name, parameter) for name, parameter in chosen if parameter.requires_grad]

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.patch import unpatch
+from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.tools import distributed
-from gtp_vit.tools.compare import patch_quietly
 from gtp_vit.tools.data import Batch
 from gtp_vit.training.data import PART, Mixer
 from gtp_vit.training.draws import drawn_from
@@ -48,11 +47,13 @@ class Trainee:
         self.method, self.protocol, self.settings, self.steps = method, protocol, settings, steps
         self.teacher: Any = copy.deepcopy(unpatch(original)).eval().requires_grad_(False)
         plain: Any = copy.deepcopy(self.teacher).requires_grad_(True)
-        drop_paths(plain, protocol.drop_path, asked=settings.drop_path is not None)
+        host = host_of(plain)
+        if not host.backbone.drop_paths(host.tower, protocol.drop_path) and settings.drop_path:
+            raise BadSetting(f"{type(plain).__name__} has no stochastic depth; leave out --drop-path")
         for name, parameter in plain.named_parameters():
             parameter.requires_grad_(name not in protocol.untrained)
-        plain.set_grad_checkpointing(settings.grad_checkpointing)
-        self.model: Any = patch_quietly(plain, method)
+        host.backbone.save_memory(host.tower, settings.grad_checkpointing)
+        self.model: Any = patch(plain, method, quiet=True)
         self.student = Student(self.model, protocol, settings)
         self.shared: Any = self.student
         processes = distributed.share()[1]
@@ -69,7 +70,7 @@ class Trainee:
             t_in_epochs=False,
         )
         self.ema = ModelEmaV3(self.model, decay=settings.ema) if settings.ema else None
-        self.mixer = Mixer(settings, plain.num_classes)
+        self.mixer = Mixer(settings, host.inputs.classes)
         self.device = next(plain.parameters()).device
 
     def begin_epoch(self, method: Method) -> None:
@@ -183,16 +184,3 @@ def install(model: Any, method: Method) -> None:
         setattr(reducer.get_submodule(path), leaf, value)
     model.reducer = reducer
     model.reduction = dataclasses.replace(model.reduction, method=method)
-
-
-def drop_paths(model: Any, rate: float, *, asked: bool) -> None:
-    """Stochastic depth, rising from 0 in the first layer to `rate` in the last, as DeiT has it."""
-    from timm.layers import DropPath
-
-    if not all(hasattr(block, "drop_path1") and hasattr(block, "drop_path2") for block in model.blocks):
-        if asked and rate:
-            raise BadSetting(f"{type(model).__name__} has no stochastic depth; leave out --drop-path")
-        return
-    for index, block in enumerate(model.blocks):
-        own = rate * index / max(len(model.blocks) - 1, 1)
-        block.drop_path1, block.drop_path2 = (DropPath(own) if own else nn.Identity() for _ in range(2))

@@ -13,6 +13,8 @@ from torch import Tensor
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadSetting
 from gtp_vit.methods.dynamicvit import DynamicViTReducer
+from gtp_vit.methods.identity import Identity
+from gtp_vit.patch import is_patched, patch
 
 
 class Outputs(NamedTuple):
@@ -35,23 +37,21 @@ class Losses(NamedTuple):
 
 def outputs(model: Any, images: Tensor) -> Outputs:
     """Of a model patched with DynamicViT in training mode, or of the unreduced model as teacher."""
-    if not hasattr(model, "reduction"):
-        features = model.forward_features(images)
-        return Outputs(model.forward_head(features), _tokens(model, features, model.num_prefix_tokens), ())
-    if not isinstance(model.reducer, DynamicViTReducer) or not model.training:
+    teacher = not is_patched(model)
+    if teacher:
+        model = patch(model, Identity())
+    elif not isinstance(model.reducer, DynamicViTReducer) or not model.training:
         raise BadSetting(
             "the student must be a model patched with DynamicViT in training mode; call train() on it; unpatch it if "
             "it is the teacher"
         )
+    backbone = model.reduction.backbone
     tokens = run(model, images)
-    features = model.norm(tokens.x)
-    decisions = tuple(decision.squeeze(-1) for decision in tokens.carry.stages)
-    return Outputs(model.forward_head(features), _tokens(model, features, tokens.prefix), decisions)
-
-
-def _tokens(model: Any, features: Tensor, prefix: int) -> Tensor:
-    image = features[:, prefix:]
-    return model.aux_head(image) if hasattr(model, "aux_head") else image
+    features = backbone.norm(model)(tokens.x)
+    scores = backbone.token_classifier(model)
+    image = features[:, tokens.prefix :]
+    decisions = () if teacher else tuple(decision.squeeze(-1) for decision in tokens.carry.stages)
+    return Outputs(backbone.head(model, features), image if scores is None else scores(image), decisions)
 
 
 def losses(

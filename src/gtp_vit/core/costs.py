@@ -1,0 +1,209 @@
+"""What a model costs in MACs: its parts are measured once, on tensors without data, and added up for any schedule.
+
+Nothing is described by hand: embedding, blocks and head run under a counter of torch's operators, so a new family is
+counted without a line of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from gtp_vit.core.backbone import Backbone
+from gtp_vit.core.reducer import Method, Reducer, Step, VitInfo
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.paper import torchprofile
+
+Convention = Literal["model", "torchprofile"]
+CONVENTIONS = get_args(Convention)
+
+
+@dataclass(frozen=True)
+class Macs:
+    """MACs for one image, part by part."""
+
+    embed: int
+    layers: tuple[int, ...]
+    head: int
+    method: int  # the method's own work; 0 if it was not counted
+
+    @property
+    def total(self) -> int:
+        return self.embed + sum(self.layers) + self.head + self.method
+
+    def __int__(self) -> int:
+        return self.total
+
+    def __str__(self) -> str:
+        return f"{self.total / 1e9:.3f} GMACs"
+
+
+class BlockCosts(NamedTuple):
+    """MACs of one block, for each token that has a part in it."""
+
+    keys: int  # has a key and a value
+    queries: int  # has a query
+    pairs: int  # for each query and key: both products of attention
+    output: int  # has an output of attention
+    mlp: int  # goes through the MLP
+
+
+@dataclass(frozen=True)
+class Costs:
+    """MACs of the parts of one model on one grid of patches."""
+
+    vit: VitInfo
+    grid: tuple[int, int]
+    convention: Convention
+    embed: int
+    blocks: tuple[BlockCosts, ...]
+    head: int  # last norm, pooling and classifier: once,
+    head_per_token: int  # and for each token, prefix tokens included
+
+    def of(self, reducer: Reducer, steps: Sequence[Step], *, lossless: bool, include_method: bool = True) -> Macs:
+        """MACs of a forward pass that returns the model's output.
+
+        Args:
+            reducer: what reduces its tokens.
+            steps: the tokens of its layers.
+            lossless: does the last block compute prefix tokens only?
+            include_method: count the method's own work too.
+        """
+        prefix, layers = self.vit.prefix, []
+        for layer, (cost, step) in enumerate(zip(self.blocks, steps, strict=True)):
+            keys, queries, rows, mlp = (prefix + number for number in (step.keys, step.rows, step.rows, step.mlp))
+            last = lossless and layer == len(steps) - 1
+            if last:  # an edit of the map has to see the whole map, so queries of all tokens are needed then
+                queries, rows, mlp = keys if reducer.edits_map else prefix, prefix, prefix
+            projected = queries if last else keys
+            # One product makes the map, of all queries; the other one the output, of the rows that are wanted.
+            products = (queries + rows) * keys * cost.pairs // 2
+            layers.append(keys * cost.keys + projected * cost.queries + products + rows * cost.output + mlp * cost.mlp)
+        left = prefix if lossless else prefix + steps[-1].after
+        count = reducer.own_macs if self.convention == "model" else reducer.published_macs
+        own = count(self.grid, steps, len(steps) - lossless) if include_method else 0
+        return Macs(self.embed, tuple(layers), self.head + left * self.head_per_token, own)
+
+    @property
+    def whole(self) -> int:
+        """MACs of the unreduced model, every block in full."""
+        reducer = Reducer(self.vit)
+        return self.of(reducer, reducer.steps(self.grid), lossless=False).total
+
+    def with_method(self, method: Method) -> int:
+        """MACs of the model with these settings, the shortened last block and the method's own work counted."""
+        reducer = method.build(self.vit)
+        lossless = not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
+        return self.of(reducer, reducer.steps(self.grid), lossless=lossless).total
+
+
+def measure_costs(
+    backbone: Backbone, model: nn.Module, grid: tuple[int, int] | None = None, convention: Convention = "model"
+) -> Costs:
+    """Run each part of a model on tensors that have shapes and no data, and count.
+
+    Args:
+        backbone: of the model.
+        model: the ViT; it is not changed, and where it is (also on the meta device) does not matter.
+        grid: rows and columns of the patch grid; None = the model's own.
+        convention: what is counted.
+    """
+    model = _without_hooks(model)
+    vit, inputs = backbone.describe(model), backbone.inputs(model)
+    weight = next(model.parameters())
+    meter = Meter(torchprofile.COUNTED if convention == "torchprofile" else {})
+    grid = grid or vit.grid
+    rows, columns = grid if inputs.any_size else vit.grid
+    size = (rows * inputs.patch[0], columns * inputs.patch[1]) if inputs.any_size else inputs.size
+    without_data = nullcontext() if weight.is_meta else FakeTensorMode(allow_non_fake_inputs=True)
+    # Composite operators do not reach the counter in inference mode as what they are made of.
+    with torch.inference_mode(False), torch.no_grad(), without_data:
+        images = torch.zeros(1, inputs.channels, *size, dtype=weight.dtype, device=weight.device)
+        embedded, embed = meter.of(lambda: backbone.embed(model, images))
+        few = [_first(embedded, vit.prefix + number) for number in (1, 3)]
+        known: dict[Any, BlockCosts] = {}
+        blocks = []
+        for layer, block in enumerate(backbone.blocks(model)):
+            kind = tuple((name, p.shape) for name, p in block.named_parameters())
+            if kind not in known:
+                known[kind] = _block(backbone, block, layer, few[1], meter)
+                if convention == "torchprofile":
+                    known[kind] = torchprofile.with_scaled_queries(known[kind])
+            blocks.append(known[kind])
+        heads = [
+            meter.of(lambda x=tokens.x: backbone.head(model, backbone.norm(model)(x)))[1]  # type: ignore[misc]
+            for tokens in few
+        ]
+    per_token = (heads[1] - heads[0]) // 2
+    return Costs(
+        vit=vit,
+        grid=grid,
+        convention=convention,
+        embed=embed * grid[0] * grid[1] // (rows * columns),
+        blocks=tuple(blocks),
+        head=heads[0] - (vit.prefix + 1) * per_token,
+        head_per_token=per_token,
+    )
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """The same modules and tensors without the hooks of the user, who waits for real images."""
+    copy = module.__class__.__new__(module.__class__)
+    copy.__dict__.update(vars(module), _forward_hooks={}, _forward_pre_hooks={})
+    copy.__dict__["_modules"] = {
+        name: None if child is None else _without_hooks(child) for name, child in module._modules.items()
+    }
+    return copy
+
+
+def _first(tokens: Tokens, count: int) -> Tokens:
+    return tokens.but(x=tokens.x[:, :count], cell=tokens.cell[:, : count - tokens.prefix])
+
+
+def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, meter: Meter) -> BlockCosts:
+    count = tokens.x.shape[1]
+    projections, all_queries = meter.of(lambda: backbone.project(block, layer, tokens, None))
+    one_query = meter.of(lambda: backbone.project(block, layer, tokens, 1))[1]
+    queries = (all_queries - one_query) // (count - 1)
+    q, v = projections.q, projections.v
+    out = v.new_empty(1, count, v.shape[1] * v.shape[3])
+    return BlockCosts(
+        keys=all_queries // count - queries,
+        queries=queries,
+        pairs=q.shape[1] * (q.shape[3] + v.shape[3]),
+        output=meter.of(lambda: backbone.attention_branch(block, out))[1] // count,
+        mlp=meter.of(lambda: backbone.mlp_branch(block, tokens.x, None))[1] // count,
+    )
+
+
+class Meter(TorchDispatchMode):
+    """Counts MACs of torch's operators: products of matrices and convolutions, and what `more` has formulas for."""
+
+    def __init__(self, more: dict[Any, Callable[..., int]]) -> None:
+        super().__init__()
+        self.more, self.count = more, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if packet in flop_registry:
+            self.count += flop_registry[packet](*args, **(kwargs or {}), out_val=result) // 2
+        elif packet in self.more:
+            self.count += self.more[packet](*args)
+        return result
+
+    def of(self, part: Callable[[], Any]) -> tuple[Any, int]:
+        """What `part` returns, and its MACs."""
+        before = self.count
+        # Attention as its two products: torch 2.6 has no formula for the fused one of CPUs.
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), self:
+            result = part()
+        return result, self.count - before
