@@ -103,7 +103,7 @@ def run(
     reduction: Reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
     tokens = backbone.embed(model, images)
-    tokens = reducer.start(tokens.but(native=kernels.choose(reduction.kernels, tokens.x)))
+    tokens = reducer.start(tokens.but(ops=kernels.choose(reduction.kernels, tokens.x)))
     if observe is not None:
         observe(tokens)
     blocks = list(backbone.blocks(model))[:layers]
@@ -147,7 +147,7 @@ def attention_part(
         # The model's own block, with its fused attention and its hooks.
         return Half(tokens.but(x=backbone.run_block(block, layer, tokens)), whole=True)
     ask = ask or Ask()
-    prefix, size, native = tokens.prefix, tokens.size, tokens.native
+    prefix, size, ops = tokens.prefix, tokens.size, tokens.ops
     if size is not None and reducer.size_power != 1:
         size = size.pow(reducer.size_power)
     if last:
@@ -155,16 +155,16 @@ def attention_part(
         # are not needed then; an edit still is, for it changes what the prefix tokens see.
         projections = backbone.project(block, layer, tokens, prefix if ask.edit is None else None)
         mask = None if ask.mask is None else ask.mask[:, :prefix]
-        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=size, queries=prefix, native=native)
+        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=size, queries=prefix, ops=ops)
         return Half(tokens.prefix_only().add(backbone.output(block, out)))
     projections = backbone.project(block, layer, tokens, None)
     if ask.choose:
         kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, size, prefix))
         q, k, v, scale, dropout = projections
         projections = Projections(_rows_of(q, kept, prefix), k, v, scale, dropout)
-        out, _ = attend(projections, ask=Ask(), size=size, native=native)
+        out, _ = attend(projections, ask=Ask(), size=size, ops=ops)
         return Half(tokens.add(backbone.output(block, out)))
-    out, stats = attend(projections, ask=ask, size=size, first=prefix, native=native)
+    out, stats = attend(projections, ask=ask, size=size, first=prefix, ops=ops)
     return Half(*reducer.fused(layer, tokens, backbone.output(block, out), stats, backbone.mlp_norm(block)))
 
 

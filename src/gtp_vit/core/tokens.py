@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtp_vit.kernels import Ops
 from gtp_vit.paper.propagation import summarise
 from gtp_vit.tensors import select_rows
 
@@ -31,7 +32,7 @@ class Tokens:
     size: Tensor | None = None  # [B, N] float32: patches a token stands for; None = one each
     source: Tensor | None = None  # [B, M, M before]: what the last reduction made each token of; only while tracing
     carry: Any = None  # what the method remembers, e.g. GTP's graph
-    native: bool = False  # do the native kernels run in this forward pass?
+    ops: Ops = Ops.TORCH  # the operators of this forward pass
 
     @property
     def image(self) -> Tensor:
@@ -46,7 +47,7 @@ class Tokens:
         size: Tensor | None = SAME,
         source: Tensor | None = SAME,
         carry: Any = SAME,
-        native: bool = SAME,
+        ops: Ops = SAME,
     ) -> Tokens:
         """A copy with some fields changed; prefix and grid are the same for the whole pass.
 
@@ -60,7 +61,7 @@ class Tokens:
             size=self.size if size is SAME else size,
             source=self.source if source is SAME else source,
             carry=self.carry if carry is SAME else carry,
-            native=self.native if native is SAME else native,
+            ops=self.ops if ops is SAME else ops,
         )
 
     def add(self, branch: Tensor) -> Tokens:
