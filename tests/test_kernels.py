@@ -388,6 +388,28 @@ def test_operators_pass_torchs_own_check():
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
+def test_schemas_are_what_exported_programs_have_in_them():
+    assert str(kernels.attention.registered._schema) == (
+        "gtp_vit::attention(Tensor q, Tensor k, Tensor v, Tensor? size, float scale, int removed, int queries, "
+        "bool[] asked, int heads, int first) -> (Tensor, Tensor)"
+    )
+    assert str(conserve.registered._schema) == (
+        "gtp_vit::conserve(Tensor x, Tensor branch, Tensor importance, Tensor size, int removed, float floor, "
+        "bool keep_norm, Tensor? norm_weight, Tensor? norm_bias, float epsilon) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
+
+
+def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
+    similarity = torch.rand(2, 9, 9)
+    for found, wanted in zip(
+        kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2), twins.neighbours(similarity, 3, 3, 8, 2), strict=True
+    ):
+        assert torch.equal(found, wanted)
+    monkeypatch.setitem(kernels.neighbours.by_set, Ops.TORCH, lambda *arguments: arguments[1:])
+    assert kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2) == (3, 3, 8, 2)
+
+
 def test_compile_keeps_the_native_operators():
     fast, images = patch(families.make("vit"), GTP(propagate=7)), families.images("vit")
     seen = []

@@ -134,5 +134,5 @@ def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: i
     q, k, v, scale, _ = projections
     heads = HEADS.index(ask.heads)
     row = twins.softmax(q[:, :, :1], k, scale, size)
-    (class_row,) = twins.statistics(row, [False, False, True], heads, first).unbind(0)
+    class_row = twins.statistics(row, [False, False, True], heads, first)[0]
     return Stats(class_row=class_row, keys=k[:, :, first:], values=v[:, :, first:])

@@ -69,11 +69,12 @@ class Operator(Generic[Result]):
     ) -> None:
         types = get_type_hints(twin)
         results = ", ".join("Tensor" for _ in get_args(types.pop("return")))
-        parameters = tuple(types)
+        names = tuple(types)
         self.name, self.twin, self.by_set = name, twin, by_set
-        self.check, self.fits, self.fake = (_with_some(each, parameters) for each in (check, fits, fake))
-        self.whole = [parameters.index(each) for each in whole]
-        _LIBRARY.define(f"{name}({', '.join(f'{_TYPES[types[each]]} {each}' for each in types)}) -> ({results})")
+        self.check, self.fits, self.fake = (_with_some(each, names) for each in (check, fits, fake))
+        self.whole = [names.index(each) for each in whole]
+        parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
+        _LIBRARY.define(f"{name}({parameters}) -> ({results})")
         self._by_twin = self._checked(twin)
         _LIBRARY.impl(name, self._by_twin, "CompositeExplicitAutograd")
         _LIBRARY.impl(name, self._by_native, "CPU")
@@ -82,7 +83,7 @@ class Operator(Generic[Result]):
         registered = getattr(torch.ops.gtp_vit, name)
         self.registered = registered.default
         if flops is not None:
-            count = _with_some(flops, parameters)
+            count = _with_some(flops, names)
             register_flop_formula(registered)(lambda *arguments, **_: int(count(*arguments)))
 
     def __call__(self, ops: Ops, *arguments: Any) -> Result:
@@ -115,9 +116,9 @@ class Operator(Generic[Result]):
             return self.registered(*arguments)
 
 
-def _with_some(function: Callable[..., Any], parameters: Sequence[str]) -> Callable[..., Any]:
-    """`function`, called with a value for each of `parameters`, of which it is given those that it names."""
-    places = tuple(parameters.index(each) for each in inspect.signature(function).parameters)
+def _with_some(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`function`, called with an argument for each of `names`, of which it is given those it has parameters for."""
+    places = tuple(names.index(each) for each in inspect.signature(function).parameters)
     return lambda *arguments: function(*[arguments[place] for place in places])
 
 
