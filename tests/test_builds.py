@@ -13,7 +13,8 @@ import torch
 
 import families
 from gtp_vit import GTP, kernels, patch
-from gtp_vit.kernels import conserving, native, sources, twins
+from gtp_vit.kernels import native, sources, twins
+from gtp_vit.methods.gtp_plus import conserve
 from test_kernels import operands
 
 ROOT = Path(__file__).parent.parent
@@ -229,7 +230,7 @@ def awkward_calls(dtype: torch.dtype):
             yield native.reduce, twins.reduce, arguments
         for norms, keep_norm in ((norm, True), ((None, None, 0.0), False)):
             arguments = (x, branch, scores, size[:, 2:], patches // 3, 0.5, keep_norm, *norms)
-            yield native.conserve, conserving.conserve, arguments
+            yield native.conserve, conserve.twin, arguments
 
 
 @needs_a_library

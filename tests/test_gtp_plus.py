@@ -1,6 +1,7 @@
 """GTP+ by hand: what is redundant, who receives, what is conserved."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 import families
 from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
-from gtp_vit.kernels import conserving
-from gtp_vit.kernels.conserving import damage, earlier_similarity
+from gtp_vit.kernels import Ops
+from gtp_vit.methods.gtp_plus import conserve, damage, earlier_similarity
 from test_kernels import KINDS, values
 
 tensor = torch.tensor
@@ -42,11 +43,11 @@ def conserve_by_hand(kernel):
     return kernel(x, torch.zeros_like(x), importance, size, 1, 0.5, True, None, None, 0.0)
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_one_merge_by_hand(native):
-    if native and kernels.native.PROBLEM is not None:
+@pytest.mark.parametrize("ops", Ops)
+def test_one_merge_by_hand(ops):
+    if ops is Ops.NATIVE and kernels.native.PROBLEM is not None:
         pytest.skip(kernels.native.PROBLEM)
-    x, _, size, kept, gone, target = conserve_by_hand(lambda *a: kernels.conserve(native, *a))
+    x, _, size, kept, gone, target = conserve_by_hand(partial(conserve, ops))
     assert (kept.tolist(), gone.tolist(), target.tolist()) == ([[0, 1, 2]], [[3]], [[0]])
     assert size.tolist() == [[3, 1, 1]]
     assert x[0, 0].tolist() == [7, 7, 7]
@@ -69,7 +70,7 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
     importance[:, 1] = importance[:, 2]  # a tie
     weight, bias = torch.randn(2, channels).to(dtype)
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, weight, bias, 1e-6)
-    one, other = conserving.conserve(*arguments), kernels.native.conserve(*arguments)
+    one, other = conserve.twin(*arguments), kernels.native.conserve(*arguments)
     for index in (3, 4, 5):
         assert torch.equal(one[index], other[index])
     assert torch.equal(one[2], other[2])
@@ -131,7 +132,7 @@ def test_kernel_and_twin_merge_by_the_definition(kind, of_importance, count, pre
     removed, floor = data.draw(st.integers(1, count - 1)), data.draw(st.sampled_from([0.0, 0.5, 20.0]))
     norm = (torch.randn(channels, generator=generator), torch.randn(channels, generator=generator), 1e-6)
     arguments = (x, branch, importance, size, removed, floor, keep_norm)
-    results = [kernel(*arguments, *norm) for kernel in (kernels.native.conserve, conserving.conserve)]
+    results = [kernel(*arguments, *norm) for kernel in (kernels.native.conserve, conserve.twin)]
     for features, normed, new_size, kept, gone, target in results:
         assert sorted(kept[0].tolist() + gone[0].tolist()) == list(range(count))
         assert kept[0].tolist() == sorted(kept[0].tolist())
@@ -181,7 +182,7 @@ def awkward(where: str, value: float):
 )
 def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_twin(where, value):
     arguments = awkward(where, value)
-    found, wanted = kernels.native.conserve(*arguments), conserving.conserve(*arguments)
+    found, wanted = kernels.native.conserve(*arguments), conserve.twin(*arguments)
     for one, other in zip(found[2:], wanted[2:], strict=True):
         assert torch.equal(one, other)
     for one, other in zip(found[:2], wanted[:2], strict=True):
@@ -191,16 +192,16 @@ def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_twin(where, value)
         assert torch.equal(one[1:], other)
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_nan_is_similar_to_nobody(native):
+@pytest.mark.parametrize("ops", Ops)
+def test_nan_is_similar_to_nobody(ops):
     """Token 2 is NaN: it neither leaves nor receives, though it is the most important one."""
-    if native and kernels.native.PROBLEM is not None:
+    if ops is Ops.NATIVE and kernels.native.PROBLEM is not None:
         pytest.skip(kernels.native.PROBLEM)
     x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
     x[0, 2] = torch.nan
     importance, size = tensor([[0.2, 0.3, 0.9, 0.1, 0.4, 0.5]]), torch.ones(1, 6)
-    found, _, _, kept, _, target = kernels.conserve(
-        native, x, torch.zeros_like(x), importance, size, 3, 0.5, True, None, None, 0.0
+    found, _, _, kept, _, target = conserve(
+        ops, x, torch.zeros_like(x), importance, size, 3, 0.5, True, None, None, 0.0
     )
     assert 2 in kept[0].tolist()
     assert kept[0].tolist().index(2) not in target[0].tolist()
@@ -219,14 +220,14 @@ def test_the_operator_takes_strided_tensors():
     x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
     importance, size = torch.rand(9, 2).T, torch.rand(1, 9).expand(2, -1) + 0.5
     arguments = (x, branch, importance, size, 3, 0.5, True, torch.rand(32)[::2], torch.rand(32)[::2], 1e-6)
-    for found, wanted in zip(kernels.native.conserve(*arguments), conserving.conserve(*arguments), strict=True):
+    for found, wanted in zip(kernels.native.conserve(*arguments), conserve.twin(*arguments), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_through_the_operator_are_the_twins():
     x, *rest = awkward("features", 1.0)
     x.requires_grad_()
-    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in conserving.conserve(x, *rest)[:2]), x)
+    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in conserve.twin(x, *rest)[:2]), x)
     (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.conserve(x, *rest)[:2]), x)
     assert torch.equal(found, wanted)
 

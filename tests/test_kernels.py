@@ -15,7 +15,8 @@ import families
 from gtp_vit import GTP, GTPPlus, embedded, kernels, patch
 from gtp_vit.core.loop import run
 from gtp_vit.errors import UnknownName
-from gtp_vit.kernels import conserving, native, twins
+from gtp_vit.kernels import Ops, native, twins
+from gtp_vit.methods.gtp_plus import conserve
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -322,7 +323,7 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
     merging = (x, branch, scores, size[:, 1:].contiguous(), 9, 0.5, True, *norm)
     for kernel, twin, arguments in (
         (native.reduce, twins.reduce, reduction),
-        (native.conserve, conserving.conserve, merging),
+        (native.conserve, conserve.twin, merging),
     ):
         found, expected = kernel(*arguments), twin(*arguments)
         exact = twin(x.double(), branch.double(), *arguments[2:-3], None, None, 0.0)
@@ -387,6 +388,28 @@ def test_operators_pass_torchs_own_check():
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
+def test_schemas_are_what_exported_programs_have_in_them():
+    assert str(kernels.attention.registered._schema) == (
+        "gtp_vit::attention(Tensor q, Tensor k, Tensor v, Tensor? size, float scale, int removed, int queries, "
+        "bool[] asked, int heads, int first) -> (Tensor, Tensor)"
+    )
+    assert str(conserve.registered._schema) == (
+        "gtp_vit::conserve(Tensor x, Tensor branch, Tensor importance, Tensor size, int removed, float floor, "
+        "bool keep_norm, Tensor? norm_weight, Tensor? norm_bias, float epsilon) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
+
+
+def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
+    similarity = torch.rand(2, 9, 9)
+    for found, wanted in zip(
+        kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2), twins.neighbours(similarity, 3, 3, 8, 2), strict=True
+    ):
+        assert torch.equal(found, wanted)
+    monkeypatch.setitem(kernels.neighbours.by_set, Ops.TORCH, lambda *arguments: arguments[1:])
+    assert kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2) == (3, 3, 8, 2)
+
+
 def test_compile_keeps_the_native_operators():
     fast, images = patch(families.make("vit"), GTP(propagate=7)), families.images("vit")
     seen = []
@@ -436,16 +459,16 @@ def test_exported_programs_have_native_operators_only_on_request(setting, inside
 
 def test_training_and_other_dtypes_run_on_the_twins():
     x = torch.zeros(1, 2, 3)
-    assert not kernels.choose("auto", x)  # gradients are on
+    assert kernels.choose("auto", x) is Ops.TORCH  # gradients are on
     with torch.no_grad():
-        assert kernels.choose("auto", x)
-        assert kernels.choose("native", x.bfloat16())
-        assert not kernels.choose("torch", x)
-        assert not kernels.choose("native", x.half())
-        assert not kernels.choose("native", x.double())
-        assert not kernels.choose("native", x.to("meta"))
+        assert kernels.choose("auto", x) is Ops.NATIVE
+        assert kernels.choose("native", x.bfloat16()) is Ops.NATIVE
+        assert kernels.choose("torch", x) is Ops.TORCH
+        assert kernels.choose("native", x.half()) is Ops.TORCH
+        assert kernels.choose("native", x.double()) is Ops.TORCH
+        assert kernels.choose("native", x.to("meta")) is Ops.TORCH
         with torch.autocast("cpu", dtype=torch.float16):
-            assert not kernels.choose("auto", x)
+            assert kernels.choose("auto", x) is Ops.TORCH
     fast = patch(families.make("vit").double(), GTP(propagate=7))
     assert fast(families.images("vit").double()).dtype == torch.float64
 

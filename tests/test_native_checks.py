@@ -1,14 +1,17 @@
 """What the operators are given is looked at before any pointer is taken: nonsense is refused on every way in."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gtp_vit import GTPError, kernels
-from gtp_vit.kernels import checks, conserving, native, twins
+from gtp_vit.kernels import Ops, checks, native, twins
+from gtp_vit.methods.gtp_plus import conserve
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
-OPERATORS = ("attention", "reduce", "conserve", "neighbours")
+OPERATORS = {each.name: each for each in (kernels.attention, kernels.reduce, conserve, kernels.neighbours)}
 LISTS = twins.neighbours(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
 
 
@@ -122,9 +125,9 @@ def text(value: object) -> str:
 def test_arguments_that_contradict_each_other_are_refused_on_every_way_in(operator, change):
     arguments = list((good(operator) | change).values())
     registered = getattr(torch.ops.gtp_vit, operator).default
-    by_name = getattr(kernels, operator)
+    ours = OPERATORS[operator]
     with torch.no_grad():
-        for call in (registered, lambda *a: by_name(True, *a), lambda *a: by_name(False, *a)):
+        for call in (registered, *(partial(ours, ops) for ops in Ops)):
             with pytest.raises(GTPError, match=f"gtp_vit.{operator}: .*; found "):
                 call(*arguments)
     with FakeTensorMode() as fake, pytest.raises(GTPError, match=f"gtp_vit.{operator}"):
@@ -135,10 +138,6 @@ def test_arguments_that_contradict_each_other_are_refused_on_every_way_in(operat
     elsewhere = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments]
     with pytest.raises(GTPError, match=f"gtp_vit.{operator}"):
         registered(*elsewhere)
-
-
-TWINS = {"attention": twins.attention, "reduce": twins.reduce, "conserve": conserving.conserve}
-TWINS["neighbours"] = twins.neighbours
 
 
 def dtype(kind: torch.dtype, *names: str):
@@ -182,7 +181,7 @@ def test_what_native_code_cannot_take_goes_to_the_twin(operator, monkeypatch):
     for change in FOR_THE_TWIN[operator]:
         arguments = change(good(operator)).values()
         for found, wanted in zip(
-            getattr(torch.ops.gtp_vit, operator)(*arguments), TWINS[operator](*arguments), strict=True
+            getattr(torch.ops.gtp_vit, operator)(*arguments), OPERATORS[operator].twin(*arguments), strict=True
         ):
             assert torch.equal(found, wanted)
     with pytest.raises(AssertionError, match="native code"):  # and what it can take does go there
@@ -242,7 +241,7 @@ def test_a_cell_outside_the_grid_is_reported_and_not_read(where, value):
         with pytest.raises(IndexError, match="no cell of the grid"):
             torch.ops.gtp_vit.reduce(*(given | {where: bad}).values())
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            kernels.reduce(False, *(given | {where: bad}).values())
+            kernels.reduce(Ops.TORCH, *(given | {where: bad}).values())
 
 
 def test_shapes_that_are_checked_are_enough_for_every_operator():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gtp_vit import kernels
 from gtp_vit.core.masking import masked_softmax
-from gtp_vit.kernels import twins
+from gtp_vit.kernels import Ops, twins
 from gtp_vit.tensors import at_least_float32, full_precision
 
 HEADS = ("each", "max", "mean")
@@ -75,7 +75,7 @@ def attend(
     size: Tensor | None = None,
     queries: int | None = None,
     first: int = 0,
-    native: bool = False,
+    ops: Ops = Ops.TORCH,
 ) -> tuple[Tensor, Stats]:
     """Eq. (1), and Eq. (11) with sizes: softmax(q k^T * scale + log s) v, and the statistics of that map.
 
@@ -85,7 +85,7 @@ def attend(
         size: how much each key counts, [B, N], e.g. the patches it stands for; None = all alike. Nobody attends to 0.
         queries: return the output of the first `queries` tokens only.
         first: statistics leave out the tokens before this one.
-        native: by the native kernel where it can do what is asked.
+        ops: by these operators where they can do what is asked.
 
     Returns:
         The output [B, Q, H D] and the statistics.
@@ -104,12 +104,12 @@ def attend(
         probs = probs if ask.before_edit else edited
         found = twins.statistics(probs, asked, heads, first)
     else:
-        out, found = kernels.attention(native, q, k, v, size, scale, rank, queries, asked, heads, first)
-    statistics = iter(found.unbind(0)) if wanted else iter(())
+        out, found = kernels.attention(ops, q, k, v, size, scale, rank, queries, asked, heads, first)
+    diagonal, column_sums, class_row = asked  # `found` has those of them that are, in this order
     return out, Stats(
-        diagonal=next(statistics) if asked[0] else None,
-        column_sums=next(statistics) if asked[1] else None,
-        class_row=next(statistics) if asked[2] else None,
+        diagonal=found[0] if diagonal else None,
+        column_sums=found[int(diagonal)] if column_sums else None,
+        class_row=found[-1] if class_row else None,
         map=probs if "map" in wanted else None,
         keys=k[:, :, first:] if "keys" in wanted else None,
         values=v[:, :, first:] if "values" in wanted else None,
@@ -134,5 +134,5 @@ def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: i
     q, k, v, scale, _ = projections
     heads = HEADS.index(ask.heads)
     row = twins.softmax(q[:, :, :1], k, scale, size)
-    (class_row,) = twins.statistics(row, [False, False, True], heads, first).unbind(0)
+    class_row = twins.statistics(row, [False, False, True], heads, first)[0]
     return Stats(class_row=class_row, keys=k[:, :, first:], values=v[:, :, first:])

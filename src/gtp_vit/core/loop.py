@@ -66,7 +66,7 @@ def run(
     if backbone.grid(model) != reduction.vit.grid:
         raise BadInput("the original model's input size was changed after patching; patch it again")
     tokens = backbone.embed(model, images)
-    tokens = tokens.but(native=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
+    tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
     tokens = reducer.start(tokens)
     if observe is not None:
         observe(tokens)
@@ -111,22 +111,22 @@ def attention_part(
         # The model's own block, with its fused attention and its hooks.
         return Half(tokens.but(x=backbone.run_block(block, layer, tokens)), whole=True)
     ask = ask or Ask()
-    prefix, native = tokens.prefix, tokens.native
+    prefix, ops = tokens.prefix, tokens.ops
     if last:
         # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
         # are not needed then; an edit still is, for it changes what the prefix tokens see.
         projections = backbone.project(block, layer, tokens, prefix if ask.edit is None else None)
         mask = None if ask.mask is None else ask.mask[:, :prefix]
-        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=weights, queries=prefix, native=native)
+        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=weights, queries=prefix, ops=ops)
         return Half(tokens.prefix_only().add(backbone.attention_branch(block, out)))
     projections = backbone.project(block, layer, tokens, None)
     if ask.choose:
         kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, weights, prefix))
         q, k, v, scale, dropout = projections
         projections = Projections(_rows_of(q, kept, prefix), k, v, scale, dropout)
-        out, _ = attend(projections, ask=Ask(), size=weights, native=native)
+        out, _ = attend(projections, ask=Ask(), size=weights, ops=ops)
         return Half(tokens.add(backbone.attention_branch(block, out)))
-    out, stats = attend(projections, ask=ask, size=weights, first=prefix, native=native)
+    out, stats = attend(projections, ask=ask, size=weights, first=prefix, ops=ops)
     return Half(*reducer.fused(layer, tokens, backbone.attention_branch(block, out), stats, backbone.mlp_norm(block)))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtp_vit.kernels import Ops
 from gtp_vit.paper.propagation import summarise
 from gtp_vit.tensors import select_rows
 
@@ -33,7 +34,7 @@ class Tokens:
     owner: Tensor | None = None  # [B, M0]: the place of the token that stands for each patch, -1 = lost; if followed
     table: Any = None  # what a backbone looks up by cell in every layer, e.g. rotary positions
     carry: Any = None  # what the method remembers, e.g. GTP's graph
-    native: bool = False  # do the native kernels run in this forward pass?
+    ops: Ops = Ops.TORCH  # the operators of this forward pass
 
     @property
     def image(self) -> Tensor:
@@ -60,7 +61,7 @@ class Tokens:
         owner: Tensor | None = SAME,
         table: Any = SAME,
         carry: Any = SAME,
-        native: bool = SAME,
+        ops: Ops = SAME,
     ) -> Tokens:
         """A copy with some fields changed; prefix and grid are the same for the whole pass.
 
@@ -76,7 +77,7 @@ class Tokens:
             owner=self.owner if owner is SAME else owner,
             table=self.table if table is SAME else table,
             carry=self.carry if carry is SAME else carry,
-            native=self.native if native is SAME else native,
+            ops=self.ops if ops is SAME else ops,
         )
 
     def add(self, branch: Tensor) -> Tokens:

@@ -1,7 +1,6 @@
 """The hot spots as operators, each with a native kernel and a pure-torch twin of the same signature.
 
-`choose` is the one place that decides which of the two runs; `status` says what it decided and why. The operators are
-registered with torch (`torch.ops.gtp_vit.*`), so compile, export, the profiler and the FLOP counter see them.
+`choose` is the one place that decides which of the two runs; `status` says what it decided and why.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from torch import Tensor
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import native, twins
 from gtp_vit.kernels.checks import DTYPES
-from gtp_vit.kernels.ops import attention as attention
-from gtp_vit.kernels.ops import conserve as conserve
-from gtp_vit.kernels.ops import neighbours as neighbours
-from gtp_vit.kernels.ops import reduce as reduce
+from gtp_vit.kernels.operator import Operator, Ops
+from gtp_vit.kernels.ops import attention, neighbours, reduce
 
 Kernels = Literal["auto", "native", "torch"]
 KERNELS = ("auto", "native", "torch")
@@ -30,10 +27,11 @@ ONE_THREAD = (
 __all__ = [
     "KERNELS",
     "Kernels",
+    "Operator",
+    "Ops",
     "attention",
     "check",
     "choose",
-    "conserve",
     "exporting",
     "neighbours",
     "reduce",
@@ -59,9 +57,9 @@ def check(kernels: Kernels, *, quiet: bool = False) -> None:
         )
 
 
-def choose(kernels: Kernels, x: Tensor) -> bool:
-    """Do the native kernels run in this forward pass, whose embedded tokens are `x`? If not, the twins do."""
-    return obstacle(kernels, x) is None
+def choose(kernels: Kernels, x: Tensor) -> Ops:
+    """The operators of this forward pass, whose embedded tokens are `x`."""
+    return Ops.NATIVE if obstacle(kernels, x) is None else Ops.TORCH
 
 
 def obstacle(kernels: Kernels, x: Tensor) -> str | None:

@@ -27,27 +27,26 @@ def _refuse(operator: str, wanted: str, **found: Any) -> NoReturn:
     raise BadInput(f"gtp_vit.{operator}: {wanted}; found {', '.join(parts)}")
 
 
-def check_kinds(operator: str, arguments: Sequence[Any]) -> None:
-    """What native code does not take: is it for the twin, or for nobody? Not asked of what native code takes."""
+def check_kinds(operator: str, arguments: Sequence[Any], whole: Sequence[int]) -> None:
+    """What native code does not take: is it for the twin, or for nobody? Not asked of what native code takes.
+
+    `whole`: places of the tensors that may have whole numbers.
+    """
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     if len({each.device for each in tensors}) > 1:
         _refuse(operator, "all tensors must be on one device", devices=sorted({str(each.device) for each in tensors}))
-    # Scores may be ranks; position and neighbours are cells, which check_reduce looks at.
-    whole = {2, 3, 5} if operator == "reduce" else set()
     for place, each in enumerate(arguments):
-        if (
-            isinstance(each, Tensor)
-            and not each.is_floating_point()
-            and not (place in whole and each.dtype == torch.int64)
-        ):
+        if not isinstance(each, Tensor) or each.is_floating_point():
+            continue
+        if place not in whole or each.dtype != torch.int64:
             _refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
     if operator == "attention" and arguments[0].dtype != arguments[1].dtype:
         _refuse(operator, "q and k must be of one dtype", q=arguments[0].dtype, k=arguments[1].dtype)
 
 
 def check_attention(
-    q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float, removed: int, queries: int, asked: list[bool],
-    heads: int, first: int,
+    q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, removed: int, queries: int, asked: list[bool], heads: int,
+    first: int,
 ) -> None:  # fmt: skip
     """q [B, H, Q, D], k and v [B, H, N, D], size [B, N]."""
     of_q, of_k = q.shape, k.shape
@@ -111,7 +110,7 @@ def _fit_tokens(x: Tensor, branch: Tensor, norm_weight: Tensor | None, norm_bias
 
 def check_reduce(
     x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
-    removed: int, alpha: float, with_size: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+    removed: int, norm_weight: Tensor | None, norm_bias: Tensor | None,
 ) -> None:  # fmt: skip
     """x, branch [B, N, C], scores, position [B, M], size [B, N], neighbours [B or 1, M0, W], root [B or 1, M0]."""
     batch, tokens, count = _check_tokens("reduce", x, branch, position, norm_weight, norm_bias)
@@ -146,8 +145,8 @@ def fits_reduce(
 
 
 def check_conserve(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
-    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
 ) -> None:  # fmt: skip
     """x and branch [B, N, C], importance and size [B, M]."""
     batch, _, count = _check_tokens("conserve", x, branch, importance, norm_weight, norm_bias)

@@ -2,7 +2,8 @@
 
 It is built by `pip install`, once for each instruction set, without torch's headers: one build serves every version of
 torch. The best one that this processor can run is loaded when the package is imported. If there is none, PROBLEM says
-why, and the twins run. Nothing is checked here: ops.py calls these functions with what checks.py has looked at.
+why, and the twins run. Nothing is checked here: operator.py calls these functions with what checks.py has looked at.
+The functions `..._results` make tensors for the results, for native code to fill and for torch to know their shapes.
 """
 
 from __future__ import annotations
@@ -61,6 +62,16 @@ def _declare(library: ctypes.CDLL) -> None:
         function = getattr(library, f"gtp_vit_{name}")
         function.argtypes = [TYPES[letter] for letter in letters.replace(" ", "")]
         function.restype = ctypes.c_float if name == "kth_smallest" else ctypes.c_int
+        if name not in ("kth_smallest", "threads"):
+            function.errcheck = _raise
+
+
+def _raise(outcome: int, *_: Any) -> None:
+    """What went wrong, if something did; Outcome in reduce.h."""
+    if outcome == 2:
+        raise IndexError("gtp_vit.reduce: position or neighbours has an entry that is no cell of the grid")
+    if outcome:
+        raise MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
 
 
 def use(folder: Path) -> None:
@@ -84,13 +95,6 @@ _kth_smallest: Any
 use(Path(__file__).parent)
 
 
-def _failure(outcome: int) -> Exception:
-    """Outcome in reduce.h."""
-    if outcome == 2:
-        return IndexError("gtp_vit.reduce: position or neighbours has an entry that is no cell of the grid")
-    return MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
-
-
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
@@ -99,31 +103,29 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    size: Tensor | None,
-    scale: float,
-    removed: int,
-    queries: int,
-    asked: list[bool],
-    heads: int,
-    first: int,
+def attention_results(
+    k: Tensor, v: Tensor, queries: int, asked: list[bool], heads: int, first: int
 ) -> tuple[Tensor, Tensor]:
+    batch, num_heads, tokens, depth = k.shape
+    shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
+    return v.new_empty(batch, queries, num_heads * depth), v.new_empty(sum(asked), *shape, dtype=torch.float32)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float, removed: int, queries: int, asked: list[bool],
+    heads: int, first: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     q, k, v = _rows_contiguous(q), _rows_contiguous(k), _rows_contiguous(v)
     batch, num_heads, tokens, depth = k.shape
-    out = q.new_empty(batch, queries, num_heads * depth)
-    shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
-    statistics = q.new_empty((sum(asked), *shape), dtype=torch.float32)
-    step, address = math.prod(shape) * 4, statistics.data_ptr()
+    out, statistics = attention_results(k, v, queries, asked, heads, first)
+    step, address = math.prod(statistics.shape[1:]) * 4, statistics.data_ptr()
     addresses = []
     for wanted in asked:
         addresses.append(address if wanted else None)
         address += step if wanted else 0
     if size is not None:
         size = size.float().contiguous()
-    failed = _attention(
+    _attention(
         q.data_ptr(),
         *q.stride()[:3],
         k.data_ptr(),
@@ -133,97 +135,94 @@ def attention(
         *(batch, num_heads, q.shape[2], tokens, depth, queries, scale, removed),
         *(_address(size), out.data_ptr(), first, *addresses, heads, q.dtype == torch.bfloat16, torch.get_num_threads()),
     )
-    if failed:
-        raise _failure(failed)
     return out, statistics
 
 
-def reduce(
-    x: Tensor,
-    branch: Tensor,
-    scores: Tensor,
-    position: Tensor,
-    size: Tensor | None,
-    neighbours: Tensor,
-    root: Tensor,
-    removed: int,
-    alpha: float,
-    with_size: bool,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    epsilon: float,
+def reduce_results(
+    x: Tensor, position: Tensor, removed: int, with_size: bool, norm_weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, tokens, channels = x.shape
+    left = tokens - removed
+    return (
+        x.new_empty(batch, left, channels),
+        x.new_empty((0,) if norm_weight is None else (batch, left, channels)),
+        x.new_empty((batch, left) if with_size else (0,), dtype=torch.float32),
+        position.new_empty(batch, position.shape[1] - removed),
+    )
+
+
+def reduce(
+    x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
+    removed: int, alpha: float, with_size: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     x, branch, position = x.contiguous(), branch.to(x.dtype).contiguous(), position.contiguous()
     scores, neighbours, root = scores.float().contiguous(), neighbours.contiguous(), root.contiguous()
     if size is not None:
         size = size.contiguous()
     batch, tokens, channels = x.shape
-    count, left = position.shape[1], tokens - removed
-    x_out = x.new_empty(batch, left, channels)
-    normed_out = torch.empty_like(x_out) if norm_weight is not None else x.new_empty(0)
-    size_out = x.new_empty((batch, left) if with_size else (0,), dtype=torch.float32)
-    position_out = position.new_empty(batch, count - removed)
+    results = reduce_results(x, position, removed, with_size, norm_weight)
+    x_out, normed_out, size_out, position_out = results
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
-    failed = _reduce(
-        *(batch, tokens, tokens - count, channels, removed, neighbours.shape[1], neighbours.shape[2]),
+    _reduce(
+        *(batch, tokens, tokens - position.shape[1], channels, removed, neighbours.shape[1], neighbours.shape[2]),
         *(x.data_ptr(), branch.data_ptr(), scores.data_ptr(), position.data_ptr(), _address(size)),
         *(neighbours.data_ptr(), root.data_ptr(), neighbours.shape[0] > 1, alpha),
         *(_address(norm_weight), _address(norm_bias), epsilon),
         *(x_out.data_ptr(), normed_out.data_ptr() if norm_weight is not None else None, position_out.data_ptr()),
         *(size_out.data_ptr() if with_size else None, x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
-    if failed:
-        raise _failure(failed)
-    return x_out, normed_out, size_out, position_out
+    return results
+
+
+def conserve_results(
+    x: Tensor, importance: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, tokens, channels = x.shape
+    left, stay = tokens - removed, importance.shape[1] - removed
+    kept, gone, target = (x.new_empty(batch, count, dtype=torch.int64) for count in (stay, removed, removed))
+    normed = x.new_empty((0,) if norm_weight is None else (batch, left, channels))
+    return x.new_empty(batch, left, channels), normed, size.new_empty(batch, stay), kept, gone, target
 
 
 def conserve(
-    x: Tensor,
-    branch: Tensor,
-    importance: Tensor,
-    size: Tensor,
-    removed: int,
-    floor: float,
-    keep_norm: bool,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
+    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     x, branch, size = x.contiguous(), branch.to(x.dtype).contiguous(), size.contiguous()
     importance = importance.float().contiguous()
     batch, tokens, channels = x.shape
-    count, left = size.shape[1], tokens - removed
-    x_out = x.new_empty(batch, left, channels)
-    normed_out = torch.empty_like(x_out) if norm_weight is not None else x.new_empty(0)
-    size_out = size.new_empty(batch, count - removed)
-    kept = size.new_empty(batch, count - removed, dtype=torch.int64)
-    gone, target = (size.new_empty(batch, removed, dtype=torch.int64) for _ in range(2))
+    results = conserve_results(x, importance, size, removed, norm_weight)
+    x_out, normed_out, size_out, kept, gone, target = results
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
-    failed = _conserve(
-        *(batch, tokens, tokens - count, channels, removed),
+    _conserve(
+        *(batch, tokens, tokens - size.shape[1], channels, removed),
         *(x.data_ptr(), branch.data_ptr(), importance.data_ptr(), size.data_ptr(), floor, keep_norm),
         *(_address(norm_weight), _address(norm_bias), epsilon),
         *(x_out.data_ptr(), normed_out.data_ptr() if norm_weight is not None else None, size_out.data_ptr()),
         *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
-    if failed:
-        raise _failure(failed)
-    return x_out, normed_out, size_out, kept, gone, target
+    return results
+
+
+def neighbours_results(
+    similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int
+) -> tuple[Tensor, Tensor]:
+    batch, patches = similarity.shape[0], rows * columns
+    return (
+        similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64),
+        similarity.new_empty(batch, patches, dtype=torch.float32),
+    )
 
 
 def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
     similarity = similarity.float().contiguous()
-    batch, patches = similarity.shape[0], rows * columns
-    found = similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64)
-    root = similarity.new_empty(batch, patches, dtype=torch.float32)
-    failed = _graph(
-        *(batch, rows, columns, spatial, semantic),
+    found, root = neighbours_results(similarity, rows, columns, spatial, semantic)
+    _graph(
+        *(similarity.shape[0], rows, columns, spatial, semantic),
         *(similarity.data_ptr(), found.data_ptr(), root.data_ptr(), torch.get_num_threads()),
     )
-    if failed:
-        raise _failure(failed)
     return found, root
 
 

@@ -187,9 +187,9 @@ class GTPReducer(Reducer):
             return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed), None
         features = tokens.add(branch).image if self.method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
-        norm = norm if tokens.native else None  # torch's own norm is as good as the twin's
+        norm = norm if tokens.ops.fuses_norm else None
         x, normed, size, cell = kernels.reduce(
-            tokens.native,
+            tokens.ops,
             tokens.x,
             branch,
             scores,
@@ -260,7 +260,7 @@ class GTPReducer(Reducer):
             raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
         similarity = graphs.cosine_similarity(tokens.image)
         spatial = method.spatial_neighbours if method.graph == "mixed" else 0
-        return Lists(*kernels.neighbours(tokens.native, similarity, *tokens.grid, spatial, neighbours))
+        return Lists(*kernels.neighbours(tokens.ops, similarity, *tokens.grid, spatial, neighbours))
 
     def _matrix(self, lists: Lists) -> Tensor:
         """The graph as a matrix, for options that change its edges or their weights from layer to layer."""

@@ -1,0 +1,130 @@
+"""An operator: one computation, its implementations, and all that torch is told of it.
+
+Operators are registered as `torch.ops.gtp_vit.*`, so compile, export, the profiler and the FLOP counter see them. On
+every way in, the check looks at the arguments first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from gtp_vit.kernels import native
+from gtp_vit.kernels.checks import check_kinds
+
+Result = TypeVar("Result")
+_LIBRARY = torch.library.Library("gtp_vit", "DEF")
+# Not torch.library.infer_schema: it makes SymInt of int, which programs exported before would not match.
+_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool", list[bool]: "bool[]"}
+
+
+class Ops(Enum):
+    """A set of implementations: which of them run in a forward pass, as decided by `kernels.choose`."""
+
+    TORCH = "torch"  # the twins
+    NATIVE = "native"  # C++ on a CPU
+
+    @property
+    def fuses_norm(self) -> bool:
+        """Is a LayerNorm better done by the operator in front of it? Torch's own is as good as a twin's."""
+        return self is Ops.NATIVE
+
+
+class Operator(Generic[Result]):
+    """One computation as a pure-torch twin, and as other sets of operators do it; called with the set to use.
+
+    Native code runs where its tensors fit, and the twin everywhere else. Sets other than the native one are called
+    directly, so that exported programs contain nothing but torch's own operators.
+
+    Args:
+        name: in torch.ops.gtp_vit.
+        twin: in pure torch; its signature is the operator's.
+        by_set: what other sets have in its place; a set that is not here uses the twin.
+        check: raises where arguments contradict each other.
+        fits: can native code take these arguments, if they make sense?
+        fake: tensors like the results, with anything in them.
+        flops: how many operations, given shapes in place of tensors; None = not counted.
+        whole: the tensors that may have whole numbers.
+
+    `check`, `fits`, `fake` and `flops` are given those arguments that they have parameters for, by name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        twin: Callable[..., Result],
+        by_set: dict[Ops, Callable[..., Result]],
+        *,
+        check: Callable[..., None],
+        fits: Callable[..., bool],
+        fake: Callable[..., Result],
+        flops: Callable[..., int] | None = None,
+        whole: Collection[str] = (),
+    ) -> None:
+        types = get_type_hints(twin)
+        results = ", ".join("Tensor" for _ in get_args(types.pop("return")))
+        names = tuple(types)
+        self.name, self.twin, self.by_set = name, twin, by_set
+        self.check, self.fits, self.fake = (_with_some(each, names) for each in (check, fits, fake))
+        self.whole = [names.index(each) for each in whole]
+        parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
+        _LIBRARY.define(f"{name}({parameters}) -> ({results})")
+        self._by_twin = self._checked(twin)
+        _LIBRARY.impl(name, self._by_twin, "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, self._by_native, "CPU")
+        _LIBRARY.impl(name, self._with_gradients, "Autograd")
+        torch.library.register_fake(f"gtp_vit::{name}", self._checked(self.fake), lib=_LIBRARY)
+        registered = getattr(torch.ops.gtp_vit, name)
+        self.registered = registered.default
+        if flops is not None:
+            count = _with_some(flops, names)
+            register_flop_formula(registered)(lambda *arguments, **_: int(count(*arguments)))
+
+    def __call__(self, ops: Ops, *arguments: Any) -> Result:
+        """The result, by the implementation that belongs to the set `ops`."""
+        if ops is Ops.NATIVE:
+            return self._by_native(*arguments) if _unobserved() else self.registered(*arguments)
+        self.check(*arguments)
+        return self.by_set.get(ops, self.twin)(*arguments)
+
+    def _by_native(self, *arguments: Any) -> Result:
+        self.check(*arguments)
+        fits = native.PROBLEM is None and self.fits(*arguments)
+        return self.by_set[Ops.NATIVE](*arguments) if fits else self._by_twin(*arguments)
+
+    def _checked(self, function: Callable[..., Result]) -> Callable[..., Result]:
+        """`function` behind all checks: also those of dtypes and devices, which `fits` makes for native code."""
+
+        def call(*arguments: Any) -> Result:
+            self.check(*arguments)
+            check_kinds(self.name, arguments, self.whole)
+            return function(*arguments)
+
+        return call
+
+    def _with_gradients(self, *arguments: Any) -> Result:
+        """Torch's operators differentiate themselves, so the twin runs where a gradient is wanted."""
+        if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments):
+            return self._by_twin(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.registered(*arguments)
+
+
+def _with_some(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`function`, called with an argument for each of `names`, of which it is given those it has parameters for."""
+    places = tuple(names.index(each) for each in inspect.signature(function).parameters)
+    return lambda *arguments: function(*[arguments[place] for place in places])
+
+
+def _unobserved() -> bool:
+    """May a native kernel be called directly? Torch's dispatcher takes as long as a small kernel.
+
+    Not if something wants to see the operator: compile, export, the FLOP counter and other dispatch modes.
+    """
+    return not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0
