@@ -82,7 +82,7 @@ class Libraries(Common):
 def schedules(options: Schedules) -> None:
     model, images = options.open()
     vit, recipe = describe(model), read_recipe(options.recipe)
-    space = Space(vit, GTPPlus.for_model(vit), Limits())
+    space = Space(vit, GTPPlus.at(vit, 0.5), Limits())
     target = space.cost(space.plan_of(recipe.method))
     starts = dict(zip(("default", *HAND_MADE), space.starts(target), strict=True))
     methods: dict[str, Method] = {"tuned": recipe.method, **starts}
@@ -108,7 +108,7 @@ def libraries(options: Libraries) -> None:
     mixed = torch.utils.data.Subset(files, [places[i] for i in torch.randperm(total, generator=torch.manual_seed(0))])
     images = torch.cat([batch.images for batch in batches(mixed, batch_size=32, workers=2)])
     vit = describe(model)
-    space = Space(vit, GTPPlus.for_model(vit), Limits())
+    space = Space(vit, GTPPlus.at(vit, 0.5), Limits())
     target = options.share * space.whole
     ruler = Ruler(model, images, 32, None)
     ranges = {f"layer {layer}": (0.0, 1.0) for layer in space.layers} | GTPPlus.tunes
