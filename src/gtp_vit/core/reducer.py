@@ -186,7 +186,7 @@ class Method:
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> Self:
-        """Settings that remove nothing at 0 and all they can at 1; in between the model's MACs never rise."""
+        """From 0, which removes nothing, to 1, all it can; the MACs of the model itself never rise with the strength."""
         raise BadSetting(f"{cls.name} has no setting that says how much is removed")
 
     def weakened(self, vit: VitInfo, share: float) -> Self:
