@@ -10,7 +10,7 @@ import torch
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, spread_at, weaker
+from gtp_vit.core.schedule import Schedule, removals, spread, weaker
 from gtp_vit.core.tokens import Tokens
 
 
@@ -34,7 +34,7 @@ class Toy(Method):
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> Toy:
-        return cls(dropped=spread_at(strength, vit.depth, vit.image_tokens))
+        return cls(dropped=spread(strength, vit.depth, vit.image_tokens))
 
     def weakened(self, vit: VitInfo, share: float) -> Toy:
         return dataclasses.replace(self, dropped=weaker(self.dropped, share, vit.depth, vit.image_tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
@@ -13,9 +13,6 @@ from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.settings import checked
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Convention = Literal["model", "torchprofile"]
 CONVENTIONS = get_args(Convention)
@@ -185,11 +182,11 @@ class Method:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> Self:
-        """From 0, which removes nothing, to 1, all it can; the MACs of the model itself never rise with the strength."""
+    def at(cls, vit: VitInfo, strength: float) -> Method:
+        """From 0, which removes nothing, to 1, all it can; the MACs of the model itself never rise with it."""
         raise BadSetting(f"{cls.name} has no setting that says how much is removed")
 
-    def weakened(self, vit: VitInfo, share: float) -> Self:
+    def weakened(self, vit: VitInfo, share: float) -> Method:
         """These settings at a share of their strength: at 1 as they are, at 0 they remove nothing."""
         if share == 1:
             return self

@@ -156,21 +156,16 @@ def removals(
     return tuple(int(number) for number in plan)
 
 
-def spread(total: int, depth: int) -> tuple[int, ...] | int:
-    """So many tokens over all layers, as evenly as can be, the first layers taking what is left over.
+def spread(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
+    """As evenly over the layers as can be, the first ones taking more: from nothing to as many as all can remove alike.
 
-    >>> spread(26, 12)
-    (3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)
-    >>> spread(24, 12)
-    2
+    >>> spread(0.5, depth=4, tokens=12)
+    1
+    >>> spread(0.75, depth=4, tokens=12)
+    (2, 2, 1, 1)
     """
-    each, rest = divmod(total, depth)
+    each, rest = divmod(round(strength * ((tokens - 1) // depth * depth)), depth)
     return tuple(each + (layer < rest) for layer in range(depth)) if rest else each
-
-
-def spread_at(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
-    """From nothing to as many tokens as all layers can remove alike."""
-    return spread(round(strength * ((tokens - 1) // depth * depth)), depth)
 
 
 def share_at(strength: float) -> float:
@@ -198,7 +193,7 @@ def weaker(
     return tuple(round(share * number) for number in removals(schedule, depth, tokens, at_most))
 
 
-def rounded(
+def whole_tokens(
     plan: Sequence[float], tokens: int, fewest: int = 1, nearest: Callable[[int], int] = lambda left: left
 ) -> list[int]:
     """Whole numbers near those of `plan`; what rounding leaves over is the next layer's, and `fewest` tokens stay.

@@ -11,7 +11,7 @@ import numpy as np
 
 from gtp_vit.core.counting import count_macs
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
-from gtp_vit.core.schedule import SCHEDULES, quarters, rounded
+from gtp_vit.core.schedule import SCHEDULES, quarters, whole_tokens
 from gtp_vit.errors import BadSetting, GTPError, check_range
 
 SHAPES = ("constant", "middle", "late", "early")  # hand-made starts, scaled to the cost
@@ -75,7 +75,7 @@ class Space:
         if self.limits.layers is not None:
             used = sorted(sorted(used, key=lambda layer: -plan[layer])[: self.limits.layers])
         step, prefix = self.limits.multiple_of, self.vit.prefix
-        settled = rounded(
+        settled = whole_tokens(
             [plan[layer] if layer in used else 0 for layer in range(self.vit.depth)],
             self.vit.image_tokens,
             self.fewest,

@@ -70,7 +70,7 @@ class ATS(Method):
         layers = ":".join(str(layer) for layer in range(vit.depth // 4, vit.depth))
         return cls(budget=f"keep:{share_at(strength)}:{layers}")
 
-    def weakened(self, vit: VitInfo, share: float) -> ATS:
+    def weakened(self, vit: VitInfo, share: float) -> Method:
         if self.budget is None:  # how many tokens stay is the image's choice
             return super().weakened(vit, share)
         return dataclasses.replace(self, budget=weaker(self.budget, share, vit.depth, vit.image_tokens))

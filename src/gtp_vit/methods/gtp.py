@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, spread_at, weaker
+from gtp_vit.core.schedule import Schedule, removals, spread, weaker
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods.gtp_cost import own_macs
@@ -107,7 +107,7 @@ class GTP(Method):
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> GTP:
-        return cls(propagate=spread_at(strength, vit.depth, vit.image_tokens))
+        return cls(propagate=spread(strength, vit.depth, vit.image_tokens))
 
     def weakened(self, vit: VitInfo, share: float) -> GTP:
         return dataclasses.replace(self, propagate=weaker(self.propagate, share, vit.depth, vit.image_tokens))

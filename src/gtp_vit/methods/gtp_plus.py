@@ -19,7 +19,7 @@ from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import Pairs, average, sizes_of, with_sizes
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, rounded, searched, weaker
+from gtp_vit.core.schedule import Schedule, removals, searched, weaker, whole_tokens
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels.conserving import similarities
@@ -57,7 +57,7 @@ class GTPPlus(Method):
         if not vit.head_reads_image_tokens:
             shape[-1] = 0  # nobody would see it
         scale = strength / max(1 - strength, 1e-9)
-        return cls(propagate=tuple(rounded([scale * number for number in shape], vit.image_tokens)))
+        return cls(propagate=tuple(whole_tokens([scale * number for number in shape], vit.image_tokens)))
 
     def weakened(self, vit: VitInfo, share: float) -> GTPPlus:
         return dataclasses.replace(self, propagate=weaker(self.propagate, share, vit.depth, vit.image_tokens))

@@ -18,7 +18,7 @@ from torch import Tensor
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import average, match, matching_macs, mean_keys, mergeable, sizes_of, with_sizes
 from gtp_vit.core.reducer import Convention, Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, spread_at, weaker
+from gtp_vit.core.schedule import Schedule, removals, spread, weaker
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 
@@ -47,7 +47,7 @@ class ToMe(Method):
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> ToMe:
-        return cls(r=spread_at(strength, vit.depth, vit.image_tokens))
+        return cls(r=spread(strength, vit.depth, vit.image_tokens))
 
     def weakened(self, vit: VitInfo, share: float) -> ToMe:
         return dataclasses.replace(self, r=weaker(self.r, share, vit.depth, vit.image_tokens, mergeable))

@@ -51,11 +51,8 @@ class TriLevel(Method):
         return cls(keep_ratio=share_at(strength))
 
     def weakened(self, vit: VitInfo, share: float) -> TriLevel:
-        return dataclasses.replace(
-            self,
-            keep_ratio=weaker_share(self.keep_ratio, share),
-            attn_ratio=weaker_share(self.attn_ratio, share),
-        )
+        keep, attend = (weaker_share(ratio, share) for ratio in (self.keep_ratio, self.attn_ratio))
+        return dataclasses.replace(self, keep_ratio=keep, attn_ratio=attend)
 
 
 def strongest(attention: Tensor, ratio: float) -> Tensor:
