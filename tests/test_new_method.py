@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import test_conformance as battery
-from gtp_vit import METHODS, Training, create_model, embedded, finetune, macs, patch, read_recipe, tune
+from gtp_vit import METHODS, GTPError, Training, create_model, embedded, finetune, macs, patch, read_recipe, tune
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools.budget import at_macs
 from gtp_vit.tools.data import InMemory
@@ -91,6 +91,13 @@ def test_it_can_be_finetuned_and_what_it_has_learned_is_kept(tmp_path):
     assert again.reduction.method == Toy(dropped=8, channels=str(tmp_path / "channels.safetensors"))
     with torch.no_grad():
         assert torch.equal(again(images(8)[0]), found.model(images(8)[0]))
+
+
+def test_what_it_has_learned_is_not_lost_in_silence(tmp_path, monkeypatch):
+    monkeypatch.setattr(Toy, "files", ())
+    settings = Training(epochs=1, batch_size=8, micro_batch=8, repeats=1)
+    with pytest.raises(GTPError, match=r"toy has learned channels\.weight, and none of its settings names a file"):
+        finetune(create_model("fashion_vit"), Toy(), InMemory(*images(8)), settings, output=tmp_path, workers=0)
 
 
 def test_it_is_in_the_documents(capsys):

@@ -65,6 +65,9 @@ def write_weights(
     from safetensors.torch import save
 
     learned, files = model.reducer.state_dict(), {part: f"{part}.safetensors" for part in method.files}
+    lost = [key for key in learned if key.split(".")[0] not in files]
+    if lost:
+        raise GTPError(f"{method.name} has learned {lost[0]}, and none of its settings names a file for that")
     for part, file in files.items():
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         write_atomically(folder / file, save(own))
