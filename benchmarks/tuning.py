@@ -81,8 +81,8 @@ class Libraries(Common):
 
 def schedules(options: Schedules) -> None:
     model, images = options.open()
-    vit, recipe = host_of(model).vit, read_recipe(options.recipe)
-    space = Space(vit, GTPPlus.for_model(vit), Limits())
+    recipe = read_recipe(options.recipe)
+    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), Limits())
     target = space.cost(space.plan_of(recipe.method))
     starts = dict(zip(("default", *HAND_MADE), space.starts(target), strict=True))
     methods: dict[str, Method] = {"tuned": recipe.method, **starts}
@@ -107,8 +107,7 @@ def libraries(options: Libraries) -> None:
     places = [index * len(files) // total for index in range(total)]
     mixed = torch.utils.data.Subset(files, [places[i] for i in torch.randperm(total, generator=torch.manual_seed(0))])
     images = torch.cat([batch.images for batch in batches(mixed, batch_size=32, workers=2)])
-    vit = host_of(model).vit
-    space = Space(vit, GTPPlus.for_model(vit), Limits())
+    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), Limits())
     target = options.share * space.whole
     ruler = Ruler(model, images, 32, None)
     ranges = {f"layer {layer}": (0.0, 1.0) for layer in space.layers} | GTPPlus.tunes
@@ -119,7 +118,7 @@ def libraries(options: Libraries) -> None:
         def damage(trial: Any) -> float:
             nonlocal best
             found = {name: trial.suggest_float(name, *edges) for name, edges in ranges.items()}
-            shape = [found.get(f"layer {layer}", 0.0) for layer in range(vit.depth)]
+            shape = [found.get(f"layer {layer}", 0.0) for layer in range(space.vit.depth)]
             plan = space.fit(shape, target)
             if plan is None:
                 return 10.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import timm
 import torch
 
-from gtp_vit import METHODS, Identity, macs
+from gtp_vit import METHODS, Identity, Method, macs
 from gtp_vit.errors import GTPError
 from gtp_vit.tools.published import HYPERPARAMETERS
 
@@ -71,22 +73,27 @@ def settings() -> str:
         columns = [table.title, *(f"{gmacs} printed" for gmacs in table.gmacs)]
         rows = [columns, ["---"] * len(columns)]
         for name, methods in table.methods.items():
-            rows.append([name, *(f"{_dial(method)}: {_gmacs(model, method)}" for method in methods)])
+            rows.append(
+                [name, *(f"{said}: {_gmacs(model, m)}" for said, m in zip(_differing(methods), methods, strict=True))]
+            )
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
     return "\n\n".join(parts)
 
 
-def _dial(method: object) -> str:
-    layers = getattr(method, "layers", None)
-    if layers:
-        return f"layers {layers[0]} to {layers[-1]}"
-    dial = method.dial  # type: ignore[attr-defined]
-    return f"{dial} {getattr(method, dial)}"
+def _differing(methods: Sequence[Method]) -> list[str]:
+    """The settings of each method in which they are not all alike."""
+    names = [field.name for field in dataclasses.fields(methods[0])]
+    differing = [name for name in names if len({getattr(method, name) for method in methods}) > 1]
+    return [", ".join(f"{name} {_shown(getattr(method, name))}" for name in differing) for method in methods]
 
 
-def _gmacs(model: torch.nn.Module, method: object) -> str:
+def _shown(value: object) -> str:
+    return f"{value[0]} to {value[-1]}" if isinstance(value, tuple) else str(value)
+
+
+def _gmacs(model: torch.nn.Module, method: Method) -> str:
     try:
-        return f"{macs(model, method).total / 1e9:.2f}"  # type: ignore[arg-type]
+        return f"{macs(model, method).total / 1e9:.2f}"
     except GTPError:
         return "by image"
 

@@ -1,4 +1,4 @@
-"""Promises about the code itself: who imports whom, how heavy an import is, how long a file is."""
+"""Promises about the code itself: who imports whom, how heavy an import is, what a file says of itself."""
 
 import ast
 import json
@@ -54,10 +54,8 @@ def test_imports_point_one_way(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_are_short_and_say_what_they_are(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 300
-    assert ast.get_docstring(ast.parse(text))
+def test_files_say_what_they_are(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
 
 
 def test_importing_the_package_imports_torch_only():

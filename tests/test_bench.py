@@ -24,7 +24,7 @@ from gtp_vit import GTP, METHODS, GTPError, ToMe, create_model, macs, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.tools import data as data_tools
 from gtp_vit.tools import pictures
-from gtp_vit.tools.budget import at_macs, spread
+from gtp_vit.tools.budget import at_macs
 from gtp_vit.tools.compare import budgets_of, compare, models_of, plan
 from gtp_vit.tools.data import DataSettings, InMemory, batches, open_images
 from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, bootstrap, evaluate
@@ -314,7 +314,6 @@ def test_budgets_that_cannot_be_reached_are_refused():
     with pytest.raises(GTPError, match=r"evovit reaches 0\.\d+ to 1\.\d+ GMACs on this model, not 0\.100"):
         at_macs(model, "evovit", 0.1e9)
     assert budgets_of(model, [8]) == [macs(model, GTP(propagate=8), lossless=True).total]
-    assert sum(spread(26, 12)) == 26
 
 
 def test_compare_runs_all_methods_that_fit():

@@ -4,6 +4,7 @@ A new method is tested with its default settings by being in METHODS; more setti
 """
 
 import copy
+import dataclasses
 import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +27,16 @@ from gtp_vit import (
     Method,
     ToMe,
     TriLevel,
+    macs,
     patch,
     trace,
     unpatch,
 )
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.patch import host_of
 
 EXTRA = [
     GTP(propagate=6, theta=0.6, alpha=0.3),
@@ -122,10 +126,47 @@ def test_batches_of_adaptive_methods_are_traced_one_by_one():
 @every_pair
 def test_nothing_removed_equals_the_untouched_model(family, method):
     model, images = families.make(family), families.images(family)
-    fast = patch(model, method.off())
-    close(logits(fast, images), logits(model, images), 1e-6)
-    with torch.no_grad():
-        close(fast.forward_features(images), model.forward_features(images), 1e-6)
+    for nothing in removing_nothing(method, host_of(model).vit):
+        fast = patch(model, nothing)
+        close(logits(fast, images), logits(model, images), 1e-6)
+        with torch.no_grad():
+            close(fast.forward_features(images), model.forward_features(images), 1e-6)
+
+
+def removing_nothing(method: Method, vit: VitInfo) -> list[Method]:
+    """The settings at no strength, and those that the dial begins with."""
+    weakest = dataclasses.replace(method, layers=()) if is_adaptive(method) else method.weakened(vit, 0)
+    return [weakest] if isinstance(method, Identity) else [weakest, type(method).at(vit, 0)]
+
+
+def own_cost(model: nn.Module, method: Method) -> int:
+    """MACs of the model without what begins with the first token that leaves: own work, or a last block in full."""
+    return macs(model, method, include_method=False).total
+
+
+@pairs([method for method in DEFAULTS if not isinstance(method, Identity)], families.NAMES)
+def test_the_cost_falls_with_the_strength(family, method):
+    model = families.make(family)
+    settings = [type(method).at(host_of(model).vit, step / 32) for step in range(33)]
+    costs = [own_cost(model, each) for each in settings]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] == own_cost(model, Identity())
+    assert macs(model, settings[-1]).total < macs(model).total  # own work counted
+
+
+@few_pairs
+def test_a_share_of_the_strength_is_between_nothing_and_all(family, method):
+    model = families.make(family)
+    vit = host_of(model).vit
+    assert method.weakened(vit, 1) == method
+    if is_adaptive(method):
+        with pytest.raises(GTPError, match="has no strength that could grow"):
+            method.weakened(vit, 0)
+        return
+    costs = [own_cost(model, method.weakened(vit, share)) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)]
+    assert costs == sorted(costs, reverse=True)
+    for step in method.weakened(vit, 0).build(vit).steps(vit.grid):
+        assert set(step) == {vit.image_tokens}
 
 
 @every_pair
@@ -244,6 +285,7 @@ def test_state_dicts_load_both_ways(family, method):
     model = families.make(family)
     fast = patch(model, method)
     own = [f"reducer.{key}" for key in fast.reducer.state_dict()]  # only of methods with learned parts
+    assert {key.split(".")[1] for key in own} == set(method.files)  # each is stored in a file that a setting names
     assert bool(own) == (method.learned != "none")
     assert list(fast.state_dict()) == [*model.state_dict(), *own]
     other = patch(copy.deepcopy(model), method)

@@ -54,7 +54,6 @@ from gtp_vit.training.data import Draws, Mixer, open_training_images, order, par
 from gtp_vit.training.log import Log
 from gtp_vit.training.loop import check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
-from gtp_vit.training.shrink import weaker
 from gtp_vit.training.trainee import NotFinite, Trainee, install
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -267,13 +266,13 @@ def test_evovit_has_two_heads_in_training_and_one_outside(model, head):
 
 def test_reduction_can_grow(model):
     vit = patch(model, GTP()).reduction.vit
-    assert weaker(EViT(keep_rate=0.6), vit, 0.5).keep_rate == pytest.approx(0.8)
-    assert weaker(TriLevel(keep_ratio=0.6, attn_ratio=0.2), vit, 0.5).attn_ratio == pytest.approx(0.6)
-    assert weaker(GTP(propagate="linear:2:8"), vit, 0.5).propagate == (1, 2, 3, 4)
-    assert weaker(ToMe(r=8), vit, 0.25).r == 2
-    assert weaker(ToMe(r=8), vit, 1.0) == ToMe(r=8)
+    assert EViT(keep_rate=0.6).weakened(vit, 0.5).keep_rate == pytest.approx(0.8)
+    assert TriLevel(keep_ratio=0.6, attn_ratio=0.2).weakened(vit, 0.5).attn_ratio == pytest.approx(0.6)
+    assert GTP(propagate="linear:2:8").weakened(vit, 0.5).propagate == (1, 2, 3, 4)
+    assert ToMe(r=8).weakened(vit, 0.25).r == 2
+    assert ToMe(r=8).weakened(vit, 1.0) == ToMe(r=8)
     with pytest.raises(GTPError, match="ats has no strength that could grow"):
-        weaker(ATS(), vit, 0.5)
+        ATS().weakened(vit, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -281,7 +280,6 @@ class Toy(Method):
     """Keeps the first tokens, scaled by a factor that is learned."""
 
     name = "toy"
-    dial = "r"
     r: int = 8
 
     def build(self, vit):
@@ -315,7 +313,7 @@ def test_a_growing_reduction_is_the_one_that_the_model_carries(model, method):
     for value in before.buffers():
         value.add_(1)
     learned = {key: id(value) for key, value in before.state_dict(keep_vars=True).items()}
-    half = dataclasses.replace(method, **{method.dial: 4})
+    half = dataclasses.replace(method, **{"propagate" if isinstance(method, GTP) else "r": 4})
     install(own, half)
     assert own.reduction.method == own.reducer.method == half
     assert own.reducer.plan == half.build(own.reduction.vit).plan == (4,) * 4

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import families
 from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
+from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
 from gtp_vit.methods.gtp_plus import conserve, damage, earlier_similarity
+from gtp_vit.patch import host_of
 from test_kernels import KINDS, values
 
 tensor = torch.tensor
@@ -303,3 +305,11 @@ def test_bad_settings():
     ):
         with pytest.raises(GTPError):
             patch(families.make("vit"), method)
+
+
+@pytest.mark.parametrize("family", ["vit", "gap"])
+def test_half_of_the_strength_removes_half_of_the_tokens_in_the_default_shape(family):
+    vit = host_of(families.make(family)).vit  # 4 layers, 64 tokens
+    assert GTPPlus.at(vit, 0.5).propagate == removals("searched:8", 4, 64)
+    assert GTPPlus.at(vit, 0).propagate == (0, 0, 0, 0)
+    assert GTPPlus.at(vit, 1).propagate == (0, 63, 0, 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gtp_vit.core.schedule import removals
+from gtp_vit.core.schedule import removals, whole_tokens
 from gtp_vit.errors import BadSchedule, UnknownName
 
 
@@ -72,3 +72,9 @@ def test_searched_has_its_shape_at_every_depth():
         plan = removals("searched:4", depth, 400)
         assert sum(plan) == 4 * depth
         assert depth < 4 or plan[0] == plan[-1] == 0
+
+
+def test_rounding_hands_on_what_is_left_over_and_one_token_stays():
+    assert whole_tokens([0, 1.4, 0, 1.4, 1.4], tokens=49) == [0, 1, 0, 2, 1]
+    assert whole_tokens([0, 30.5, 30.5, 30.5], tokens=49) == [0, 30, 18, 0]
+    assert whole_tokens([10, 10], 49, fewest=7, nearest=lambda left: round(left / 7) * 7) == [7, 14]

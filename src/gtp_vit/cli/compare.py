@@ -17,7 +17,7 @@ from gtp_vit.cli.evaluate import (
     explanation,
     kl_text,
     result_row,
-    spread,
+    with_bounds,
     write_results,
 )
 from gtp_vit.cli.flags import parse
@@ -250,5 +250,5 @@ def against_best(plans: Sequence[Plan], found: Evaluation) -> dict[str, dict[str
     behind: dict[str, dict[str, Any]] = {name: {"best_at_budget": other} for name, other in best.items()}
     wanted = [(name, other, figure) for name, other in best.items() for figure in ("kl", "agreement", "top1")]
     for (name, _, figure), interval in zip(wanted, found.differences(wanted), strict=True):
-        behind[name] |= spread(f"{figure}_minus_best", interval)
+        behind[name] |= with_bounds(f"{figure}_minus_best", interval)
     return behind

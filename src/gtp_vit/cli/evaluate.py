@@ -131,13 +131,13 @@ def result_row(flags: Any, model: Any, name: str, cost: dict[str, int], found: E
         "images": score.images,
         "unreadable": len(found.unreadable),
         "not_finite": score.not_finite,
-        **spread("agreement", score.agreement),
-        **spread("kl", score.kl),
-        **spread("top1_change", score.top1_change),
+        **with_bounds("agreement", score.agreement),
+        **with_bounds("kl", score.kl),
+        **with_bounds("top1_change", score.top1_change),
     }
 
 
-def spread(name: str, interval: Interval) -> dict[str, float]:
+def with_bounds(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 

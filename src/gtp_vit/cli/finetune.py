@@ -120,10 +120,10 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
         )
     dataset = open_training_images(model, data_settings(flags, flags.data_dir, flags.split), settings)
     validation = open_validation(flags, model)
-    return spread(dataset, flags.limit), None if validation is None else spread(validation, flags.val_limit)
+    return some_of(dataset, flags.limit), None if validation is None else some_of(validation, flags.val_limit)
 
 
-def spread(dataset: Any, limit: int) -> Any:
+def some_of(dataset: Any, limit: int) -> Any:
     """Some of the images of all classes, by which data sets are sorted."""
     if not limit or not hasattr(dataset, "__len__") or limit >= len(dataset):
         return dataset

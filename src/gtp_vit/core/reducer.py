@@ -149,7 +149,8 @@ class Method:
     fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
     learned: ClassVar[str] = "none"  # parts that need training
     asks: ClassVar[str] = "nothing"  # what it needs from attention
-    dial: ClassVar[str] = ""  # the setting that says how much is removed
+    schedule: ClassVar[str | None] = None  # the setting with one number a layer, which a search may change
+    files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts; the reducer calls these the same
     tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # settings that a search may change, and their ranges
 
     def __post_init__(self) -> None:
@@ -166,9 +167,18 @@ class Method:
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields if getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    def off(self) -> Method:
-        """The same settings, removing nothing: must then equal the untouched model."""
-        raise NotImplementedError
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> Method:
+        """From 0, which removes nothing, to 1, all it can; the MACs of the model itself never rise with it."""
+        raise BadSetting(f"{cls.name} has no setting that says how much is removed")
+
+    def weakened(self, vit: VitInfo, share: float) -> Method:
+        """These settings at a share of their strength: at 1 as they are, at 0 they remove nothing."""
+        if share == 1:
+            return self
+        raise BadSetting(
+            f"{self.name} has no strength that could grow during training; leave out shrink_start and shrink_epochs"
+        )
 
     def caution(self) -> str | None:
         """What a user must know before trusting results of these settings; `patch` warns with it."""

@@ -16,7 +16,7 @@ A schedule is an int (the same in every layer), a sequence with one int a layer,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -24,6 +24,7 @@ from gtp_vit.errors import BadSchedule, check_name, shown
 
 Schedule = int | tuple[int, ...] | str
 MOST = 10**6  # in a named schedule; no image has so many tokens
+STEPS = 512  # of a share of tokens, from all of them to next to none
 
 
 def linear(depth: int, tokens: int, first: float, last: float) -> list[int]:
@@ -153,6 +154,61 @@ def removals(
             f"the largest constant number for this model is {(tokens - 1) // depth}"
         )
     return tuple(int(number) for number in plan)
+
+
+def spread(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
+    """As evenly over the layers as can be, the first ones taking more: from nothing to as many as all can remove alike.
+
+    >>> spread(0.5, depth=4, tokens=12)
+    1
+    >>> spread(0.75, depth=4, tokens=12)
+    (2, 2, 1, 1)
+    """
+    each, rest = divmod(round(strength * ((tokens - 1) // depth * depth)), depth)
+    return tuple(each + (layer < rest) for layer in range(depth)) if rest else each
+
+
+def share_at(strength: float) -> float:
+    """The share of the tokens that is left: from all of them to one in STEPS."""
+    return 1 - round(strength * (STEPS - 1)) / STEPS
+
+
+def weaker_share(left: float, share: float) -> float:
+    """What is left where only this share of the reduction is done."""
+    return left if share == 1 else 1 - share * (1 - left)
+
+
+def weaker(
+    schedule: Schedule, share: float, depth: int, tokens: int, at_most: Callable[[int], int] | None = None
+) -> Schedule:
+    """This share of what a schedule removes in each layer; arguments as for `removals`.
+
+    >>> weaker("linear:2:8", 0.5, depth=4, tokens=64)
+    (1, 2, 3, 4)
+    """
+    if share == 1:
+        return schedule
+    if isinstance(schedule, int):
+        return round(share * schedule)
+    return tuple(round(share * number) for number in removals(schedule, depth, tokens, at_most))
+
+
+def whole_tokens(
+    plan: Sequence[float], tokens: int, fewest: int = 1, nearest: Callable[[int], int] = lambda left: left
+) -> list[int]:
+    """Whole numbers near those of `plan`; what rounding leaves over is the next layer's, and `fewest` tokens stay.
+
+    A caller that allows certain numbers of tokens only gives the `nearest` of them.
+    """
+    left, found, owed = tokens, [0] * len(plan), 0.0
+    for layer, asked in enumerate(plan):
+        if asked > 0:
+            owed += asked
+            after = max(min(nearest(left - round(owed)), left), fewest)
+            found[layer] = left - after
+            owed -= found[layer]
+            left = after
+    return found
 
 
 def quarters(depth: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gtp_vit.core.costs import Costs
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.schedule import SCHEDULES, quarters
+from gtp_vit.core.schedule import SCHEDULES, quarters, whole_tokens
 from gtp_vit.errors import BadSetting, GTPError, check_range
 
 SHAPES = ("constant", "middle", "late", "early")  # hand-made starts, scaled to the cost
@@ -37,7 +37,8 @@ class Space:
     """The schedules of one method that keep to a cost and to the limits."""
 
     def __init__(self, costs: Costs, method: Method, limits: Limits) -> None:
-        self.costs, self.method, self.limits = costs, method, limits
+        assert method.schedule is not None
+        self.costs, self.method, self.limits, self.field = costs, method, limits, method.schedule
         self.vit = vit = costs.vit
         # Behind the last layer nobody reads image tokens where the head reads the class token only.
         self.layers = range(vit.depth if vit.head_reads_image_tokens else vit.depth - 1)
@@ -59,7 +60,7 @@ class Space:
 
     def with_plan(self, plan: Sequence[int], method: Method | None = None) -> Method:
         """The settings, or others of the same method, with this schedule."""
-        return dataclasses.replace(method or self.method, **{self.method.dial: tuple(plan)})
+        return dataclasses.replace(method or self.method, **{self.field: tuple(plan)})
 
     def plan_of(self, method: Method) -> list[int]:
         """The schedule of these settings, layer by layer."""
@@ -70,17 +71,13 @@ class Space:
         used = [layer for layer in self.layers if plan[layer] > 0]
         if self.limits.layers is not None:
             used = sorted(sorted(used, key=lambda layer: -plan[layer])[: self.limits.layers])
-        left, settled, owed = self.vit.image_tokens, [0] * self.vit.depth, 0.0
-        for layer in used:
-            owed += plan[layer]
-            after = left - round(owed)
-            if self.limits.multiple_of > 1:
-                whole = round((after + self.vit.prefix) / self.limits.multiple_of) * self.limits.multiple_of
-                after = whole - self.vit.prefix
-            after = max(min(after, left), self.fewest)
-            settled[layer] = left - after
-            owed -= settled[layer]
-            left = after
+        step, prefix = self.limits.multiple_of, self.vit.prefix
+        settled = whole_tokens(
+            [plan[layer] if layer in used else 0 for layer in range(self.vit.depth)],
+            self.vit.image_tokens,
+            self.fewest,
+            lambda left: round((left + prefix) / step) * step - prefix,
+        )
         try:
             plan = self.plan_of(self.with_plan(settled))
         except GTPError:

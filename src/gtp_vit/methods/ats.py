@@ -23,7 +23,7 @@ from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, check_layers, removals
+from gtp_vit.core.schedule import Schedule, check_layers, removals, share_at, weaker
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.tensors import split
@@ -40,7 +40,6 @@ class ATS(Method):
     needs_class_token: ClassVar[bool] = True
     fixed_shapes: ClassVar[str] = "no; yes with a budget"
     asks: ClassVar[str] = "class row and values"
-    dial: ClassVar[str] = "budget"
 
     layers: tuple[int, ...] | None = None
     """Layers that sample, counted from 0; by default from one quarter of the depth to the end: 3 to 11 of 12."""
@@ -65,8 +64,16 @@ class ATS(Method):
             )
         return ATSReducer(self, vit)
 
-    def off(self) -> ATS:
-        return dataclasses.replace(self, layers=(), budget=None)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> ATS:
+        """With a budget, as the number of tokens is known only then."""
+        layers = ":".join(str(layer) for layer in range(vit.depth // 4, vit.depth))
+        return cls(budget=f"keep:{share_at(strength)}:{layers}")
+
+    def weakened(self, vit: VitInfo, share: float) -> Method:
+        if self.budget is None:  # how many tokens stay is the image's choice
+            return super().weakened(vit, share)
+        return dataclasses.replace(self, budget=weaker(self.budget, share, vit.depth, vit.image_tokens))
 
 
 def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor:

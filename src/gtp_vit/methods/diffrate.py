@@ -19,7 +19,7 @@ from torch import Tensor
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals
+from gtp_vit.core.schedule import Schedule, removals, weaker
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSchedule
 from gtp_vit.tensors import full_precision, select_rows
@@ -33,7 +33,6 @@ class DiffRate(Method):
     source: ClassVar[Source] = Source("arXiv 2305.17997 (ICCV 2023)", "OpenGVLab/DiffRate", "no licence given")
     needs_class_token: ClassVar[bool] = True
     asks: ClassVar[str] = "class row"
-    dial: ClassVar[str] = "merge"
 
     prune: Schedule = "middle:3"
     """Tokens dropped in each layer: a number, one a layer, or a named schedule."""
@@ -64,8 +63,15 @@ class DiffRate(Method):
         self.check_class_token(vit)
         return DiffRateReducer(self, vit)
 
-    def off(self) -> DiffRate:
-        return dataclasses.replace(self, prune=0, merge=0)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> DiffRate:
+        """Merged and dropped tokens in the proportions of the defaults."""
+        steps = round(strength * max(int(16 * (vit.image_tokens - 1) / vit.depth) - 1, 0))
+        return cls(prune=f"middle:{steps * 3 / 128}", merge=f"middle:{steps * 5 / 128}")
+
+    def weakened(self, vit: VitInfo, share: float) -> DiffRate:
+        prune, merge = (weaker(each, share, vit.depth, vit.image_tokens) for each in (self.prune, self.merge))
+        return dataclasses.replace(self, prune=prune, merge=merge)
 
 
 class DiffRateReducer(Reducer):

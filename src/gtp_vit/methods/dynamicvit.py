@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, quarters
+from gtp_vit.core.schedule import check_layers, quarters, share_at, weaker_share
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.weights import read_weights
 from gtp_vit.errors import BadSetting, check_range
@@ -34,7 +34,7 @@ class DynamicViT(Method):
     name: ClassVar[str] = "dynamicvit"
     source: ClassVar[Source] = Source("arXiv 2106.02034 (NeurIPS 2021)", "raoyongming/DynamicViT", "MIT")
     learned: ClassVar[str] = "a predictor for each stage"
-    dial: ClassVar[str] = "keep_ratio"
+    files: ClassVar[tuple[str, ...]] = ("predictors",)
 
     keep_ratio: float = 0.7
     """Share of the image tokens that is left after the first stage (the paper's rho); its powers after the others."""
@@ -49,8 +49,12 @@ class DynamicViT(Method):
         check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
         return DynamicViTReducer(self, vit)
 
-    def off(self) -> DynamicViT:
-        return dataclasses.replace(self, keep_ratio=1.0)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> DynamicViT:
+        return cls(keep_ratio=share_at(strength))
+
+    def weakened(self, vit: VitInfo, share: float) -> DynamicViT:
+        return dataclasses.replace(self, keep_ratio=weaker_share(self.keep_ratio, share))
 
     def caution(self) -> str | None:
         if self.predictors is not None or self.keep_ratio == 1:

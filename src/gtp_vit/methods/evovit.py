@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers
+from gtp_vit.core.schedule import check_layers, share_at, weaker_share
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.tensors import full_precision, select_rows, split
@@ -31,7 +31,6 @@ class EvoViT(Method):
     source: ClassVar[Source] = Source("arXiv 2108.01390 (AAAI 2022)", "YifanXu74/Evo-ViT", "MIT")
     needs_class_token: ClassVar[bool] = True
     asks: ClassVar[str] = "class row"
-    dial: ClassVar[str] = "keep_ratio"
 
     keep_ratio: float = 0.5
     """Share of the image tokens that is informative (the paper's p)."""
@@ -56,8 +55,12 @@ class EvoViT(Method):
             raise BadSetting("head='pooled' is for models whose head reads the class token; this one's pools by itself")
         return EvoViTReducer(self, vit)
 
-    def off(self) -> EvoViT:
-        return dataclasses.replace(self, keep_ratio=1.0, head="class")
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> EvoViT:
+        return cls(keep_ratio=share_at(strength))
+
+    def weakened(self, vit: VitInfo, share: float) -> EvoViT:
+        return dataclasses.replace(self, keep_ratio=weaker_share(self.keep_ratio, share))
 
 
 class Waiting(NamedTuple):

@@ -19,7 +19,7 @@ from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals
+from gtp_vit.core.schedule import Schedule, removals, spread, weaker
 from gtp_vit.core.tokens import Tokens, receivers
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.paper import graph as graphs
@@ -41,7 +41,7 @@ class GTP(Method):
     name: ClassVar[str] = "gtp"
     source: ClassVar[Source] = Source("arXiv 2311.03035 (WACV 2024)", "Ackesnal/GTP-ViT", "Apache-2.0")
     asks: ClassVar[str] = "diagonal and column sums; the map where theta < 1"
-    dial: ClassVar[str] = "propagate"
+    schedule: ClassVar[str | None] = "propagate"
 
     propagate: Schedule = 8
     """Tokens removed and propagated in each layer (the paper's P): a number, one a layer, or a named schedule."""
@@ -107,8 +107,12 @@ class GTP(Method):
             raise BadSetting(f"{found} needs a class token, and this model has none; use select='mixed' or 'broad'")
         return GTPReducer(self, vit)
 
-    def off(self) -> GTP:
-        return dataclasses.replace(self, propagate=0)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> GTP:
+        return cls(propagate=spread(strength, vit.depth, vit.image_tokens))
+
+    def weakened(self, vit: VitInfo, share: float) -> GTP:
+        return dataclasses.replace(self, propagate=weaker(self.propagate, share, vit.depth, vit.image_tokens))
 
     def _extra_neighbour(self, vit: VitInfo) -> int:
         return int(self.official_offbyone and not vit.class_token)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals
+from gtp_vit.core.schedule import Schedule, removals, searched, weaker, whole_tokens
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels import Operator, Ops, checks, native
@@ -42,7 +42,7 @@ class GTPPlus(Method):
     name: ClassVar[str] = "gtp_plus"
     source: ClassVar[Source] = Source("none, our own", "this package", "Apache-2.0")
     asks: ClassVar[str] = "class row; column sums where there is no class token"
-    dial: ClassVar[str] = "propagate"
+    schedule: ClassVar[str | None] = "propagate"
     tunes: ClassVar[dict[str, tuple[float, float]]] = {"floor": (0.02, 20.0), "proportional_attention": (0.3, 1.5)}
 
     propagate: Schedule = "searched:8"
@@ -54,18 +54,22 @@ class GTPPlus(Method):
     proportional_attention: float = 0.9
     """How much attention favours large tokens: 1 = as if each were as many tokens as it has merged, 0 = not at all."""
 
-    @classmethod
-    def for_model(cls, vit: VitInfo) -> GTPPlus:
-        """Half of the tokens of a model removed in the default shape, to be scaled to what is wanted."""
-        return cls(propagate=f"searched:{vit.image_tokens / (2 * vit.depth)}")
-
     def build(self, vit: VitInfo) -> GTPPlusReducer:
         check_range("floor", self.floor, 0, 1000)
         check_range("proportional_attention", self.proportional_attention, 0, 2)
         return GTPPlusReducer(self, vit)
 
-    def off(self) -> GTPPlus:
-        return dataclasses.replace(self, propagate=0)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> GTPPlus:
+        """In the default shape: half of the tokens leave at 0.5, and at 1 all but one where the first ones leave."""
+        shape = searched(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth))
+        if not vit.head_reads_image_tokens:
+            shape[-1] = 0  # nobody would see it
+        scale = strength / max(1 - strength, 1e-9)
+        return cls(propagate=tuple(whole_tokens([scale * number for number in shape], vit.image_tokens)))
+
+    def weakened(self, vit: VitInfo, share: float) -> GTPPlus:
+        return dataclasses.replace(self, propagate=weaker(self.propagate, share, vit.depth, vit.image_tokens))
 
 
 class GTPPlusReducer(Reducer):

@@ -18,5 +18,5 @@ class Identity(Method):
     def build(self, vit: VitInfo) -> Reducer:
         return Reducer(vit)
 
-    def off(self) -> Identity:
+    def weakened(self, vit: VitInfo, share: float) -> Identity:
         return self

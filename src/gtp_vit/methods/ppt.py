@@ -32,7 +32,6 @@ class PPT(Method):
     source: ClassVar[Source] = Source("arXiv 2310.01812", "xjwu1024/PPT", "Apache-2.0")
     needs_class_token: ClassVar[bool] = True
     asks: ClassVar[str] = "class row, keys and values"
-    dial: ClassVar[str] = "r"
 
     r: int = 50
     """Tokens removed in each of the layers in `pp_loc_list`; at most half of a layer's tokens."""
@@ -49,8 +48,12 @@ class PPT(Method):
         check_range("threshold", self.threshold, 0, 1)
         return PPTReducer(self, vit)
 
-    def off(self) -> PPT:
-        return dataclasses.replace(self, r=0)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> PPT:
+        return cls(r=round(strength * max(vit.image_tokens // 2 - 1, 0)))
+
+    def weakened(self, vit: VitInfo, share: float) -> PPT:
+        return dataclasses.replace(self, r=round(share * self.r))
 
 
 class PPTReducer(Reducer):

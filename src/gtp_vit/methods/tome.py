@@ -18,7 +18,7 @@ from torch import Tensor
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import average, by_size, match, matching_macs, mean_keys, mergeable
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals
+from gtp_vit.core.schedule import Schedule, removals, spread, weaker
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 
@@ -30,7 +30,7 @@ class ToMe(Method):
     name: ClassVar[str] = "tome"
     source: ClassVar[Source] = Source("arXiv 2210.09461 (ICLR 2023)", "facebookresearch/ToMe", "CC-BY-NC-4.0")
     asks: ClassVar[str] = "keys"
-    dial: ClassVar[str] = "r"
+    schedule: ClassVar[str | None] = "r"
 
     r: Schedule = 8
     """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
@@ -45,8 +45,12 @@ class ToMe(Method):
             raise BadSetting("weighted_pool needs a head that averages the image tokens, and this model's does not")
         return ToMeReducer(self, vit)
 
-    def off(self) -> ToMe:
-        return dataclasses.replace(self, r=0)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> ToMe:
+        return cls(r=spread(strength, vit.depth, vit.image_tokens))
+
+    def weakened(self, vit: VitInfo, share: float) -> ToMe:
+        return dataclasses.replace(self, r=weaker(self.r, share, vit.depth, vit.image_tokens, mergeable))
 
 
 class ToMeReducer(Reducer):

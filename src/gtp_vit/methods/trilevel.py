@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, quarters
+from gtp_vit.core.schedule import check_layers, quarters, share_at, weaker_share
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import select_rows, split
@@ -32,7 +32,6 @@ class TriLevel(Method):
     source: ClassVar[Source] = Source("arXiv 2211.10801 (AAAI 2023)", "ZLKong/Tri-Level-ViT", "MIT")
     needs_class_token: ClassVar[bool] = True
     asks: ClassVar[str] = "class row; the map where attn_ratio < 1"
-    dial: ClassVar[str] = "keep_ratio"
 
     keep_ratio: float = 0.7
     """Share of its image tokens that each of the layers in `pruning_loc` keeps (the paper's R_T)."""
@@ -47,8 +46,13 @@ class TriLevel(Method):
         check_range("attn_ratio", self.attn_ratio, 0, 1, above_low=True)
         return TriLevelReducer(self, vit)
 
-    def off(self) -> TriLevel:
-        return dataclasses.replace(self, keep_ratio=1.0, attn_ratio=1.0)
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> TriLevel:
+        return cls(keep_ratio=share_at(strength))
+
+    def weakened(self, vit: VitInfo, share: float) -> TriLevel:
+        keep, attend = (weaker_share(ratio, share) for ratio in (self.keep_ratio, self.attn_ratio))
+        return dataclasses.replace(self, keep_ratio=keep, attn_ratio=attend)
 
 
 def strongest(attention: Tensor, ratio: float) -> Tensor:

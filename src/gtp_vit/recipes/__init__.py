@@ -121,11 +121,9 @@ def _no_such_recipe(path: Path) -> str:
 
 def _with_files(recipe: Recipe, folder: Path) -> Recipe:
     """What a method has learned is in a file beside its recipe, which names it without a folder."""
-    name = getattr(recipe.method, "predictors", None)
-    if name is None or not is_file(folder / name):
-        return recipe
-    stored = {**recipe.method.to_dict(), "predictors": str(folder / name)}
-    return dataclasses.replace(recipe, method=method_from_dict(stored))
+    named = {part: folder / file for part in recipe.method.files if (file := getattr(recipe.method, part)) is not None}
+    found = {part: str(path) for part, path in named.items() if is_file(path)}
+    return dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, **found))
 
 
 def recipe_from_dict(stored: Any, where: str) -> Recipe:
@@ -185,7 +183,7 @@ def default_method(host: Host) -> Method:
     for recipe in map(read_recipe, shipped_recipes()):
         if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
             return recipe.method
-    space = Space(host.costs(), GTPPlus.for_model(host.vit), Limits())
+    space = Space(host.costs(), GTPPlus.at(host.vit, 0.5), Limits())
     return space.scaled(DEFAULT_SHARE * space.whole)
 
 

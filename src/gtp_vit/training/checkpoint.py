@@ -23,7 +23,7 @@ from gtp_vit.tools.checkpoint import save_checkpoint, sizes_of_model
 from gtp_vit.tools.files import Lock, explained, write_atomically
 from gtp_vit.tools.identity import differences
 
-STATE, WEIGHTS, PREDICTORS = "state.pt", "weights.safetensors", "predictors.safetensors"
+STATE, WEIGHTS = "state.pt", "weights.safetensors"
 
 
 def write_state(folder: Path, run: dict[str, Any], state: dict[str, Any]) -> None:
@@ -61,13 +61,17 @@ RESTART = "--restart discards it and begins anew, or write to another place with
 def write_weights(
     folder: Path, name: str, model: Any, method: Method, found: dict[str, Any], measured: dict[str, Any]
 ) -> None:
-    """Under timm's keys; what a method has learned is in a file of its own, since timm would refuse more keys."""
-    learned = model.reducer.state_dict()
-    if learned:
-        from safetensors.torch import save
+    """Under timm's keys; what a method has learned is in files of its own, since timm would refuse more keys."""
+    from safetensors.torch import save
 
-        write_atomically(folder / PREDICTORS, save({key: value.contiguous() for key, value in learned.items()}))
-        method = dataclasses.replace(method, predictors=PREDICTORS)  # type: ignore[call-arg]
+    learned, files = model.reducer.state_dict(), {part: f"{part}.safetensors" for part in method.files}
+    lost = [key for key in learned if key.split(".")[0] not in files]
+    if lost:
+        raise GTPError(f"{method.name} has learned {lost[0]}, and none of its settings names a file for that")
+    for part, file in files.items():
+        own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
+        write_atomically(folder / file, save(own))
+    method = dataclasses.replace(method, **files)
     save_checkpoint(model, folder / WEIGHTS, Recipe(name, sizes_of_model(model), method, found, measured))
 
 

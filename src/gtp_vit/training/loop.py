@@ -31,7 +31,6 @@ from gtp_vit.training.data import load, steps_of_epoch, without_labels
 from gtp_vit.training.log import Entry, Log
 from gtp_vit.training.protocols import protocol_of
 from gtp_vit.training.settings import Training
-from gtp_vit.training.shrink import strength, weaker
 from gtp_vit.training.trainee import NotFinite, Trainee
 
 Progress = Callable[[int, int, Entry], None]
@@ -160,7 +159,7 @@ class _Run:
         self.unreadable: dict[str, None] = {}
         self.trainee = Trainee(model, method, self.protocol, settings, self.steps)
         self.kept = Kept(self.trainee.teacher)
-        weaker(method, self.trainee.model.reduction.vit, strength(0, settings))  # refused now, not in the first epoch
+        method.weakened(self.trainee.model.reduction.vit, settings.strength(0))  # refused now, not in the first epoch
         self.macs = macs(self.trainee.model).total if not self.trainee.model.reducer.adaptive else None
         self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
 
@@ -216,7 +215,7 @@ class _Run:
 
     def set_reduction(self, epoch: int) -> None:
         vit = self.trainee.model.reduction.vit
-        method = weaker(self.method, vit, strength(epoch, self.settings))
+        method = self.method.weakened(vit, self.settings.strength(epoch))
         self.trainee.begin_epoch(self.protocol.method_at(method, epoch / self.settings.epochs))
 
     def validate(self, step: int) -> None:

@@ -128,8 +128,8 @@ class DynamicViTProtocol(Protocol):
     frozen: float = 5 / 30
     untrained: tuple[str, ...] = ("cls_token", "pos_embed")
 
-    def check(self, method: Method, settings: Training) -> None:
-        if isinstance(method, DynamicViT) and method.keep_ratio == 1:
+    def check(self, method: Any, settings: Training) -> None:
+        if method.keep_ratio == 1:
             raise BadSetting("keep_ratio is 1: no token ever leaves, so there is nothing to be learned; give less")
         if settings.shrink_start or settings.shrink_epochs:
             raise BadSetting(
@@ -168,10 +168,8 @@ class EvoViTProtocol(Protocol):
         parts = {"norm": backbone.norm(model), "head": backbone.classifier(model)}
         return nn.ModuleDict(copy.deepcopy(parts))
 
-    def method_at(self, method: Method, done: float) -> Method:
-        if isinstance(method, EvoViT) and done < self.layer_wise:
-            return dataclasses.replace(method, layer_wise=True)
-        return method
+    def method_at(self, method: Any, done: float) -> Method:
+        return dataclasses.replace(method, layer_wise=True) if done < self.layer_wise else method
 
     def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
         tokens = run(model, images)

@@ -7,6 +7,7 @@ which process computes which part changes nothing. None means: as the method's o
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -129,6 +130,18 @@ class Training:
     @property
     def mixes(self) -> bool:
         return self.mixup > 0 or self.cutmix > 0
+
+    def strength(self, epoch: float) -> float:
+        """How strong the reduction is in this epoch, counted from 0: from 0 to 1 along half a cosine.
+
+        >>> [round(Training(shrink_start=1, shrink_epochs=4).strength(epoch), 2) for epoch in range(6)]
+        [0.0, 0.0, 0.15, 0.5, 0.85, 1.0]
+        """
+        if epoch < self.shrink_start:
+            return 0.0
+        if epoch >= self.shrink_start + self.shrink_epochs:
+            return 1.0
+        return 0.5 - 0.5 * math.cos(math.pi * (epoch - self.shrink_start) / self.shrink_epochs)
 
     def augment(self) -> dict[str, Any]:
         """For timm.data.create_transform."""

@@ -1,0 +1,70 @@
+"""All that a new method is: one file like this one, and one line in METHODS."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
+from gtp_vit.core.schedule import Schedule, removals, spread, weaker
+from gtp_vit.core.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Toy(Method):
+    """Drop the tokens with the smallest norm, weighted by channel."""
+
+    name: ClassVar[str] = "toy"
+    source: ClassVar[Source] = Source("none", "tests/toy.py", "Apache-2.0")
+    learned: ClassVar[str] = "a weight for each channel"
+    schedule: ClassVar[str | None] = "dropped"
+    files: ClassVar[tuple[str, ...]] = ("channels",)
+
+    dropped: Schedule = 4
+    """Tokens dropped in each layer."""
+    channels: str | None = None
+    """A file with the weights of the channels; all are 1 without one."""
+
+    def build(self, vit: VitInfo) -> ToyReducer:
+        return ToyReducer(self, vit)
+
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> Toy:
+        return cls(dropped=spread(strength, vit.depth, vit.image_tokens))
+
+    def weakened(self, vit: VitInfo, share: float) -> Toy:
+        return dataclasses.replace(self, dropped=weaker(self.dropped, share, vit.depth, vit.image_tokens))
+
+
+class ToyReducer(Reducer):
+    """The toy in a forward pass."""
+
+    def __init__(self, method: Toy, vit: VitInfo) -> None:
+        super().__init__(vit)
+        self.method = method
+        self.channels = torch.nn.ParameterDict({"weight": torch.ones(vit.dim)})
+        if method.channels is not None:
+            from safetensors.torch import load_file
+
+            self.load_state_dict(load_file(method.channels))
+        self.plan = self.removals(vit.grid)
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        return removals(self.method.dropped, self.vit.depth, grid[0] * grid[1])
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return Ask() if self.removals_of(tokens)[layer] else None
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        weighted = tokens.image * self.channels["weight"]
+        norms = weighted.norm(dim=-1)
+        left = norms.shape[1] - self.removals_of(tokens)[layer]
+        kept = norms.sort(dim=1, descending=True, stable=True).indices[:, :left].sort(dim=1).values
+        # Gates of 1 through which the weights get a gradient.
+        gates = norms / norms.detach().clamp(min=1e-9)
+        prefix = torch.ones_like(tokens.x[:, : tokens.prefix, 0])
+        return tokens.but(x=tokens.x * torch.cat([prefix, gates], dim=1).unsqueeze(2)).keep(kept)
