@@ -16,9 +16,9 @@ import torch
 import tyro
 
 from gtp_vit import GTP, create_model, patch
-from gtp_vit.tools.benchmark import against, interleave
-from gtp_vit.tools.data import InMemory
-from gtp_vit.tools.evaluate import UNREDUCED, evaluate
+from gtp_vit.inputs.data import InMemory
+from gtp_vit.measure.benchmark import against, interleave
+from gtp_vit.measure.evaluate import UNREDUCED, evaluate
 
 
 @dataclass(frozen=True)

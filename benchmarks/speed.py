@@ -26,8 +26,8 @@ import torch.nn.functional as F
 import tyro
 
 from gtp_vit import GTP, make_method, patch, unpatch
-from gtp_vit.tools.benchmark import against, interleave
-from gtp_vit.tools.environment import environment
+from gtp_vit.measure.benchmark import against, interleave
+from gtp_vit.measure.environment import environment
 from memory import in_a_child, peak_of
 
 CASES = (

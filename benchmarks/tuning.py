@@ -21,11 +21,11 @@ import tyro
 
 from gtp_vit import GTPPlus, create_model, patch, read_recipe
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.space import SHAPES, Limits, Space
+from gtp_vit.inputs.data import DataSettings, batches, open_images
+from gtp_vit.measure.evaluate import UNREDUCED, evaluate
 from gtp_vit.patch import host_of
-from gtp_vit.tools.data import DataSettings, batches, open_images
-from gtp_vit.tools.evaluate import UNREDUCED, evaluate
-from gtp_vit.tools.search import Ruler, search
+from gtp_vit.search.climb import Ruler, search
+from gtp_vit.search.space import SHAPES, Limits, Space
 
 HAND_MADE = (*SHAPES, "three layers", "as DiffRate")  # in the order of Space.starts, behind the default's
 

@@ -11,7 +11,7 @@ import torch
 
 from gtp_vit import METHODS, Identity, Method, macs
 from gtp_vit.errors import GTPError
-from gtp_vit.tools.published import HYPERPARAMETERS
+from gtp_vit.paper_tables.published import HYPERPARAMETERS
 
 PAGE = """\
 # The methods

@@ -17,18 +17,27 @@ FILES = sorted(SOURCE.rglob("*.py"))
 MAY_IMPORT = {
     "errors": set(),
     "tensors": set(),
+    "weights": set(),
+    "embedded": set(),
     "paper": {"tensors"},
     "kernels": {"paper", "tensors"},
     "core": {"paper", "kernels", "tensors"},
-    "methods": {"core", "paper", "kernels", "tensors"},
+    "methods": {"core", "paper", "kernels", "tensors", "weights"},
+    "models": {"weights"},
     "backbones": {"core"},
-    "models": {"core"},
     "recipes": {"core", "methods", "backbones"},
     "patch": {"core", "methods", "backbones", "kernels", "recipes"},
-    "embedded": set(),
-    "tools": {"core", "methods", "backbones", "models", "embedded", "patch", "kernels", "paper", "recipes", "tensors"},
-    "training": {"core", "methods", "patch", "recipes", "tools"},
-    "cli": {"core", "methods", "backbones", "embedded", "patch", "recipes", "tools", "training"},
+    "runs": {"patch", "recipes"},
+    "inputs": {"backbones", "embedded", "models", "patch", "runs", "weights"},
+    "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs"},
+    "search": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
+    "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},
+    "show": {"core", "runs", "inputs", "measure", "search"},
+    "training": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
+    "cli": {
+        *("core", "methods", "embedded", "patch", "recipes"),
+        *("runs", "inputs", "measure", "search", "paper_tables", "show", "training"),
+    },
 }
 
 
@@ -51,6 +60,36 @@ def test_imports_point_one_way(path):
         if name.startswith("gtp_vit."):
             other = name.split(".")[1]
             assert other in MAY_IMPORT[part] | {part, "errors"} or name == "gtp_vit.__version__", name
+
+
+# What timm's models, and ours, call their parts. Of these words some are settings of ours, too.
+HOSTS_OWN = {
+    *("patch_embed", "pretrained_cfg", "default_cfg", "forward_head", "forward_features", "num_prefix_tokens"),
+    *("global_pool", "attn_pool", "dynamic_img_size", "set_grad_checkpointing", "aux_head", "has_class_token"),
+    *("head_dist", "fc_norm", "embed_dim", "no_weight_decay", "cls_token", "pos_embed", "qkv", "norm1", "norm2"),
+    *("drop_path1", "drop_path2", "ls1", "ls2", "num_classes", "grad_checkpointing", "img_size", "patch_size"),
+}
+OURS_TOO = {"num_classes", "grad_checkpointing", "img_size"}
+SETTINGS = {"flags", "settings", "self", "options"}  # what ours are read from
+
+
+def attributes(path: Path) -> set[str]:
+    """Names of attributes that a file reads of something that is not settings."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            ours = node.attr in OURS_TOO and isinstance(node.value, ast.Name) and node.value.id in SETTINGS
+            found |= set() if ours else {node.attr}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_only_backbones_read_a_models_attributes(path):
+    """Others ask the backbone. Networks of our own, and the embedded model, are made where they are."""
+    if path.relative_to(SOURCE).parts[0] not in ("backbones", "models", "embedded"):
+        assert not attributes(path) & HOSTS_OWN
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

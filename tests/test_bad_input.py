@@ -15,8 +15,8 @@ from gtp_vit import GTP, METHODS, GTPError, GTPPlus, create_model, macs, make_me
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.schedule import removals
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.weights import read_weights
 from gtp_vit.errors import BadSchedule, BadSetting, UnknownName, UnsupportedBackbone
+from gtp_vit.weights import read_weights
 
 VIT = "vit"
 

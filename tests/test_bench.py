@@ -22,16 +22,16 @@ from torch import nn
 import families
 from gtp_vit import GTP, METHODS, GTPError, ToMe, create_model, macs, patch
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.tools import data as data_tools
-from gtp_vit.tools import pictures
-from gtp_vit.tools.budget import at_macs
-from gtp_vit.tools.compare import budgets_of, compare, models_of, plan
-from gtp_vit.tools.data import DataSettings, InMemory, batches, open_images
-from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, bootstrap, evaluate
-from gtp_vit.tools.experiments import Cell
-from gtp_vit.tools.files import write_atomically
-from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.reproduce import reproduce
+from gtp_vit.inputs import data as data_tools
+from gtp_vit.inputs import pictures
+from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_images
+from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, bootstrap, evaluate
+from gtp_vit.paper_tables.experiments import Cell
+from gtp_vit.paper_tables.reproduce import reproduce
+from gtp_vit.runs.files import write_atomically
+from gtp_vit.runs.journal import Journal
+from gtp_vit.search.budget import at_macs
+from gtp_vit.search.compare import budgets_of, compare, models_of, plan
 
 MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 4}
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -211,7 +211,7 @@ def test_a_killed_evaluation_goes_on_without_counting_an_image_twice(folder, tmp
     journal = tmp_path / "r.json.journal"
     code = (
         "import sys, time\n"
-        "from gtp_vit.tools import evaluate\n"
+        "from gtp_vit.measure import evaluate\n"
         "slow = evaluate._run\n"
         "def wait(*a):\n"
         "    time.sleep(0.2)\n"

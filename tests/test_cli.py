@@ -17,7 +17,7 @@ from gtp_vit.cli import benchmark, evaluate, source
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse, parse_with_method
 from gtp_vit.errors import BadSetting
-from gtp_vit.tools.benchmark import Timing, against, interleave
+from gtp_vit.measure.benchmark import Timing, against, interleave
 
 TINY = ["test_vit", "--method", "gtp", "--propagate", "4"]
 

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 import families
 from gtp_vit import GTP, GTPError, Training, finetune
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.tools import distributed
-from gtp_vit.tools import evaluate as evaluation
-from gtp_vit.tools.data import InMemory, batches
+from gtp_vit.inputs.data import InMemory, batches
+from gtp_vit.measure import evaluate as evaluation
+from gtp_vit.runs import distributed
 from gtp_vit.training.trainee import Trainee
 
 SETTINGS = {"epochs": 2, "batch_size": 8, "micro_batch": 2, "repeats": 1, "lr": 1e-3, "distill": 0.5, "save_every": 2}
@@ -31,7 +31,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 import test_distributed as own
 from gtp_vit.cli.app import main
-from gtp_vit.tools import distributed
+from gtp_vit.runs import distributed
 from gtp_vit.training.trainee import Trainee
 
 torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def go_together(output):
 def stop_and_resume(output):
     """In each of two processes: a run that keeps no outputs, and one that is stopped and resumed."""
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr("gtp_vit.tools.kept.MOST_BYTES", 0)
+        monkey.setattr("gtp_vit.measure.kept.MOST_BYTES", 0)
         go(output / "whole")
     own = output / ("parts" if distributed.is_first() else "unseen")  # as on two machines without a common disk
     take, sent = Trainee.take, []
@@ -248,7 +248,7 @@ class Numbered(torch.utils.data.Dataset):
         return self.count
 
     def __getitem__(self, index):
-        from gtp_vit.tools.data import Item
+        from gtp_vit.inputs.data import Item
 
         return Item(index, torch.zeros(1, 2, 2), index, f"image {index}", "")
 

@@ -10,8 +10,8 @@ import torch
 
 from gtp_vit import Identity, create_model, embedded, macs, patch
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.tools.compare import compare, models_of, plan
-from gtp_vit.tools.data import InMemory
+from gtp_vit.inputs.data import InMemory
+from gtp_vit.search.compare import compare, models_of, plan
 
 ROOT = Path(__file__).parent.parent
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

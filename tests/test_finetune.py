@@ -45,9 +45,9 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.tools import identity
-from gtp_vit.tools.data import Batch, DataSettings, InMemory, Item, open_images
-from gtp_vit.tools.kept import Kept
+from gtp_vit.inputs.data import Batch, DataSettings, InMemory, Item, open_images
+from gtp_vit.measure import identity
+from gtp_vit.measure.kept import Kept
 from gtp_vit.training import dynamicvit
 from gtp_vit.training.checkpoint import locked
 from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
@@ -476,7 +476,7 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
         compute = Kept.compute
         with pytest.MonkeyPatch.context() as monkey:
             monkey.setattr(Kept, "compute", count)
-            monkey.setattr("gtp_vit.tools.kept.MOST_BYTES", most_bytes)
+            monkey.setattr("gtp_vit.measure.kept.MOST_BYTES", most_bytes)
             with stopped_at(stop) if stop else contextlib.nullcontext():
                 finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
             if stop:
@@ -855,7 +855,7 @@ def test_two_runs_do_not_write_into_one_folder(model, images, tmp_path):
 
 
 def test_a_number_of_processes_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr("gtp_vit.tools.distributed.share", lambda: (0, 3))
+    monkeypatch.setattr("gtp_vit.runs.distributed.share", lambda: (0, 3))
     with pytest.raises(GTPError, match=r"3 processes cannot share the 2 parts of a step.*start 1 or 2, or change"):
         check_processes(Training(**QUICK))
 

@@ -3,9 +3,9 @@
 import pytest
 
 from gtp_vit import GTPPlus, create_model, macs, patch
-from gtp_vit.tools.budget import at_macs
-from gtp_vit.tools.data import DataSettings, open_images
-from gtp_vit.tools.evaluate import UNREDUCED, evaluate
+from gtp_vit.inputs.data import DataSettings, open_images
+from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.search.budget import at_macs
 
 IMAGES = 64  # of 2,000
 

@@ -14,10 +14,10 @@ from torchvision.datasets import ImageFolder
 
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.tools import distributed
-from gtp_vit.tools.data import DataSettings, ImageFiles, ImageStream, batches, first_images, open_images
-from gtp_vit.tools.evaluate import UNREDUCED, evaluate
-from gtp_vit.tools.pictures import decode, load, open_picture
+from gtp_vit.inputs.data import DataSettings, ImageFiles, ImageStream, batches, first_images, open_images
+from gtp_vit.inputs.pictures import decode, load, open_picture
+from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.runs import distributed
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 2}
 GREY = np.linspace(0, 65535, 40 * 40).reshape(40, 40).astype(np.uint16)  # from black to white

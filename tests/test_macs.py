@@ -11,7 +11,7 @@ import families
 from gtp_vit import ATS, GTP, METHODS, GTPError, Identity, ToMe, create_model, macs, patch
 from gtp_vit.errors import UnknownName
 from gtp_vit.paper.selection import SELECTORS
-from gtp_vit.tools.published import GMACS, HYPERPARAMETERS
+from gtp_vit.paper_tables.published import GMACS, HYPERPARAMETERS
 from test_conformance import RIVALS_EXTRA, fits
 
 METHOD_CASES = [

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import test_conformance as battery
 from gtp_vit import METHODS, GTPError, Training, create_model, embedded, finetune, macs, patch, read_recipe, tune
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.tools.budget import at_macs
-from gtp_vit.tools.data import InMemory
+from gtp_vit.inputs.data import InMemory
+from gtp_vit.search.budget import at_macs
 from toy import Toy
 
 

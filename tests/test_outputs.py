@@ -32,19 +32,21 @@ from gtp_vit.cli import benchmark as benchmark_command
 from gtp_vit.cli import evaluate as evaluate_command
 from gtp_vit.cli import source
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.inputs.data import InMemory
+from gtp_vit.measure import environment
+from gtp_vit.measure.benchmark import benchmark_models
+from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.eval_mode import eval_mode
+from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.paper_tables.reproduce import oversmoothing
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import sizes_of_vit
-from gtp_vit.tools import compare as comparison
-from gtp_vit.tools import environment, report, search
-from gtp_vit.tools.benchmark import benchmark_models
-from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.compare import compare, models_of, plan
-from gtp_vit.tools.data import InMemory
-from gtp_vit.tools.eval_mode import eval_mode
-from gtp_vit.tools.evaluate import UNREDUCED, evaluate
-from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.plot import curves
-from gtp_vit.tools.reproduce import oversmoothing
+from gtp_vit.runs.journal import Journal
+from gtp_vit.search import climb as search
+from gtp_vit.search import compare as comparison
+from gtp_vit.search.compare import compare, models_of, plan
+from gtp_vit.show import page as report
+from gtp_vit.show.plot import curves
 
 
 def small(name="vit_tiny_patch16_224", **settings):

@@ -27,13 +27,13 @@ from gtp_vit import (
 from gtp_vit import recipes as recipe_files
 from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.core.space import Space, cheapest
+from gtp_vit.measure.benchmark import Timing
 from gtp_vit.methods.gtp_plus import conserve
 from gtp_vit.patch import host_of
-from gtp_vit.tools import search as searching
-from gtp_vit.tools import tune as tuning
-from gtp_vit.tools.benchmark import Timing
-from gtp_vit.tools.journal import Journal
+from gtp_vit.runs.journal import Journal
+from gtp_vit.search import climb as searching
+from gtp_vit.search import tune as tuning
+from gtp_vit.search.space import Space, cheapest
 
 IMAGES = families.images("vit", 40)
 

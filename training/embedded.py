@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gtp_vit.embedded import create, normalise
-from gtp_vit.tools.idx import IdxReader
+from gtp_vit.inputs.idx import IdxReader
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gtp_vit" / "embedded"
 

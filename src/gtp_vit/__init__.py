@@ -3,9 +3,11 @@
 __version__ = "0.1.0"
 
 from gtp_vit.core.reducer import Method as Method
-from gtp_vit.core.space import Limits as Limits
 from gtp_vit.errors import GTPError as GTPError
 from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
+from gtp_vit.inputs.models import create_model as create_model
+from gtp_vit.measure.macs import macs as macs
+from gtp_vit.measure.trace import trace as trace
 from gtp_vit.methods import METHODS as METHODS
 from gtp_vit.methods import make_method as make_method
 from gtp_vit.methods import method_from_dict as method_from_dict
@@ -25,11 +27,9 @@ from gtp_vit.patch import patch as patch
 from gtp_vit.patch import unpatch as unpatch
 from gtp_vit.recipes import Recipe as Recipe
 from gtp_vit.recipes import read_recipe as read_recipe
-from gtp_vit.tools.checkpoint import save_checkpoint as save_checkpoint
-from gtp_vit.tools.macs import macs as macs
-from gtp_vit.tools.models import create_model as create_model
-from gtp_vit.tools.trace import trace as trace
-from gtp_vit.tools.tune import accelerate as accelerate
-from gtp_vit.tools.tune import tune as tune
+from gtp_vit.runs.checkpoint import save_checkpoint as save_checkpoint
+from gtp_vit.search.space import Limits as Limits
+from gtp_vit.search.tune import accelerate as accelerate
+from gtp_vit.search.tune import tune as tune
 from gtp_vit.training.loop import finetune as finetune
 from gtp_vit.training.settings import Training as Training

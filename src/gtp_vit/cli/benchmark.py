@@ -19,12 +19,12 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.inputs.data import Batch, batches
+from gtp_vit.measure.benchmark import Timing, against, interleave
+from gtp_vit.measure.macs import macs
 from gtp_vit.patch import host_of, patch
-from gtp_vit.tools.benchmark import Timing, against, interleave
-from gtp_vit.tools.data import Batch, batches
-from gtp_vit.tools.files import check_writable
-from gtp_vit.tools.macs import macs
-from gtp_vit.tools.report import Section, paragraph, table, write_report
+from gtp_vit.runs.files import check_writable
+from gtp_vit.show.page import Section, paragraph, table, write_report
 
 
 @dataclass(frozen=True)

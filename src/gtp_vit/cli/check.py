@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import OutputFlags, command, show
-from gtp_vit.tools.environment import environment
+from gtp_vit.measure.environment import environment
 
 
 @dataclass(frozen=True)

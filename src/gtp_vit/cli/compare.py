@@ -25,19 +25,19 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.inputs.data import first_images
+from gtp_vit.measure.benchmark import Timing
+from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.evaluate import Evaluation
+from gtp_vit.measure.macs import macs
+from gtp_vit.measure.trace import trace
 from gtp_vit.patch import patch
 from gtp_vit.recipes import read_recipe
-from gtp_vit.tools.benchmark import Timing
-from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.compare import Plan, Row, budgets_of, compare, models_of, plan
-from gtp_vit.tools.data import first_images
-from gtp_vit.tools.evaluate import Evaluation
-from gtp_vit.tools.files import check_writable
-from gtp_vit.tools.macs import macs
-from gtp_vit.tools.plot import curves
-from gtp_vit.tools.report import Section, paragraph, picture, table, write_report
-from gtp_vit.tools.trace import trace
-from gtp_vit.tools.visualise import panels, png
+from gtp_vit.runs.files import check_writable
+from gtp_vit.search.compare import Plan, Row, budgets_of, compare, models_of, plan
+from gtp_vit.show.page import Section, paragraph, picture, table, write_report
+from gtp_vit.show.pictures import panels, png
+from gtp_vit.show.plot import curves
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
+from gtp_vit.inputs.data import first_images
+from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, Interval, Score, evaluate
+from gtp_vit.measure.macs import macs
 from gtp_vit.patch import host_of, patch
-from gtp_vit.tools import distributed
-from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.data import first_images
-from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Interval, Score, evaluate
-from gtp_vit.tools.files import check_writable, write_atomically
-from gtp_vit.tools.macs import macs
-from gtp_vit.tools.report import Section, paragraph, table, write_report
+from gtp_vit.runs import distributed
+from gtp_vit.runs.files import check_writable, write_atomically
+from gtp_vit.show.page import Section, paragraph, table, write_report
 
 
 @dataclass(frozen=True)

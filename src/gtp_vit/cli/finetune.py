@@ -18,11 +18,11 @@ from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import DataFlags, check_weights, make_model
 from gtp_vit.errors import GTPError, Unreadable, check_range
-from gtp_vit.tools import distributed
-from gtp_vit.tools.data import DataSettings, InMemory, open_images
-from gtp_vit.tools.idx import has_idx
-from gtp_vit.tools.plot import curves
-from gtp_vit.tools.report import Section, paragraph, table, write_report
+from gtp_vit.inputs.data import DataSettings, InMemory, open_images
+from gtp_vit.inputs.idx import has_idx
+from gtp_vit.runs import distributed
+from gtp_vit.show.page import Section, paragraph, table, write_report
+from gtp_vit.show.plot import curves
 from gtp_vit.training.checkpoint import WEIGHTS
 from gtp_vit.training.data import open_training_images
 from gtp_vit.training.loop import Finetuned, finetune

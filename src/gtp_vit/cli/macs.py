@@ -12,9 +12,9 @@ from torch import Tensor
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import OutputFlags, command, show
 from gtp_vit.core.costs import Convention
+from gtp_vit.inputs.models import create_model
+from gtp_vit.measure.macs import macs, steps_on
 from gtp_vit.patch import patch
-from gtp_vit.tools.macs import macs, steps_on
-from gtp_vit.tools.models import create_model
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
 from gtp_vit.cli.output import OutputFlags, command, show
 from gtp_vit.errors import GTPError, shown
+from gtp_vit.inputs.models import create_model, names, nearest, refusal
+from gtp_vit.measure.macs import macs
 from gtp_vit.patch import host_of
-from gtp_vit.tools.macs import macs
-from gtp_vit.tools.models import create_model, names, nearest, refusal
 
 
 @dataclass(frozen=True)

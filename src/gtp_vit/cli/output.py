@@ -31,7 +31,7 @@ def show(
 ) -> None:
     """Print the table, or `as_json` (the table's rows if None), and write the page if one is wanted."""
     if flags.report is not None:
-        from gtp_vit.tools.report import Section, table, write_report
+        from gtp_vit.show.page import Section, table, write_report
 
         write_report(flags.report, title, "", [Section("Found", table(columns, rows))], command_line)
     if flags.json:

@@ -18,13 +18,13 @@ from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import CORES, DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, Incomplete, check_name
-from gtp_vit.tools.data import batches
-from gtp_vit.tools.experiments import COMPUTED, EXPERIMENTS
-from gtp_vit.tools.files import check_writable
-from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.plot import curves
-from gtp_vit.tools.report import Section, paragraph, table, write_report
-from gtp_vit.tools.reproduce import Failed, Reproduced, complexity_table, oversmoothing, reproduce
+from gtp_vit.inputs.data import batches
+from gtp_vit.paper_tables.experiments import COMPUTED, EXPERIMENTS
+from gtp_vit.paper_tables.reproduce import Failed, Reproduced, complexity_table, oversmoothing, reproduce
+from gtp_vit.runs.files import check_writable
+from gtp_vit.runs.journal import Journal
+from gtp_vit.show.page import Section, paragraph, table, write_report
+from gtp_vit.show.plot import curves
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
-from gtp_vit.tools import distributed
-from gtp_vit.tools.data import InMemory
-from gtp_vit.tools.identity import identity
-from gtp_vit.tools.journal import Journal
+from gtp_vit.inputs.data import InMemory
+from gtp_vit.measure.identity import identity
+from gtp_vit.runs import distributed
+from gtp_vit.runs.journal import Journal
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.errors import GTPError, UnsupportedBackbone, check_name, check_range
-from gtp_vit.tools import distributed
-from gtp_vit.tools.data import DataSettings, InMemory, open_images
-from gtp_vit.tools.models import check_model_name, create_model, refusal
+from gtp_vit.inputs.data import DataSettings, InMemory, open_images
+from gtp_vit.inputs.models import check_model_name, create_model, refusal
+from gtp_vit.runs import distributed
 
 CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")

@@ -15,16 +15,16 @@ from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
-from gtp_vit.core.space import Limits
 from gtp_vit.errors import GTPError, Unreadable, check_range
+from gtp_vit.inputs.data import InMemory, batches
+from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.recipes import Recipe
-from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.data import InMemory, batches
-from gtp_vit.tools.files import check_writable, write_atomically
-from gtp_vit.tools.plot import curves
-from gtp_vit.tools.report import Section, paragraph, table, write_report
-from gtp_vit.tools.search import FEWEST_IMAGES
-from gtp_vit.tools.tune import Progress, curve, tune
+from gtp_vit.runs.files import check_writable, write_atomically
+from gtp_vit.search.climb import FEWEST_IMAGES
+from gtp_vit.search.space import Limits
+from gtp_vit.search.tune import Progress, curve, tune
+from gtp_vit.show.page import Section, paragraph, table, write_report
+from gtp_vit.show.plot import curves
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 

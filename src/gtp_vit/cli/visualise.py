@@ -15,13 +15,13 @@ from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import command
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
+from gtp_vit.inputs.data import DataSettings, make_transform, preparation
+from gtp_vit.inputs.pictures import open_picture
+from gtp_vit.measure.trace import Trace, trace
 from gtp_vit.patch import host_of, patch
-from gtp_vit.tools.data import DataSettings, make_transform, preparation
-from gtp_vit.tools.files import check_writable, write_atomically
-from gtp_vit.tools.pictures import open_picture
-from gtp_vit.tools.report import Section, paragraph, picture, table, write_report
-from gtp_vit.tools.trace import Trace, trace
-from gtp_vit.tools.visualise import panels, png
+from gtp_vit.runs.files import check_writable, write_atomically
+from gtp_vit.show.page import Section, paragraph, picture, table, write_report
+from gtp_vit.show.pictures import panels, png
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ counted without a line of its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, Step, VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting
 from gtp_vit.paper import torchprofile
 
 Convention = Literal["model", "torchprofile"]
@@ -103,6 +105,21 @@ class Costs:
         reducer = method.build(self.vit)
         lossless = not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
         return self.of(reducer, reducer.steps(self.grid), lossless=lossless).total
+
+    def around(self, method: type[Method], target: float) -> tuple[Method, Method]:
+        """Neighbouring settings of a method: those that cost a little more than `target` MACs, and at most that."""
+        cost = functools.cache(self.with_method)
+        low, high = 0.0, 1.0
+        dearest, cheapest = cost(method.at(self.vit, low)), cost(method.at(self.vit, high))
+        if not cheapest <= target <= dearest * 1.0001:
+            raise BadSetting(
+                f"{method.name} reaches {cheapest / 1e9:.3f} to {dearest / 1e9:.3f} GMACs on this model, not "
+                f"{target / 1e9:.3f}"
+            )
+        for _ in range(24):  # finer than any method's settings
+            middle = (low + high) / 2
+            low, high = (middle, high) if cost(method.at(self.vit, middle)) > target else (low, middle)
+        return method.at(self.vit, low), method.at(self.vit, high)
 
 
 def measure_costs(

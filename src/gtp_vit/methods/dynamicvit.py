@@ -22,9 +22,9 @@ from gtp_vit.core.attention import Ask
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters, share_at, weaker_share
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.weights import read_weights
 from gtp_vit.errors import BadSetting, check_range
 from gtp_vit.tensors import at_least_float32, split
+from gtp_vit.weights import read_weights
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gtp_vit.core.weights import load_weights
 from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.weights import load_weights
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
 # name -> sizes; skip_lam divides both branches of a block, crop is the share of the image that is evaluated

@@ -17,7 +17,6 @@ from typing import Any
 from gtp_vit.backbones import Host
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.settings import checked
-from gtp_vit.core.space import Limits, Space
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.gtp_plus import GTPPlus
@@ -183,8 +182,8 @@ def default_method(host: Host) -> Method:
     for recipe in map(read_recipe, shipped_recipes()):
         if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
             return recipe.method
-    space = Space(host.costs(), GTPPlus.at(host.vit, 0.5), Limits())
-    return space.scaled(DEFAULT_SHARE * space.whole)
+    costs = host.costs()
+    return costs.around(GTPPlus, DEFAULT_SHARE * costs.whole)[1]
 
 
 def resolve(source: Any, host: Host) -> Any:

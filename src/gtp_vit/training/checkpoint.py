@@ -19,9 +19,9 @@ import torch
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
 from gtp_vit.recipes import Recipe
-from gtp_vit.tools.checkpoint import save_checkpoint, sizes_of_model
-from gtp_vit.tools.files import Lock, explained, write_atomically
-from gtp_vit.tools.identity import differences
+from gtp_vit.runs.checkpoint import save_checkpoint, sizes_of_model
+from gtp_vit.runs.files import Lock, explained, write_atomically
+from gtp_vit.runs.journal import differences
 
 STATE, WEIGHTS = "state.pt", "weights.safetensors"
 

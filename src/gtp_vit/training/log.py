@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.tools.files import write_atomically
+from gtp_vit.runs.files import write_atomically
 
 LINES, TABLE, BOARD = "log.jsonl", "log.csv", "tensorboard"
 Entry = dict[str, Any]

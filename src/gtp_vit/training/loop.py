@@ -16,16 +16,16 @@ from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, check_range
+from gtp_vit.inputs.data import Item
+from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.environment import bf16_verdict
+from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.identity import identity, images_identity
+from gtp_vit.measure.kept import Kept
+from gtp_vit.measure.macs import macs
 from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import Recipe, resolve
-from gtp_vit.tools import distributed
-from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.data import Item
-from gtp_vit.tools.environment import bf16_verdict
-from gtp_vit.tools.evaluate import UNREDUCED, evaluate
-from gtp_vit.tools.identity import identity, images_identity
-from gtp_vit.tools.kept import Kept
-from gtp_vit.tools.macs import macs
+from gtp_vit.runs import distributed
 from gtp_vit.training.checkpoint import STATE, locked, read_state, write_state, write_weights
 from gtp_vit.training.data import load, steps_of_epoch, without_labels
 from gtp_vit.training.log import Entry, Log
@@ -64,7 +64,7 @@ def finetune(
 ) -> Finetuned:
     """Finetune a copy of `model` with `method` active. A run that was stopped resumes from `output`, bit for bit.
 
-    In processes that torchrun or accelerate started (`gtp_vit.tools.distributed.group`), all of them call this with the
+    In processes that torchrun or accelerate started (`gtp_vit.runs.distributed.group`), all of them call this with the
     same arguments and each works on its share; only the first writes.
 
     Args:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.inputs.data import Batch
 from gtp_vit.patch import host_of, patch, unpatch
-from gtp_vit.tools import distributed
-from gtp_vit.tools.data import Batch
+from gtp_vit.runs import distributed
 from gtp_vit.training.data import PART, Mixer
 from gtp_vit.training.draws import drawn_from
 from gtp_vit.training.protocols import Protocol, Terms, parameter_groups

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from gtp_vit import backbones, embedded
-from gtp_vit.core.weights import load_weights
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
 from gtp_vit.models import lvvit
+from gtp_vit.weights import load_weights
 
 LARGEST = 8192  # height and width of images: a quarter of a million patches of 16 x 16
 

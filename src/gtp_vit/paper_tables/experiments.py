@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gtp_vit.core.reducer import Method
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.tome import ToMe
-from gtp_vit.tools.published import GMACS, HYPERPARAMETERS
+from gtp_vit.paper_tables.published import GMACS, HYPERPARAMETERS
 
 DEIT_S, DEIT_B = "deit_small_patch16_224", "deit_base_patch16_224"
 LVVIT_S, LVVIT_M, MEDIUM = "lvvit_s", "lvvit_m", "vit_medium_patch16_gap_256"
@@ -220,7 +220,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "figure-alpha": Experiment("Figure: alpha", _alphas),
     "figure-neighbours": Experiment("Figure: number of semantic neighbours", _neighbours),
 }
-# These two have no cells of accuracy; tools/reproduce.py computes them by themselves.
+# These two have no cells of accuracy; paper_tables/reproduce.py computes them by themselves.
 COMPUTED = {
     "figure-complexity": "Figure: extra MACs of ToMe and GTP by the appendix's formulas",
     "figure-oversmoothing": "Figure: mean cosine similarity of image tokens in each layer",

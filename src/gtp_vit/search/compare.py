@@ -12,17 +12,17 @@ from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.inputs.data import Item
+from gtp_vit.measure.benchmark import Timing, benchmark_models
+from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, Progress, Score, evaluate
+from gtp_vit.measure.macs import macs
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import host_of, patch
 from gtp_vit.recipes import Recipe
-from gtp_vit.tools.benchmark import Timing, benchmark_models
-from gtp_vit.tools.budget import at_macs
-from gtp_vit.tools.data import Item
-from gtp_vit.tools.evaluate import UNREDUCED, Evaluation, Progress, Score, evaluate
-from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.macs import macs
+from gtp_vit.runs.journal import Journal
+from gtp_vit.search.budget import at_macs
 
 
 @dataclass(frozen=True)

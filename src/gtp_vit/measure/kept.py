@@ -12,7 +12,7 @@ import zlib
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.tools.data import Batch
+from gtp_vit.inputs.data import Batch
 
 MOST_BYTES = 512 * 2**20  # in each process
 

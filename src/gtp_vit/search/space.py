@@ -119,13 +119,6 @@ class Space:
                 low = middle + 1
         return found if found is not None and self.cost(found) <= target else None
 
-    def scaled(self, target: float) -> Method:
-        """The settings with their schedule scaled to a cost."""
-        plan = self.fit(self.plan_of(self.method), target)
-        if plan is None:
-            raise unreachable(self, target)
-        return self.with_plan(plan)
-
     def starts(self, target: float) -> Iterator[Method]:
         """The settings' own schedule and hand-made ones, at this cost."""
         tokens, depth = self.vit.image_tokens, self.vit.depth

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from gtp_vit.errors import GTPError, first_line
+from gtp_vit.inputs import folders, idx, pictures
 from gtp_vit.patch import host_of
-from gtp_vit.tools import folders, idx, pictures
 
 WANTED = "give a folder with one folder of images for each class"
 

@@ -19,8 +19,8 @@ from gtp_vit import backbones
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
+from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.patch import is_patched, tower_of
-from gtp_vit.tools.eval_mode import eval_mode
 
 
 @dataclass(frozen=True)

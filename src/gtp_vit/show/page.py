@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from gtp_vit.tools.environment import environment
-from gtp_vit.tools.files import write_atomically
+from gtp_vit.measure.environment import environment
+from gtp_vit.runs.files import write_atomically
 
 STYLE = """
 :root { --ink: #1d2433; --soft: #5b6577; --line: #dfe3ea; --wash: #f6f7f9; --accent: #00798c; }

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gtp_vit.errors import BadSetting, check_range
-from gtp_vit.tools.eval_mode import eval_mode
+from gtp_vit.measure.eval_mode import eval_mode
 
 Samples = dict[str, list[float]]  # seconds of each candidate, round by round
 

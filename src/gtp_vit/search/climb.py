@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.space import Space, unreachable
 from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.measure.evaluate import Array, divergence
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import patch, unpatch
-from gtp_vit.tools.evaluate import Array, divergence
-from gtp_vit.tools.journal import Journal
+from gtp_vit.runs.journal import Journal
+from gtp_vit.search.space import Space, unreachable
 
 FEWEST_IMAGES = 20
 RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up

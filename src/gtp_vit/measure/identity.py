@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit import __version__
+from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory
 from gtp_vit.patch import host_of, is_patched, unpatch
 from gtp_vit.recipes import sizes_of_vit
-from gtp_vit.tools.data import ImageFiles, ImageStream, InMemory
 
 
 def identity(name: str, models: Mapping[str, nn.Module] | nn.Module, dataset: Any, **settings: Any) -> dict[str, Any]:
@@ -117,34 +117,3 @@ def _digest(lines: Iterable[str]) -> str:
     for line in lines:
         digest.update(line.encode(errors="surrogateescape") + b"\n")
     return digest.hexdigest()[:16]
-
-
-def differences(stored: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> str:
-    """What two identities do not have in common, as text: the stored value, then the present one.
-
-    >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
-    'method r was 8 and is 9'
-    """
-    found = []
-    for key in {**stored, **wanted}:
-        old, new = stored.get(key, "not there"), wanted.get(key, "not there")
-        if old == new:
-            continue
-        same_kind = isinstance(old, dict) and isinstance(new, dict) and old.get("method") == new.get("method")
-        found.append(
-            differences(old, new, f"{prefix}{key} ") if same_kind else f"{prefix}{key} {_was_and_is(old, new)}"
-        )
-    return ", ".join(found)
-
-
-def _was_and_is(old: Any, new: Any) -> str:
-    # Settings of two methods have nothing in common but that: their names say enough.
-    old, new = (str(value.get("method", value)) if isinstance(value, dict) else str(value) for value in (old, new))
-    alike = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
-    skip = max(0, alike - 20)  # long texts may differ far behind
-    return f"was {_short(old, skip)} and is {_short(new, skip)}"
-
-
-def _short(text: str, skip: int) -> str:
-    shown = " ".join((f"...{text[skip:]}" if skip else text).split())
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -14,9 +14,9 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Step
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import host_of, is_patched, patch, tower_of
-from gtp_vit.tools.eval_mode import eval_mode
 
 
 def macs(

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gtp_vit.errors import GTPError
-from gtp_vit.tools import distributed
-from gtp_vit.tools.class_output import check_class_output, check_logits
-from gtp_vit.tools.data import Batch, Item, batches
-from gtp_vit.tools.eval_mode import eval_mode
-from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.kept import Kept
+from gtp_vit.inputs.data import Batch, Item, batches
+from gtp_vit.measure.class_output import check_class_output, check_logits
+from gtp_vit.measure.eval_mode import eval_mode
+from gtp_vit.measure.kept import Kept
+from gtp_vit.runs import distributed
+from gtp_vit.runs.journal import Journal
 
 UNREDUCED = "unreduced"
 RESAMPLES = 2000

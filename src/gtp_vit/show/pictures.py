@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtp_vit.tools.trace import Trace
+from gtp_vit.measure.trace import Trace
 
 CELL = 16  # pixels of a patch in a picture
 GAP = 10

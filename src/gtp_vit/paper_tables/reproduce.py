@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import GTPError
+from gtp_vit.inputs.models import create_model
+from gtp_vit.measure.eval_mode import eval_mode
+from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.macs import macs
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
 from gtp_vit.methods.tome import ToMe
 from gtp_vit.paper import complexity
+from gtp_vit.paper_tables.experiments import Cell
 from gtp_vit.patch import patch
-from gtp_vit.tools.eval_mode import eval_mode
-from gtp_vit.tools.evaluate import UNREDUCED, evaluate
-from gtp_vit.tools.experiments import Cell
-from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.macs import macs
-from gtp_vit.tools.models import create_model
+from gtp_vit.runs.journal import Journal
 
 MISSING_DATA = "missing: no images (--data-dir)"
 FINETUNED = "missing: needs a finetuned checkpoint"

@@ -9,7 +9,7 @@ from torch import nn
 
 from gtp_vit.patch import host_of, unpatch
 from gtp_vit.recipes import METADATA, Recipe, Sizes, sizes_of_vit
-from gtp_vit.tools.files import write_atomically
+from gtp_vit.runs.files import write_atomically
 
 
 def sizes_of_model(model: nn.Module) -> Sizes:

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from gtp_vit import __version__
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.space import Limits, Space, cheapest
 from gtp_vit.errors import BadSetting, GTPError, check_range
+from gtp_vit.measure.benchmark import Timing, benchmark_models
+from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.eval_mode import measures_in_eval_mode
 from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
-from gtp_vit.tools.benchmark import Timing, benchmark_models
-from gtp_vit.tools.budget import starting_point
-from gtp_vit.tools.class_output import check_class_output
-from gtp_vit.tools.eval_mode import measures_in_eval_mode
-from gtp_vit.tools.journal import Journal
-from gtp_vit.tools.search import Found, Ruler, check_images, search
+from gtp_vit.runs.journal import Journal
+from gtp_vit.search.budget import starting_point
+from gtp_vit.search.climb import Found, Ruler, check_images, search
+from gtp_vit.search.space import Limits, Space, cheapest
 
 HELD_OUT = 0.2  # share of the images that the search does not see
 

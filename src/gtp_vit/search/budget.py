@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from torch import nn
 
@@ -21,18 +20,8 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     0.6015625
     """
     cls = METHODS[check_name("method", name, METHODS)]
-    host = host_of(model)
-    vit, cost = host.vit, functools.cache(host.costs().with_method)
-    low, high = 0.0, 1.0
-    cheapest, dearest = cost(cls.at(vit, high)), cost(cls.at(vit, low))
-    if not cheapest <= target <= dearest * 1.0001:
-        raise BadSetting(
-            f"{name} reaches {cheapest / 1e9:.3f} to {dearest / 1e9:.3f} GMACs on this model, not {target / 1e9:.3f}"
-        )
-    for _ in range(24):  # finer than any method's settings
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(cls.at(vit, middle)) > target else (low, middle)
-    return min((cls.at(vit, low), cls.at(vit, high)), key=lambda method: abs(cost(method) - target))
+    costs = host_of(model).costs()
+    return min(costs.around(cls, target), key=lambda method: abs(costs.with_method(method) - target))
 
 
 def starting_point(method: Method | str, vit: VitInfo) -> Method:

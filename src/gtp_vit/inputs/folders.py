@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from gtp_vit.tools import distributed, pictures
+from gtp_vit.inputs import pictures
+from gtp_vit.runs import distributed
 
 
 def how_to_read(dataset: str) -> dict[str, str]:

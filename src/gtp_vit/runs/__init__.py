@@ -1,0 +1,1 @@
+"""Long runs: journals to resume from, files that are written whole or not at all, several processes."""

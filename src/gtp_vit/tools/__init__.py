@@ -1,1 +1,0 @@
-"""What the commands call; each tool returns a result that can be saved."""
