@@ -26,7 +26,7 @@ divergence of the class probabilities from the unreduced model's, the most sensi
 intervals over images. A single accuracy on 2,000 images has a standard error of about one point, so differences of less
 mean little. These are Ti models: they neither confirm nor refute the paper's accuracies for DeiT-S, DeiT-B and larger.
 
-DynamicViT is here with untrained predictors, which prune as good as at random: it is not meant to be used so. ATS has a
+DynamicViT has untrained predictors here, which prune about as well as random; do not use it that way. ATS has a
 fixed budget here (`ATS(budget=...)`). GTP's defaults (theta 1, alpha 0.2, M 8) were chosen on other, training images.
 GTP+ is ours; its default schedule has a shape that was found on training images of these two models
 ([how](gtp-plus.md)), so a third model may gain less.

@@ -24,7 +24,7 @@ contains code of the original implementations, whose outputs they reproduce (`te
 {properties}
 
 "From attention" is what a method needs to see of it. Only where that is the map itself is the map written to memory.
-DynamicViT's predictors must be trained; without a file of trained ones they prune as good as at random, and `patch`
+DynamicViT's predictors must be trained; without a file of trained ones they prune about as well as random, and `patch`
 says so. ATS keeps as many tokens as each image asks for: such a model cannot be exported, and its batches contain
 filling that no token attends to; `ATS(budget=...)` keeps a fixed number. Evo-ViT's other tokens wait and come back, so
 its saving is in the layers, not in the number of tokens at the end.

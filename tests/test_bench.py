@@ -405,7 +405,7 @@ def test_what_a_stream_cannot_decode_is_counted(folder, tmp_path, capsys):
 
 def test_labels_that_the_model_does_not_have_are_refused(model):
     dataset = InMemory(torch.zeros(3, 3, 32, 32), torch.tensor([0, 7, 1]))
-    with pytest.raises(GTPError, match="an image has label 7, but the model tells 4 classes apart"):
+    with pytest.raises(GTPError, match="an image has label 7, but the model has 4 classes"):
         evaluate({UNREDUCED: model}, dataset)
 
 

@@ -174,7 +174,7 @@ def test_token_counts_follow_the_schedule(family, method):
     model, images = families.make(family), families.images(family)
     fast = patch(model, method)
     if is_adaptive(method):
-        with pytest.raises(GTPError, match="another number of tokens in each image"):
+        with pytest.raises(GTPError, match="a different number of tokens in each image"):
             fast.reducer.steps(fast.reduction.vit.grid)
         return
     seen = trace(fast, images)

@@ -666,7 +666,7 @@ def test_models_and_labels_that_do_not_fit(model, images, tmp_path):
         go(model, InMemory(images.images, torch.full((24,), 10)), tmp_path)
     with pytest.raises(GTPError, match="keep_ratio is 1: no token ever leaves"):
         go(model, images, tmp_path, DynamicViT(keep_ratio=1.0))
-    with pytest.raises(GTPError, match="DynamicViT finds its way to keep_ratio by its loss"):
+    with pytest.raises(GTPError, match="DynamicViT reaches keep_ratio by its loss"):
         go(model, images, tmp_path, DynamicViT(), shrink_epochs=1)
     with pytest.raises(GTPError, match="has no stochastic depth"):
         go(families.make("lvvit"), images, tmp_path, drop_path=0.2)
@@ -724,7 +724,7 @@ def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):
 def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path, monkeypatch):
     go(model, images, tmp_path, epochs=1)
     kept = (tmp_path / "state.pt").read_bytes()
-    restart = "; --restart discards it and begins anew, or write to another place with --output$"
+    restart = "; --restart discards it and begins anew, or write to a different place with --output$"
     with pytest.raises(GTPError, match=f"is of a different run: method was gtp and is tome.*{restart}"):
         go(model, images, tmp_path, ToMe(r=4), epochs=1)
     with pytest.raises(GTPError, match=r"different run: model was .*, weights was \w+ and is \w+"):

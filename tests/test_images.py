@@ -201,7 +201,7 @@ def test_a_split_without_labels_is_refused_in_words(model, label):
             return Image.new("RGB", (32, 32)), label if index else 0
 
     images = ImageFiles(Unlabelled(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
-    with pytest.raises(GTPError, match=r"an image has label -1, which stands for no label.*--split"):
+    with pytest.raises(GTPError, match=r"an image has label -1, which means no label.*--split"):
         evaluate({UNREDUCED: model}, images, workers=0)
 
 

@@ -271,7 +271,7 @@ def test_predictors_that_do_not_fit_are_refused(tmp_path):
             patch(model, DynamicViT(predictors=str(path)))
 
     wide = {key: torch.zeros([2 * length for length in value.shape]) for key, value in weights.items()}
-    refused(wide, "another width: .* trained on a model with 24 channels")
+    refused(wide, "a different width: .* trained on a model with 24 channels")
     two = {key: value for key, value in weights.items() if not key.startswith("2.")}
     refused(two, "has predictors of 2 stages, and 3 are needed")
     with pytest.raises(GTPError, match="there is no file"):

@@ -5,7 +5,7 @@
 The data is in Debian's package dataset-fashion-mnist (MIT licence). Most epochs see a random quarter or half of each
 image's patches, which is several times as fast and regularises; the last ones see all. There are four rounds, each
 with its own cosine; the first one's was cut before it reached zero, because the model could clearly learn more. Stopped
-and started again, it goes on after the last finished epoch. `--export` writes weights and test images into the package.
+and started again, it resumes after the last finished epoch. `--export` writes weights and test images into the package.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Options:
     batch_size: int = 64
     """Images in a step."""
     weight_decay: float = 0.05
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     threads: int = 2
     """CPU threads."""
     export: bool = False

@@ -1,4 +1,4 @@
-"""Errors that are the user's to fix: what was found, what is allowed, what to do, in one line."""
+"""Errors for the user to fix: what was found, what is allowed and what to do, in one line."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class BadInput(GTPError):
 
 
 class Incomplete(GTPError):
-    """Everything was done, but some figures are not of all images, or are missing."""
+    """The run finished, but some figures do not cover all images or are missing."""
 
 
 class Unreadable(Incomplete):
-    """Some images could not be read; everything else was done."""
+    """The run finished, but some images could not be read."""
 
 
 class UnsupportedBackbone(GTPError):
-    """A model that we do not fully understand, and therefore leave alone."""
+    """A model with modules that are not supported; it is left unchanged."""
 
 
 def shown(value: object) -> str:
-    """A value in an error: on one line, and cut where it is long.
+    """A value for an error text: on one line, and cut if it is long.
 
     >>> shown("a" * 200)[-8:]
     'aaaaa...'
     """
-    if isinstance(value, int) and abs(value) > 10**50:  # Python refuses to print the longest ones
+    if isinstance(value, int) and abs(value) > 10**50:  # Python refuses to print very long ones
         return "a number of more than 50 digits"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
@@ -87,5 +87,5 @@ def check_range(
 
 
 def first_line(error: BaseException) -> str:
-    """What other libraries' errors say, in one line; the name of their class if that is nothing."""
+    """The first line of another library's error, or the name of its class if it has no text."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

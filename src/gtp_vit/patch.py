@@ -38,14 +38,14 @@ def patch(
     layers that are reduced; a model that has such hooks already is refused.
 
     Args:
-        model: a supported ViT, or a model around one; anything else is refused with the module that is in the way.
+        model: a supported ViT, or a model around one; the error for any other names the unsupported module.
         method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` found, its
             file, or the name of one in the package. Without it, and for "gtp_plus", GTP+ with what is known to be
             good for this model, at 65 % of its MACs.
         lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
         kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
             torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
-        quiet: do not warn of settings that cannot give good results, such as predictors that nobody has trained.
+        quiet: do not warn of settings that cannot give good results, such as untrained predictors.
 
     >>> import timm, torch
     >>> model = timm.create_model("test_vit").eval()
@@ -84,7 +84,7 @@ def _settings(method: Any) -> Method:
 
 
 def unpatch(model: Model) -> Model:
-    """The original of a patched model again, sharing the weights; other models are returned as they are."""
+    """The original of a patched model, sharing the weights; other models are returned as they are."""
     if not is_patched(model):
         return model
     path: str = type(model).path  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ class Patched:
     path = ""  # of the ViT in the model
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made at run time, so a pickle names what it is made of instead.
+        # The class is made at run time, so a pickle stores its two bases instead.
         model: Any = self
         return _restore, (self.original, model.reduction.backbone.forwards), model.__getstate__()
 
@@ -129,7 +129,7 @@ class Patched:
 
 
 class PatchedRoot(Patched):
-    """Marks the class of a model around a patched ViT; what belongs to the reduction is the ViT's."""
+    """Marks the class of a model around a patched ViT, which holds the reduction."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         model: Any = self
@@ -157,7 +157,7 @@ def _patched_class(original: Any, forwards: Any) -> Any:
 
 @functools.cache
 def _patched_root(original: Any, path: str) -> Any:
-    # Under its own name: others look models up by the name of their class.
+    # Keeps its name: some libraries look models up by class name.
     own = {"original": original, "path": path, "__module__": original.__module__, "__qualname__": original.__qualname__}
     return type(original.__name__, (PatchedRoot, original), own)
 
@@ -173,7 +173,7 @@ def _restore_root(original: type, path: str) -> Any:
 
 
 def _shells(model: nn.Module, path: str) -> nn.Module:
-    """The same tree of modules with shells for the model and every module on the way to `path`."""
+    """The same module tree with shells for the model and every module along `path`."""
     root = shell = _shell(model)
     for name in path.split(".") if path else ():
         inner = _shell(shell.get_submodule(name))
@@ -183,9 +183,9 @@ def _shells(model: nn.Module, path: str) -> nn.Module:
 
 
 def _shell(model: Model) -> Model:
-    """The same module tree under a new root: own tables of parameters, buffers and children, all of them shared."""
+    """A new module with its own dictionaries of parameters, buffers and children, whose entries are shared."""
     shell = type(model).__new__(type(model))
     for name, value in vars(model).items():
-        if name != "_compiled_call_impl":  # model.compile() left it there; it would run the original
+        if name != "_compiled_call_impl":  # left by model.compile(); it would run the original
             shell.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
     return shell

@@ -1,4 +1,4 @@
-"""Small operations on tensors that every part of the library may need.
+"""Small tensor operations used all over the library.
 
 Decisions about tokens are made in float32: half precision would give ties, and edges to the wrong tokens.
 
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context in which products on the tensor's device keep its own precision, also under autocast."""
+    """A context that switches autocast off on the tensor's device."""
     device = tensor.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision as float32, as the native kernels compute; others as they are."""
+    """Half precision converted to float32, in which the native kernels compute; other dtypes unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

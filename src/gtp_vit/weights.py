@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from gtp_vit.errors import GTPError, first_line, shown
 
-# Where training scripts put the weights in a checkpoint; the first that is there is taken.
+# Keys under which training scripts store the weights in a checkpoint; the first one present is used.
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
-# What torch.compile, FSDP and activation checkpointing put into the names of the weights inside them.
+# Added to the names of weights by torch.compile, FSDP and activation checkpointing.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """name -> tensor, from safetensors or from torch's own format, of which no code is ever run."""
+    """name -> tensor, from safetensors or from torch's own format; code in the file is never run."""
     _check_file(path)
     try:
         if path.suffix == ".safetensors":
@@ -31,10 +31,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             stored = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise GTPError(
-            f"{path} holds Python objects beside its weights, or is no torch file; such objects can run code, so they "
+            f"{path} holds Python objects besides its weights, or is no torch file; such objects can run code, so they "
             "are not read: save its state_dict alone"
         ) from error
-    except Exception as error:  # zip and safetensors raise what they like
+    except Exception as error:  # zip and safetensors raise errors of many classes
         raise GTPError(f"{path} is not a file of weights (safetensors or torch's .pth): {first_line(error)}") from error
     for container in CONTAINERS:
         if isinstance(stored, dict) and isinstance(stored.get(container), dict) and stored[container]:
@@ -50,13 +50,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def plain_name(key: str) -> str:
-    """A weight's name in the model itself, without those of the wrappers it was saved in.
+    """A weight's name in the model, without the names of the wrappers it was saved in.
 
     >>> plain_name("_orig_mod.module.blocks.0._orig_mod.norm1.weight")
     'blocks.0.norm1.weight'
     """
     parts = [part for part in key.split(".") if part not in WRAPPERS]
-    while len(parts) > 1 and parts[0] == "module":  # only in front: a model may have a module of this name
+    while len(parts) > 1 and parts[0] == "module":  # only at the start: a model may have a module of this name
         parts = parts[1:]
     return ".".join(parts)
 
@@ -67,7 +67,7 @@ def _check_file(path: Path) -> None:
             raise GTPError(f"{path} is a folder; give the file of weights in it")
         if not path.exists():
             raise GTPError(f"there is no file {path}")
-        if not path.is_file():  # a pipe would keep us waiting for ever
+        if not path.is_file():  # reading a pipe would block for ever
             raise GTPError(f"{path} is no ordinary file; give a file of weights")
     except (OSError, ValueError) as error:  # a name that no file can have
         if isinstance(error, GTPError):
@@ -76,7 +76,7 @@ def _check_file(path: Path) -> None:
 
 
 def load_weights(model: nn.Module, path: Path, name: str) -> None:
-    """Weights from a file into a model, refused unless every name and shape fits."""
+    """Load weights from a file into a model; raises GTPError unless every name and shape fits."""
     stored, wanted = read_weights(path), model.state_dict()
     missing, extra = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
     if missing or extra:
@@ -108,7 +108,7 @@ def _of_head(key: str) -> bool:
 
 
 def _classes_hint(missing: list[str], extra: list[str], stored: dict[str, Tensor]) -> str:
-    """What to do where only the classifier is in the way."""
+    """A hint for files that differ from the model in the classifier only; else empty."""
     if extra and not missing and all(map(_of_head, extra)):
         classes = len(stored[extra[0]]) if stored[extra[0]].ndim else 0
         return (

@@ -1,4 +1,4 @@
-"""The registry of model families: adding one is a file beside this one and a line here."""
+"""The registry of model families: a new one is a file in this folder and a line here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKBONES: dict[str, Backbone] = {
     "timm_vit": TimmViT(),
     "lvvit": LVViTBackbone(),
 }
-# Models around a ViT: module and name of the class -> the path of the ViT in it. They may read what they like of it.
+# Models around a ViT: qualified class name -> path of the ViT in the model.
 ROOTS: dict[str, str] = {}
 
 
@@ -46,7 +46,7 @@ class Host:
 
     @property
     def output(self) -> Output | None:
-        """What the model returns; None if only running it can tell, as what is around the ViT is not known."""
+        """What the model returns; None if there is a model around the ViT, whose output is not known."""
         return self.backbone.output(self.tower) if self.path == "" else None
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
@@ -55,7 +55,7 @@ class Host:
 
 
 def find(model: nn.Module) -> Host:
-    """The host of a model whose every module is understood; raises UnsupportedBackbone with what is in the way."""
+    """The host of a supported model; raises UnsupportedBackbone with the module that is not supported."""
     path = ROOTS.get(f"{type(model).__module__}.{type(model).__qualname__}", "")
     tower = model.get_submodule(path)
     for backbone in BACKBONES.values():
@@ -82,7 +82,7 @@ def find(model: nn.Module) -> Host:
 
 
 def wrapped(model: nn.Module) -> str | None:
-    """Where in a wrapper the model is that we know, e.g. torch.compile's _orig_mod or DataParallel's module."""
+    """Where in a wrapper a supported model is, e.g. torch.compile's _orig_mod or DataParallel's module."""
     for path, module in model.named_modules():
         if path and any(backbone.matches(module) for backbone in BACKBONES.values()):
             plain = all(part.isidentifier() for part in path.split("."))

@@ -1,4 +1,4 @@
-"""Images that a model cannot take get one clear error instead of one from deep inside the model."""
+"""Checks of the input images: one clear error instead of one from deep inside the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_images(images: Any, first: nn.Conv2d, size: tuple[int, int] | None, pa
     """Refuse images that do not fit a model.
 
     Args:
-        images: what was given.
+        images: the caller's.
         first: the model's first layer.
         size: the only height and width that it takes; None = any.
         patch: what height and width must be multiples of; None = nothing.

@@ -1,4 +1,4 @@
-"""LV-ViT, the network of models/lvvit.py: residuals divided by skip_lam, a second head over the tokens that remain."""
+"""LV-ViT, the network of models/lvvit.py: residuals divided by skip_lam, a second head over the remaining tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces that backbones share: calling a model's own modules, cutting heads.
+"""Shared by backbones: calling a model's own modules, splitting heads.
 
 Shapes: B batch, N tokens, H heads, D head dimension.
 """
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x), without the call where the module does nothing: at batch 1 such calls are a percent of the time."""
+    """module(x), but modules that do nothing are not called: at batch 1 such calls are a percent of the time."""
     idle = type(module) is nn.Identity or (type(module) is nn.Dropout and not module.training)
     return x if idle and not module._forward_hooks and not module._forward_pre_hooks else module(x)
 
 
 def is_overridden(module: nn.Module, *, hooks: bool) -> bool:
-    """Does calling this module do something else than its class's forward? `hooks`: do hooks count?"""
+    """Does calling this module do more than its class's forward? `hooks`: do hooks count?"""
     own = any(
         name in module.__dict__ for name in ("forward", "forward_features", "forward_head", "forward_intermediates")
     )
@@ -35,7 +35,7 @@ def project(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
     if queries is None or not is_plain_linear(attn.qkv):
         q, k, v = split_heads(attn.qkv(y), 3, attn.num_heads)
         return q[:, :, :queries], k, v
-    # The fused layer is cut into its query rows and the rest.
+    # Split the fused layer into its query rows and the rest.
     width = attn.num_heads * attn.head_dim
     weight, bias = attn.qkv.weight, attn.qkv.bias
     first, rest = (None, None) if bias is None else (bias[:width], bias[width:])

@@ -13,7 +13,7 @@ from gtp_vit.errors import BadInput, BadSetting, GTPError
 
 
 class TimmForwards:
-    """Mixed into the class of a patched model, in front of timm's. Holds no state."""
+    """Mixed into the class of a patched model, before timm's. Holds no state."""
 
     reduction: Any
     reducer: Any

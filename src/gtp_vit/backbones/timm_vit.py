@@ -1,9 +1,9 @@
 """timm's VisionTransformer: ViT, DeiT (also distilled), DeiT-3, AugReg, CLIP, DINOv2, SigLIP, GAP models, EVA-L.
 
-The arithmetic of a block exists here a second time, because attention must hand back what it saw. So nothing is
-guessed: `refusal` compares every class and every child with what this copy honours, and any other is refused.
+The arithmetic of timm's block is repeated here, because attention must return statistics. `refusal` compares every
+class and child module with what this copy supports and refuses anything else.
 
-timm is never imported by this file: a model that is a timm model has imported it already.
+This file never imports timm: whoever created a timm model has imported it already.
 
 Shapes: B batch, N tokens, C channels, H heads, D head dimension.
 """
@@ -112,7 +112,7 @@ class TimmViT(Backbone):
         config = getattr(model, "pretrained_cfg", None) or {}
         known = dict(config if isinstance(config, dict) else vars(config))
         embed, any_size = model.patch_embed, bool(model.dynamic_img_size)
-        stored = known.get("input_size") if any_size else None  # else as the model is, whatever its checkpoint says
+        stored = known.get("input_size") if any_size else None  # else the model's own size counts
         return Inputs(
             name=str(known.get("architecture") or type(model).__name__),
             size=tuple(stored[1:]) if stored else tuple(embed.img_size),
@@ -137,7 +137,7 @@ class TimmViT(Backbone):
         return Output("embedding" if self._is_projection(model, shape[1]) else "classes", shape[1])
 
     def _is_projection(self, model: Any, outputs: int) -> bool:
-        """Is the head CLIP's projection, which timm keeps where others have classes? It is linear and has no bias."""
+        """Is the head CLIP's projection, which timm stores in place of a classifier? It is linear, without bias."""
         inputs, bias = self.inputs(model), getattr(model.head, "bias", None)
         name = f"{inputs.name}.{inputs.weights}"
         return (
@@ -152,7 +152,7 @@ class TimmViT(Backbone):
         return rows, columns
 
     def first_layer(self, model: Any) -> nn.Conv2d:
-        """The convolution that the pixels go into."""
+        """The first convolution of the model."""
         return model.patch_embed.proj
 
     def head_reads_image_tokens(self, model: Any) -> bool:

@@ -1,4 +1,1 @@
-"""The parts every method and backbone meets in: tokens, attention, reducer, schedule, the loop.
-
-Needs torch, numpy and safetensors.
-"""
+"""What methods and backbones share: tokens, attention, reducer, schedule, the loop. Needs torch only."""

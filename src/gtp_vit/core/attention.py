@@ -29,7 +29,7 @@ class Edit(Protocol):
     def __call__(self, probs: Tensor) -> Tensor: ...
 
     def threshold_rank(self, entries: int) -> int | None:
-        """k, if all it does is to zero what is below the k-th smallest of a head's entries; else None."""
+        """k, if the edit only zeroes what is below the k-th smallest of a head's entries; else None."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Ask:
     statistics: frozenset[str] = frozenset()  # a subset of STATISTICS
     edit: Edit | None = None
     before_edit: bool = False  # take the statistics from the map as it was before `edit`
-    heads: Literal["each", "max", "mean"] = "each"  # statistics of each head, or put together over the heads
-    mask: Tensor | None = None  # [B, 1 or N, N]: 1 = the row's token may attend to the column's, 0 = hardly
-    choose: bool = False  # ask `Reducer.choose` which tokens stay before attention computes their output
+    heads: Literal["each", "max", "mean"] = "each"  # statistics of each head, or aggregated over the heads
+    mask: Tensor | None = None  # [B, 1 or N, N]: 1 = the row's token may attend to the column's, 0 = it is masked
+    choose: bool = False  # call `Reducer.choose` before the output is computed, and compute it for kept tokens only
 
 
 class Projections(NamedTuple):
-    """What a block's tokens bring into attention. B batch, H heads, Q queries, N tokens, D head dimension."""
+    """Inputs of a block's attention. B batch, H heads, Q queries, N tokens, D head dimension."""
 
     q: Tensor  # [B, H, Q, D]; all N queries wherever the map is edited or its statistics are asked for
     k: Tensor  # [B, H, N, D]
@@ -55,9 +55,9 @@ class Projections(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What attention saw. A field that was not asked for is None. Statistics are float32 whatever the model's dtype.
+    """Statistics of one attention call, in float32 whatever the model's dtype; None where not asked for.
 
-    Statistics are [B, H, N], or [B, N] if they were asked for over all heads; a backbone leaves the prefix tokens out.
+    They are [B, H, M], or [B, M] if aggregated over the heads: M image tokens, the prefix tokens are left out.
     """
 
     diagonal: Tensor | None = None  # how much each token attends to itself
@@ -82,10 +82,10 @@ def attend(
     Args:
         projections: queries, keys and values.
         ask: which statistics to return and how to change the map.
-        size: how much each key counts, [B, N], e.g. the patches it stands for; None = all alike. Nobody attends to 0.
+        size: how much each key counts, [B, N], e.g. the patches it stands for; None = all alike. Keys of 0 are ignored.
         queries: return the output of the first `queries` tokens only.
         first: statistics leave out the tokens before this one.
-        ops: by these operators where they can do what is asked.
+        ops: the operators to use where they can do what is asked.
 
     Returns:
         The output [B, Q, H D] and the statistics.
@@ -105,7 +105,7 @@ def attend(
         found = twins.statistics(probs, asked, heads, first)
     else:
         out, found = kernels.attention(ops, q, k, v, size, scale, rank, queries, asked, heads, first)
-    diagonal, column_sums, class_row = asked  # `found` has those of them that are, in this order
+    diagonal, column_sums, class_row = asked  # `found` holds the statistics asked for, in this order
     return out, Stats(
         diagonal=found[0] if diagonal else None,
         column_sums=found[int(diagonal)] if column_sums else None,
@@ -117,7 +117,7 @@ def attend(
 
 
 def _map(projections: Projections, ask: Ask, size: Tensor | None) -> Tensor:
-    """The whole map; where a method reads or edits it in float32 at least, else in the model's own precision."""
+    """The whole map: in float32 or better where a method reads or edits it, else in the model's precision."""
     q, k, _, scale, _ = projections
     if ask.edit is None and ask.statistics <= NOT_OF_THE_MAP:
         return _softmax(twins.logits(q, k, scale, size), ask.mask)
@@ -130,7 +130,7 @@ def _softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: int) -> Stats:
-    """What a method that chooses tokens before the output can see: the class token's row, and keys and values."""
+    """The statistics `Reducer.choose` gets, before the output is computed: class row, keys and values."""
     q, k, v, scale, _ = projections
     heads = HEADS.index(ask.heads)
     row = twins.softmax(q[:, :, :1], k, scale, size)

@@ -1,7 +1,7 @@
-"""The seam between the library and a family of models: everything that is the host's own is asked for here.
+"""The interface between the library and a family of models.
 
-No other part of the library reads an attribute of a model. A family is a subclass of `Backbone` in backbones/, with a
-line in the registry there; it holds no state.
+Only backbones read attributes of a model; the rest of the library asks them. A family is a subclass of `Backbone` in
+backbones/, with a line in the registry there; it holds no state.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gtp_vit.core.tokens import Tokens
 class Inputs:
     """What images a model takes, and how its weights want them prepared."""
 
-    name: str  # of the architecture, or of the class where the model does not say
+    name: str  # of the architecture, or the name of its class
     size: tuple[int, int]  # height and width
-    any_size: bool  # does it take others as well?
+    any_size: bool  # does it take other sizes as well?
     patch: tuple[int, int]  # height and width of a patch
     channels: int
     classes: int  # 0 = it has no classifier
-    weights: str = ""  # what its pre-trained weights are called
+    weights: str = ""  # name of its pre-trained weights
     preparation: dict[str, Any] | None = None  # mean, std, crop_pct, interpolation, ... as timm calls them
 
 
@@ -41,38 +41,38 @@ class Output(NamedTuple):
 
 
 class Backbone:
-    """What the library must know of a family of models. See backbones/timm_vit.py."""
+    """What a family of models must define. See backbones/timm_vit.py."""
 
     forwards: type  # mixed into the class of a patched ViT: the model's own entry points, running the loop
 
-    # What it is
+    # The model
 
     def matches(self, model: nn.Module) -> bool:
-        """Is this model of the family at all?"""
+        """Does this model belong to the family?"""
         raise NotImplementedError
 
     def refusal(self, model: nn.Module) -> str | None:
-        """None if every module of it is understood, else what is in the way."""
+        """None if every module of the model is supported, else the reason why it is not."""
         raise NotImplementedError
 
     def describe(self, model: nn.Module) -> VitInfo:
-        """Its sizes: what a method may know of it."""
+        """The sizes of the model: all that a method knows of it."""
         raise NotImplementedError
 
     def inputs(self, model: nn.Module) -> Inputs:
-        """What images it takes."""
+        """The images the model takes."""
         raise NotImplementedError
 
     def output(self, model: nn.Module) -> Output:
-        """What it returns; no image is run."""
+        """What the model returns; no image is run."""
         raise NotImplementedError
 
     def grid(self, model: nn.Module) -> tuple[int, int]:
-        """Rows and columns of the patches of an image of its own size."""
+        """Rows and columns of patches at the model's own image size."""
         raise NotImplementedError
 
     def head_reads_image_tokens(self, model: nn.Module) -> bool:
-        """False if pooling and head read prefix tokens only, as the model is now."""
+        """False if pooling and head, as they are set now, read prefix tokens only."""
         raise NotImplementedError
 
     # A forward pass, in this order
@@ -93,7 +93,7 @@ class Backbone:
         raise NotImplementedError
 
     def attention_branch(self, block: nn.Module, out: Tensor) -> Tensor:
-        """The attention branch, scaled, ready to be added, from what attention put out."""
+        """The attention branch, ready to be added to x: projection and scales applied to the output of attention."""
         raise NotImplementedError
 
     def mlp_norm(self, block: nn.Module) -> nn.LayerNorm | None:
@@ -101,11 +101,11 @@ class Backbone:
         return None
 
     def mlp_branch(self, block: nn.Module, x: Tensor, normed: Tensor | None) -> Tensor:
-        """The MLP branch, scaled, ready to be added; `normed` is x after the norm, if it has been computed already."""
+        """The MLP branch, ready to be added to x; `normed` is x after the norm, if that was computed already."""
         raise NotImplementedError
 
     def norm(self, model: nn.Module) -> nn.Module:
-        """The norm behind the last block."""
+        """The norm after the last block."""
         raise NotImplementedError
 
     def head(self, model: nn.Module, features: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Backbone:
     # Training
 
     def saves_memory(self, model: nn.Module) -> bool:
-        """Is gradient checkpointing on: is each layer computed a second time in the backward pass?"""
+        """Is gradient checkpointing on?"""
         return False
 
     def save_memory(self, model: nn.Module, on: bool) -> None:
@@ -127,7 +127,7 @@ class Backbone:
         return False
 
     def undecayed(self, model: nn.Module) -> set[str]:
-        """Names of parameters that weight decay leaves alone, besides biases and norms."""
+        """Names of parameters without weight decay, besides biases and norms."""
         return set()
 
     def classifier(self, model: nn.Module) -> nn.Module:
@@ -135,5 +135,5 @@ class Backbone:
         raise NotImplementedError
 
     def token_classifier(self, model: nn.Module) -> nn.Module | None:
-        """The layer that scores classes of every image token, of models that have one."""
+        """The layer that scores classes for every image token; None if the model has none."""
         return None

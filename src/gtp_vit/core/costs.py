@@ -1,7 +1,6 @@
 """What a model costs in MACs: its parts are measured once, on tensors without data, and added up for any schedule.
 
-Nothing is described by hand: embedding, blocks and head run under a counter of torch's operators, so a new family is
-counted without a line of its own.
+Embedding, blocks and head run under a counter of torch's operators, so a new family needs no formulas of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Macs:
 
 
 class BlockCosts(NamedTuple):
-    """MACs of one block, for each token that has a part in it."""
+    """MACs of one block for each token that ..."""
 
     keys: int  # has a key and a value
     queries: int  # has a query
@@ -67,15 +66,15 @@ class Costs:
     convention: Convention
     embed: int
     blocks: tuple[BlockCosts, ...]
-    head: int  # last norm, pooling and classifier: once,
-    head_per_token: int  # and for each token, prefix tokens included
+    head: int  # last norm, pooling and classifier: the part that does not depend on the number of tokens
+    head_per_token: int  # the part for each token, prefix tokens included
 
     def of(self, reducer: Reducer, steps: Sequence[Step], *, lossless: bool, include_method: bool = True) -> Macs:
         """MACs of a forward pass that returns the model's output.
 
         Args:
-            reducer: what reduces its tokens.
-            steps: the tokens of its layers.
+            reducer: reduces its tokens.
+            steps: image tokens of each layer.
             lossless: does the last block compute prefix tokens only?
             include_method: count the method's own work too.
         """
@@ -107,7 +106,7 @@ class Costs:
         return self.of(reducer, reducer.steps(self.grid), lossless=lossless).total
 
     def around(self, method: type[Method], target: float) -> tuple[Method, Method]:
-        """Neighbouring settings of a method: those that cost a little more than `target` MACs, and at most that."""
+        """Two neighbouring settings of a method: one costs a little more than `target` MACs, one at most that."""
         cost = functools.cache(self.with_method)
         low, high = 0.0, 1.0
         dearest, cheapest = cost(method.at(self.vit, low)), cost(method.at(self.vit, high))
@@ -128,8 +127,8 @@ def measure_costs(
     """Run each part of a model on tensors that have shapes and no data, and count.
 
     Args:
-        backbone: of the model.
-        model: the ViT; it is not changed, and where it is (also on the meta device) does not matter.
+        backbone: the model's.
+        model: the ViT, on any device including meta; it is not changed.
         grid: rows and columns of the patch grid; None = the model's own.
         convention: what is counted.
     """
@@ -141,7 +140,7 @@ def measure_costs(
     rows, columns = grid if inputs.any_size else vit.grid
     size = (rows * inputs.patch[0], columns * inputs.patch[1]) if inputs.any_size else inputs.size
     without_data = nullcontext() if weight.is_meta else FakeTensorMode(allow_non_fake_inputs=True)
-    # Composite operators do not reach the counter in inference mode as what they are made of.
+    # In inference mode composite operators reach the counter whole, not as the operators they consist of.
     with torch.inference_mode(False), torch.no_grad(), without_data:
         images = torch.zeros(1, inputs.channels, *size, dtype=weight.dtype, device=weight.device)
         embedded, embed = meter.of(lambda: backbone.embed(model, images))
@@ -172,7 +171,7 @@ def measure_costs(
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:
-    """The same modules and tensors without the hooks of the user, who waits for real images."""
+    """The same modules and tensors without the user's hooks, which expect real images."""
     copy = module.__class__.__new__(module.__class__)
     copy.__dict__.update(vars(module), _forward_hooks={}, _forward_pre_hooks={})
     copy.__dict__["_modules"] = {
@@ -202,7 +201,7 @@ def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, met
 
 
 class Meter(TorchDispatchMode):
-    """Counts MACs of torch's operators: products of matrices and convolutions, and what `more` has formulas for."""
+    """Counts MACs of matrix products and convolutions, and of the operators that `more` has formulas for."""
 
     def __init__(self, more: dict[Any, Callable[..., int]]) -> None:
         super().__init__()

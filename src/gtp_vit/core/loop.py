@@ -1,6 +1,6 @@
-"""The loop over the blocks: the whole library in one screen. Start reading here.
+"""The loop over the blocks: the whole library on one screen. Start reading here.
 
-Nothing is written to a module: `tokens` is a value, made anew in every step.
+Nothing is stored on a module: every step returns a new `Tokens`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Reduction:
     method: Method
     vit: VitInfo
     lossless: bool
-    kernels: Kernels  # as asked for; the model's attribute `kernels` says what that means now
+    kernels: Kernels  # as passed to `patch`; the model's attribute `kernels` says what runs now
 
     def may_skip_image_tokens(self, model: Any) -> bool:
-        """Does nobody read image tokens behind the last block, as `model` is now?"""
+        """Are image tokens unused after the last block, as `model` is set now?"""
         reads = self.backbone.head_reads_image_tokens(model) or model.reducer.reads_image_tokens
         return self.lossless and not reads
 
@@ -57,8 +57,8 @@ def run(
         model: a patched model.
         images: [B, channels, height, width].
         prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
-        layers: stop after so many blocks.
-        observe: called with the embedded tokens and then with those after each layer.
+        layers: stop after this many blocks.
+        observe: called with the embedded tokens, then with the tokens after each layer.
         follow: keep `Tokens.owner`: which token stands for each patch.
     """
     reduction: Reduction = model.reduction
@@ -76,7 +76,7 @@ def run(
     for layer, block in enumerate(blocks):
         last = prefix_only and layer == len(blocks) - 1
         half = call(attention_part, backbone, reducer, block, layer, tokens, last)
-        # Rebound, so that what the layer began with is free while the MLP, the largest part, is computed.
+        # Rebound to free the layer's input before the MLP, which needs the most memory.
         tokens = half.tokens
         tokens = call(mlp_part, backbone, reducer, block, layer, half, last)
         del half
@@ -93,7 +93,7 @@ class Half(NamedTuple):
     """A layer after its attention."""
 
     tokens: Tokens
-    normed: Tensor | None = None  # their features after the MLP's norm, if these have been computed on the way
+    normed: Tensor | None = None  # features after the MLP's norm, if a kernel has computed them
     whole: bool = False  # did the model's own block run, which includes the MLP?
 
 
@@ -102,7 +102,7 @@ def attention_part(
 ) -> Half:
     """Attention and reduction, which sits between the two branches of a block.
 
-    `last`: nobody reads the image tokens that this layer would make.
+    `last`: the image tokens this layer would output are not used.
     """
     tokens = reducer.before(layer, tokens)
     ask = reducer.ask(layer, tokens)
@@ -113,8 +113,8 @@ def attention_part(
     ask = ask or Ask()
     prefix, ops = tokens.prefix, tokens.ops
     if last:
-        # Tokens removed here could not reach the prefix tokens any more, so nothing is removed. The map's statistics
-        # are not needed then; an edit still is, for it changes what the prefix tokens see.
+        # Removing tokens here could not change the prefix tokens, so none are removed and no statistics are needed. An
+        # edit of the map still is: it changes what the prefix tokens see.
         projections = backbone.project(block, layer, tokens, prefix if ask.edit is None else None)
         mask = None if ask.mask is None else ask.mask[:, :prefix]
         out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=weights, queries=prefix, ops=ops)
@@ -131,7 +131,7 @@ def attention_part(
 
 
 def mlp_part(backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, half: Half, last: bool) -> Tokens:
-    """The MLP, if it has not run yet, and what the method does behind the layer."""
+    """The MLP, if it has not run yet, and what the method does after the layer."""
     tokens = half.tokens if half.whole else half.tokens.add(backbone.mlp_branch(block, half.tokens.x, half.normed))
     return tokens if last else reducer.after(layer, tokens)
 

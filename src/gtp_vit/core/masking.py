@@ -1,4 +1,4 @@
-"""Attention that leaves out tokens without removing them: the softmax with which DynamicViT and Tri-Level are trained.
+"""Softmax that masks tokens without removing them, used to train DynamicViT and Tri-Level.
 
 Shapes: B batch, H heads, N tokens.
 """
@@ -16,11 +16,11 @@ EPSILON = 1e-6
 def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
     """(e m + eps / N) / (sum e m + eps) with e = exp(logit - row maximum).
 
-    The small terms let a row without any allowed entry be a mean over all, not a division by zero.
+    The small terms make a row without any allowed entry a mean over all, not a division by zero.
 
     Args:
         logits: [B, H, N, N].
-        mask: 1 = the row's token may attend to the column's, 0 = hardly; [B, 1, 1 or N, N].
+        mask: 1 = the row's token may attend to the column's, 0 = it is masked; [B, 1, 1 or N, N].
     """
     if torch.is_grad_enabled() and (logits.requires_grad or mask.requires_grad):
         probs: Tensor = _WithGradient.apply(logits, mask)
@@ -37,9 +37,9 @@ def _parts(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _WithGradient(torch.autograd.Function):
-    """Its gradient in few passes over the map; derived step by step it is most of DynamicViT's training.
+    """A fused backward pass: autograd's own takes most of the time of DynamicViT's training.
 
-    The row maximum is taken for a constant. It would cancel but for EPSILON, so where the maximum is masked the
+    The row maximum is treated as a constant. It would cancel but for EPSILON, so where the maximum is masked the
     gradient is off by about EPSILON over the sum of the allowed e; a row in which nothing is allowed gets none.
     """
 

@@ -1,4 +1,4 @@
-"""What methods that merge tokens share: pairs of similar tokens, averages by size, sizes.
+"""Shared by methods that merge tokens: pairs of similar tokens, averages weighted by size, sizes.
 
 Shapes: B batch, M image tokens, r merged pairs, D head dimension.
 """
@@ -18,19 +18,19 @@ from gtp_vit.tensors import at_least_float32, full_precision
 
 
 class Pairs(NamedTuple):
-    """Which image tokens stay and which go where."""
+    """Which image tokens stay, which go, and into which of the kept ones."""
 
     kept: Tensor  # [B, M - r]: the rest of the first half, then the whole second half
     gone: Tensor  # [B, r]
-    target: Tensor  # [B, r]: the place in `kept` that takes each of them
+    target: Tensor  # [B, r]: for each of them, the index in `kept` of the token it merges into
 
 
 def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
     """The r most similar pairs of tokens at even and odd places of the sequence.
 
     Args:
-        metric: what similarity is judged by, [B, M, D], image tokens only.
-        prefix: tokens in front of them, which shift even and odd and never merge.
+        metric: features that similarity is computed from, [B, M, D], image tokens only.
+        prefix: tokens before them, which shift even and odd and never merge.
         r: pairs to merge.
         keep_order: do tokens of the first half that stay keep their order? Else the most similar come first. As the
             order decides the next layer's halves, it matters: ToMe keeps it on models with a class token.
@@ -49,13 +49,13 @@ def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
 
 
 def mean_keys(stats: Stats) -> Tensor:
-    """What similarity is judged by: keys averaged over the heads, in float32, [B, M, D]."""
+    """The features that similarity is computed from: keys averaged over the heads, in float32, [B, M, D]."""
     assert stats.keys is not None
     return at_least_float32(stats.keys).mean(dim=1)
 
 
 def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Size-weighted mean of what merges: what each kept token takes, what it retains, and its new size.
+    """Weights of a size-weighted mean: what each kept token takes, what it retains, and its new size.
 
     Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r].
     """
@@ -68,7 +68,7 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_size(tokens: Tokens) -> Tensor | None:
-    """Each key counts as often in attention as its token stands for patches, [B, N]: Eq. (11)'s s."""
+    """Key weights for proportional attention, [B, N]: the patches each token stands for, s of Eq. (11)."""
     return None if tokens.size is None else F.pad(tokens.size, (tokens.prefix, 0), value=1.0)
 
 

@@ -1,4 +1,4 @@
-"""The seam between methods and backbones: what a ViT looks like, what a method sets, what a reducer does."""
+"""The interface between methods and backbones: `VitInfo`, the settings `Method`, and the `Reducer`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class VitInfo:
 
 
 class Step(NamedTuple):
-    """How many image tokens take part in what of one layer."""
+    """How many image tokens each part of one layer computes."""
 
     keys: int  # have keys and values
     rows: int  # get an output of attention
     mlp: int  # go through the MLP
-    after: int  # are there when the layer is done
+    after: int  # are left after the layer
 
 
 class Reducer(nn.Module):
@@ -51,7 +51,7 @@ class Reducer(nn.Module):
     """
 
     edits_map = False  # does `ask` ever edit the attention map?
-    plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, for those who look it up in every layer
+    plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, computed once
     adaptive = False  # does the number of tokens depend on the image?
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
 
@@ -60,17 +60,17 @@ class Reducer(nn.Module):
         self.vit = vit
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        """How many image tokens each layer removes on such a grid, between attention and MLP."""
+        """How many image tokens each layer removes on this grid, between attention and MLP."""
         return (0,) * self.vit.depth
 
     def removals_of(self, tokens: Tokens) -> tuple[int, ...]:
-        """The same for these tokens."""
+        """`removals` on the grid of these tokens."""
         if self.plan is None or tokens.grid != self.vit.grid:
             return self.removals(tokens.grid)
         return self.plan
 
     def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
-        """The tokens of each layer on such a grid; all that the MAC counter knows of a method's schedule."""
+        """The tokens of each layer on this grid, for the MAC counter."""
         left, found = grid[0] * grid[1], []
         for removed in self.removals(grid):
             found.append(Step(left, left, left - removed, left - removed))
@@ -82,7 +82,7 @@ class Reducer(nn.Module):
         return tokens
 
     def before(self, layer: int, tokens: Tokens) -> Tokens:
-        """Called in front of every layer; a method that prunes there does it here."""
+        """Called before every layer, for methods that prune there."""
         return tokens
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
@@ -90,15 +90,15 @@ class Reducer(nn.Module):
         return None
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        """How much each token counts as a key, [B, N]: attention adds the log of it to the logits; None = all alike."""
+        """Weights of the keys, [B, N], whose log attention adds to the logits; None = all alike."""
         return None
 
     def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
-        """Where `ask` wants it: indices [B, K] of the image tokens that stay, and the tokens that do."""
+        """Called if `ask` has `choose`: indices [B, K] of the image tokens that stay, and those tokens."""
         raise NotImplementedError
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        """Remove tokens, after the attention branch was added; called in every layer that is not left alone."""
+        """Remove tokens, after the attention branch was added; called in every layer for which `ask` is not None."""
         return tokens
 
     def fused(
@@ -106,28 +106,28 @@ class Reducer(nn.Module):
     ) -> tuple[Tokens, Tensor | None]:
         """Add the attention branch and reduce; a method with a kernel for all of it overrides this.
 
-        Returns the tokens and, if the kernel has computed that on the way, their features after `norm`.
+        Returns the tokens and, if the kernel computes them too, their features after `norm`.
         """
         return self.reduce(layer, tokens.add(branch), stats), None
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
-        """Called behind every layer, except one that was shortened to the prefix tokens."""
+        """Called after every layer, except one that was shortened to the prefix tokens."""
         return tokens
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        """The features that pooling and classifier get, after the model's last norm."""
+        """The features for pooling and classifier, after the model's last norm."""
         return norm(tokens.x)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        """MACs of the method itself, whose layers have these `steps`; reductions only in the first `layers` layers."""
+        """MACs of the method's own work, given its `steps`; only the first `layers` layers reduce."""
         return 0
 
     def published_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        """The same as the paper's tool counts it in the released code, where that is known."""
+        """`own_macs` as the paper's tool counts them in the released code, where that is known."""
         return self.own_macs(grid, steps, layers)
 
     def class_row_macs(self, image_tokens: int) -> int:
-        """Fused attention does not show its map: the class token's row is computed once more."""
+        """MACs of the class token's row, which is computed once more because fused attention has no map."""
         return (image_tokens + self.vit.prefix) * self.vit.heads * self.vit.head_dim
 
 
@@ -136,7 +136,7 @@ class Source(NamedTuple):
 
     paper: str
     code: str
-    licence: str  # of that code; ours is Apache-2.0 and none of theirs is in it
+    licence: str  # of that code, none of which is in this package
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -147,11 +147,11 @@ class Method:
     source: ClassVar[Source]
     needs_class_token: ClassVar[bool] = False
     fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
-    learned: ClassVar[str] = "none"  # parts that need training
+    learned: ClassVar[str] = "none"  # parts that must be trained
     asks: ClassVar[str] = "nothing"  # what it needs from attention
-    schedule: ClassVar[str | None] = None  # the setting with one number a layer, which a search may change
-    files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts; the reducer calls these the same
-    tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # settings that a search may change, and their ranges
+    schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
+    files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts, submodules of the same names
+    tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -162,18 +162,18 @@ class Method:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        """Only what differs from the defaults."""
+        """Class name and the settings that differ from the defaults."""
         fields = dataclasses.fields(self)
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields if getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> Method:
-        """From 0, which removes nothing, to 1, all it can; the MACs of the model itself never rise with it."""
+        """Settings of a strength from 0, which removes nothing, to 1, the most; the model's MACs never rise with it."""
         raise BadSetting(f"{cls.name} has no setting that says how much is removed")
 
     def weakened(self, vit: VitInfo, share: float) -> Method:
-        """These settings at a share of their strength: at 1 as they are, at 0 they remove nothing."""
+        """These settings at a share of their strength: 1 = unchanged, 0 = nothing is removed."""
         if share == 1:
             return self
         raise BadSetting(
@@ -181,11 +181,11 @@ class Method:
         )
 
     def caution(self) -> str | None:
-        """What a user must know before trusting results of these settings; `patch` warns with it."""
+        """A warning that `patch` shows for settings that cannot give good results; None = no warning."""
         return None
 
     def check_class_token(self, vit: VitInfo) -> None:
-        """For methods that cannot do without."""
+        """Refuse models without a class token, for methods that need one."""
         if not vit.class_token:
             raise BadSetting(
                 f"{type(self).__name__} ranks tokens by the class token's attention, and this model has none; "
@@ -193,5 +193,5 @@ class Method:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON, with the method's name; `gtp_vit.method_from_dict` reads it back."""
+        """The settings and the method's name, ready for JSON; `gtp_vit.method_from_dict` reads them back."""
         return {"method": self.name, **dataclasses.asdict(self)}

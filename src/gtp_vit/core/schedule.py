@@ -23,8 +23,8 @@ from typing import Any
 from gtp_vit.errors import BadSchedule, check_name, shown
 
 Schedule = int | tuple[int, ...] | str
-MOST = 10**6  # in a named schedule; no image has so many tokens
-STEPS = 512  # of a share of tokens, from all of them to next to none
+MOST = 10**6  # largest number in a named schedule
+STEPS = 512  # resolution of a share of tokens
 
 
 def linear(depth: int, tokens: int, first: float, last: float) -> list[int]:
@@ -39,12 +39,12 @@ def constant(depth: int, tokens: int, number: float) -> list[int]:
 
 
 def early(depth: int, tokens: int, average: float) -> list[int]:
-    """Most at the beginning: cheapest at a given total, as all later layers see fewer tokens."""
+    """Most at the beginning: the cheapest for a given total, as all later layers see fewer tokens."""
     return linear(depth, tokens, 2 * average, 0)
 
 
 def late(depth: int, tokens: int, average: float) -> list[int]:
-    """Most at the end: gentlest at a given total."""
+    """Most at the end: the gentlest for a given total."""
     return linear(depth, tokens, 0, 2 * average)
 
 
@@ -55,7 +55,7 @@ def middle(depth: int, tokens: int, average: float) -> list[int]:
     return _rounded(slope, average * depth)
 
 
-# Of two 12-layer models on calibration images: none in the first two layers, most a third of the way through.
+# Searched for two 12-layer models on calibration images.
 SEARCHED = (0, 0, 21, 28, 28, 26, 18, 12, 10, 10, 4, 0)
 
 
@@ -89,7 +89,7 @@ def keep(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
     if not 0 < rate <= 1:
         raise BadSchedule(f"schedule 'keep' has rate {rate:g}; it must be in (0, 1], e.g. keep:0.7:3:6:9")
     if not layers:
-        raise BadSchedule("schedule 'keep' names no layer; write the layers behind the rate, e.g. keep:0.7:3:6:9")
+        raise BadSchedule("schedule 'keep' names no layer; write the layers after the rate, e.g. keep:0.7:3:6:9")
     wrong = [f"{layer:g}" for layer in layers if layer not in range(depth)]
     if wrong:
         raise BadSchedule(f"schedule 'keep' names layer {', '.join(wrong)}; this model has layers 0 to {depth - 1}")
@@ -117,8 +117,8 @@ def removals(
 ) -> tuple[int, ...]:
     """How many image tokens each of `depth` layers removes, checked against the `tokens` there are.
 
-    A method that can remove only a part of its tokens gives `at_most`: of so many tokens, how many may go? Layers that
-    ask for more then get that, as they do in ToMe; a schedule shorter than the model is filled up with zeros.
+    A method that can remove only some of its tokens passes `at_most`, from tokens to how many of them may go. Layers
+    that ask for more are cut to that, as in ToMe, and a schedule shorter than the model is padded with zeros.
 
     >>> removals(8, depth=3, tokens=196)
     (8, 8, 8)
@@ -157,7 +157,7 @@ def removals(
 
 
 def spread(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
-    """As evenly over the layers as can be, the first ones taking more: from nothing to as many as all can remove alike.
+    """A schedule as even as possible, the first layers removing more: from nothing to the largest constant one.
 
     >>> spread(0.5, depth=4, tokens=12)
     1
@@ -169,12 +169,12 @@ def spread(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
 
 
 def share_at(strength: float) -> float:
-    """The share of the tokens that is left: from all of them to one in STEPS."""
+    """The share of the tokens that is left at this strength: from 1 to 1 / STEPS."""
     return 1 - round(strength * (STEPS - 1)) / STEPS
 
 
 def weaker_share(left: float, share: float) -> float:
-    """What is left where only this share of the reduction is done."""
+    """The share of tokens left if only this share of the reduction is done."""
     return left if share == 1 else 1 - share * (1 - left)
 
 
@@ -196,9 +196,9 @@ def weaker(
 def whole_tokens(
     plan: Sequence[float], tokens: int, fewest: int = 1, nearest: Callable[[int], int] = lambda left: left
 ) -> list[int]:
-    """Whole numbers near those of `plan`; what rounding leaves over is the next layer's, and `fewest` tokens stay.
+    """Round a plan to whole numbers, carrying the rest to the next layer; at least `fewest` tokens stay.
 
-    A caller that allows certain numbers of tokens only gives the `nearest` of them.
+    A caller that allows only certain numbers of tokens passes `nearest`, from any number to an allowed one.
     """
     left, found, owed = tokens, [0] * len(plan), 0.0
     for layer, asked in enumerate(plan):
@@ -233,7 +233,7 @@ def _named(schedule: str, depth: int, tokens: int) -> list[int]:
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        raise BadSchedule(f"schedule {shown(schedule)} has something other than numbers behind its name") from None
+        raise BadSchedule(f"schedule {shown(schedule)} has something other than numbers after its name") from None
     if not all(abs(number) <= MOST for number in numbers):  # not so for NaN
         raise BadSchedule(f"schedule {shown(schedule)} has a number that is not finite, or beyond {MOST}")
     try:

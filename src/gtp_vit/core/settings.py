@@ -1,7 +1,7 @@
 """The types of a method's settings, checked in one place from the annotations of its dataclass.
 
-Settings come from Python, from flags and from files that anybody may have written. What passes here is plain Python
-that can be hashed and stored as JSON; whether a number suits a model is for the method to say.
+Settings come from Python, from flags and from untrusted files. What passes is plain Python that can be hashed and
+stored as JSON; whether a number suits a model is checked by the method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST = 4096  # entries of a list, characters of a text
 
 
 def checked(owner: type, name: str, value: Any) -> Any:
-    """`value` in the type that `owner` gives its field `name`, lists as tuples; raises BadSetting."""
+    """`value` converted to the type of the field `name` of `owner`, lists to tuples; raises BadSetting."""
     hint = _hints(owner)[name]
     found = _fitting(value, hint)
     if found is WRONG:
@@ -36,11 +36,11 @@ def _hints(owner: type) -> dict[str, Any]:
 
 
 def _fitting(value: Any, hint: Any) -> Any:
-    """`value` as this type, WRONG if it is of another."""
+    """`value` converted to this type, or WRONG."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return next((found for found in (_fitting(value, part) for part in parts) if found is not WRONG), WRONG)
-    if origin is tuple:  # tuple[int, ...], of which a single entry needs no brackets, or tuple[int, int]
+    if origin is tuple:  # tuple[int, ...], where a single entry needs no brackets, or tuple[int, int]
         entries = value if isinstance(value, (list, tuple)) else (value,)
         fits = len(entries) <= LONGEST if parts[-1] is ... else len(entries) == len(parts)
         found = tuple(_fitting(entry, parts[0]) for entry in entries) if fits else (WRONG,)
@@ -54,9 +54,9 @@ def _fitting(value: Any, hint: Any) -> Any:
         if isinstance(value, Integral):
             return _fitting(value, int)
         return float(value) if isinstance(value, Real) and math.isfinite(value) else WRONG
-    if hint is str or origin is Literal:  # which texts are allowed is said with the nearest one, when it is used
+    if hint is str or origin is Literal:  # names are checked where they are used, with a hint
         return value if isinstance(value, str) and len(value) <= LONGEST else WRONG
-    return tuple(value) if isinstance(value, list) else value  # a type that only the method knows
+    return tuple(value) if isinstance(value, list) else value  # a type that the method checks itself
 
 
 def _words(hint: Any) -> list[str]:

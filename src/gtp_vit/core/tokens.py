@@ -1,7 +1,7 @@
 """Tokens: the one value that flows through a forward pass.
 
-Everything that lives for one forward pass is a field here, so that nothing is ever stored on a module: threads,
-gradient checkpointing, compile and export all see a pure function. What a method has to remember is `carry`.
+All state of a forward pass is a field here and nothing is stored on a module, so threads, gradient checkpointing,
+compile and export all see a pure function. State of a method is in `carry`.
 
 Shapes: B batch, N tokens, c prefix tokens, M = N - c image tokens, M0 patches, C channels, K kept image tokens.
 """
@@ -18,22 +18,22 @@ from gtp_vit.kernels import Ops
 from gtp_vit.paper.propagation import summarise
 from gtp_vit.tensors import select_rows
 
-SAME: Any = ...  # a field that stays as it is, as None is a value of some
+SAME: Any = ...  # leaves a field unchanged; None is a value of some fields
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Features of the tokens that are left, and what each of them stands for."""
+    """Features of the remaining tokens, and which patches each stands for."""
 
     x: Tensor  # [B, N, C]   prefix tokens first, then image tokens, in raster order unless the method says otherwise
-    cell: Tensor  # [B, M]      where in the grid (row major) each image token is; M0, behind the last cell = nowhere
+    cell: Tensor  # [B, M]      grid cell (row major) of each image token; M0 = in no cell
     prefix: int  # class, distillation and register tokens: never reduced
     grid: tuple[int, int]  # rows and columns of the patch grid
-    name: Tensor | None = None  # [B, M]: which token it is, once a method has made some that are in no cell
+    name: Tensor | None = None  # [B, M]: its identity, once a method has made tokens that are in no cell
     size: Tensor | None = None  # [B, M] float32: patches it stands for, as the method counts them; None = one each
-    owner: Tensor | None = None  # [B, M0]: the place of the token that stands for each patch, -1 = lost; if followed
-    table: Any = None  # what a backbone looks up by cell in every layer, e.g. rotary positions
-    carry: Any = None  # what the method remembers, e.g. GTP's graph
+    owner: Tensor | None = None  # [B, M0]: index of the token that stands for each patch, -1 = lost; with follow=True
+    table: Any = None  # a backbone's table by cell, e.g. of rotary positions
+    carry: Any = None  # the method's own state, e.g. GTP's graph
     ops: Ops = Ops.TORCH  # the operators of this forward pass
 
     @property
@@ -43,7 +43,7 @@ class Tokens:
 
     @property
     def names(self) -> Tensor:
-        """Which token each one is, [B, M]: the cell of its patch, or an unused number behind the last cell."""
+        """The identity of each image token, [B, M]: the cell of its patch, or an unused number from M0 on."""
         return self.cell if self.name is None else self.name
 
     @property
@@ -65,7 +65,7 @@ class Tokens:
     ) -> Tokens:
         """A copy with some fields changed; prefix and grid are the same for the whole pass.
 
-        Written out, so that a wrong name is a TypeError; torch.compile cannot follow dataclasses.replace in torch 2.6.
+        Written out, so that a wrong name is a TypeError; torch.compile cannot trace dataclasses.replace in torch 2.6.
         """
         return Tokens(
             x=self.x if x is SAME else x,
@@ -85,7 +85,7 @@ class Tokens:
         return self.but(x=self.x + branch)
 
     def keep(self, index: Tensor) -> Tokens:
-        """Keep the prefix and the image tokens at `index` [B, K], with all that belongs to them."""
+        """Keep the prefix and the image tokens at `index` [B, K], and their fields."""
         prefix = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
         rows = torch.cat([prefix, index + self.prefix], dim=1)
         return self.but(
@@ -100,7 +100,7 @@ class Tokens:
         """Each kept token becomes retain * itself + weights @ the tokens that go.
 
         Args:
-            kept: image tokens that stay, [B, K], in the order in which they are wanted.
+            kept: image tokens that stay, [B, K], in their new order.
             gone: image tokens that go, [B, P].
             weights: what each kept token takes of each of them, [B, K, P].
             size: of the kept tokens afterwards, [B, K].
@@ -115,9 +115,9 @@ class Tokens:
         )
 
     def fuse(self, kept: Tensor, gone: Tensor, fused: Tensor, number: int) -> Tokens:
-        """Keep the image tokens `kept`, and behind them one token in no cell, `fused` [B, 1, C], for those that go.
+        """Keep the image tokens `kept` and append `fused` [B, 1, C], a token in no cell, for those that go.
 
-        `number` is the new token's name, behind the last cell and not used before.
+        `number` is the new token's name: an unused number from M0 on.
         """
         rest, nowhere = self.keep(kept), torch.full_like(kept[:, :1], self.grid[0] * self.grid[1])
         owner = None if self.owner is None else self.owners(kept, gone, torch.full_like(gone, kept.shape[1]))
@@ -131,12 +131,12 @@ class Tokens:
         )
 
     def owners(self, kept: Tensor, gone: Tensor | None = None, target: Tensor | None = None) -> Tensor | None:
-        """`owner` once only the image tokens `kept` [B, K] are left; None if nobody follows the patches.
+        """`owner` after only the image tokens `kept` [B, K] are left; None if patches are not followed.
 
         Args:
-            kept: in the order in which they will be.
-            gone: tokens that others take, [B, P].
-            target: the place among `kept` of the one that takes each of these, or -1.
+            kept: in their new order.
+            gone: tokens that are merged into kept ones, [B, P].
+            target: for each of these, the index in `kept` of the token it is merged into, or -1.
         """
         if self.owner is None:
             return None
@@ -150,7 +150,7 @@ class Tokens:
         """The full grid, [B, M0, C]: every patch as the token that stands for it, zeros where it is lost."""
         assert self.owner is not None, "run the blocks with follow=True"
         place = self.owner
-        if self.size is not None:  # what only fills up stands for nothing
+        if self.size is not None:  # padding, of size 0, stands for nothing
             place = place.masked_fill(self.size.gather(1, place.clamp(min=0)) == 0, -1)
         return select_rows(self.image, place.clamp(min=0)) * (place >= 0).unsqueeze(2)
 
@@ -161,6 +161,6 @@ class Tokens:
 
 
 def receivers(weights: Tensor) -> Tensor:
-    """The place of the token that takes most of each one that goes, [B, P], -1 if none does; weights [B, K, P]."""
+    """For each removed token the index of the kept one that takes most of it, [B, P], or -1; weights [B, K, P]."""
     most, place = weights.max(dim=1)
     return place.masked_fill(most <= 0, -1)

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def check(kernels: Kernels, *, quiet: bool = False) -> None:
-    """Refuse what is not available, and say once what is slower; called when a model is patched."""
+    """Raise BadSetting for kernels that are not available, and warn of slow ones; called by `patch`."""
     check_name("kernels", kernels, KERNELS)
     if kernels == "torch":
         return
@@ -63,7 +63,7 @@ def choose(kernels: Kernels, x: Tensor) -> Ops:
 
 
 def obstacle(kernels: Kernels, x: Tensor) -> str | None:
-    """What keeps the native kernels from running on `x` now; None = nothing."""
+    """Why the native kernels cannot run on `x` now; None = they can."""
     if kernels == "torch":
         return "as the model was patched"
     if native.PROBLEM is not None:
@@ -77,7 +77,7 @@ def obstacle(kernels: Kernels, x: Tensor) -> str | None:
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in DTYPES:
         return f"autocast to {torch.get_autocast_dtype('cpu')}"
     if not torch.compiler.is_compiling() and _transformed():
-        return "torch.func, torch.jit or forward-mode differentiation is at work"
+        return "torch.func, torch.jit or forward-mode differentiation is active"
     return None
 
 
@@ -97,7 +97,7 @@ def _transformed() -> bool:
 
 
 def exporting() -> bool:
-    """Is torch.export at work?"""
+    """Is torch.export running?"""
     exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
     if exporting is not None:
         return bool(exporting())

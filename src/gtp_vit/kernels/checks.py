@@ -1,10 +1,10 @@
-"""What goes into an operator, looked at before any pointer is taken: the one place for shapes, dtypes and devices.
+"""All checks of operators' arguments (shapes, dtypes, devices), made before any pointer is taken.
 
 For each operator `check_...` raises where its arguments contradict each other, whichever kernel runs, and `fits_...`
-says whether native code can take tensors that make sense; the twin takes the rest. Native code itself looks at nothing
-but the values of grid cells and neighbours, which would be slow to look at from here.
+says whether native code can take them; the twin takes the rest. Native code itself only checks the values of grid cells
+and neighbours, which would be slow to check from here.
 
-They run between products of matrices, from a cold cache: few lines, and texts are made only where they are needed.
+The checks run between matrix products, from a cold cache: keep them short, and build texts only for errors.
 
 Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens, M0 patches, W list entries.
 """
@@ -28,9 +28,9 @@ def _refuse(operator: str, wanted: str, **found: Any) -> NoReturn:
 
 
 def check_kinds(operator: str, arguments: Sequence[Any], whole: Sequence[int]) -> None:
-    """What native code does not take: is it for the twin, or for nobody? Not asked of what native code takes.
+    """Check dtypes and devices of arguments for the twin; `fits_...` does so for native code.
 
-    `whole`: places of the tensors that may have whole numbers.
+    `whole`: indices of the tensors that may be integers.
     """
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     if len({each.device for each in tensors}) > 1:
@@ -83,17 +83,17 @@ def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries
 def _check_tokens(
     operator: str, x: Tensor, branch: Tensor, image: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None
 ) -> tuple[int, int, int]:
-    """B, N and M; `image` is what belongs to image tokens."""
+    """B, N and M, checked; `image` is any tensor with an entry for each image token, [B, M]."""
     shape, of_image = x.shape, image.shape
     if len(shape) != 3 or branch.shape != shape:
         _refuse(operator, "x and branch must both be [B, N, C]", x=x, branch=branch)
     batch, tokens, channels = shape
     if len(of_image) != 2 or of_image[0] != batch or of_image[1] > tokens:
-        _refuse(operator, "what belongs to image tokens must be [B, M], M <= N", x=x, image_tokens=image)
+        _refuse(operator, "tensors of image tokens must be [B, M], M <= N", x=x, image_tokens=image)
     if norm_weight is not None and norm_weight.shape != (channels,):
         _refuse(operator, "the weight of the LayerNorm must be [C]", x=x, norm_weight=norm_weight)
     if norm_bias is not None and (norm_weight is None or norm_bias.shape != (channels,)):
-        _refuse(operator, "the bias of the LayerNorm must be [C], beside a weight", x=x, norm_bias=norm_bias)
+        _refuse(operator, "the bias of the LayerNorm must be [C], together with a weight", x=x, norm_bias=norm_bias)
     return batch, tokens, of_image[1]
 
 

@@ -2,8 +2,8 @@
 
 It is built by `pip install`, once for each instruction set, without torch's headers: one build serves every version of
 torch. The best one that this processor can run is loaded when the package is imported. If there is none, PROBLEM says
-why, and the twins run. Nothing is checked here: operator.py calls these functions with what checks.py has looked at.
-The functions `..._results` make tensors for the results, for native code to fill and for torch to know their shapes.
+why, and the twins run. Nothing is checked here: operator.py passes arguments that checks.py has checked. The functions
+`..._results` allocate the results, which also tells torch their shapes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _raise(outcome: int, *_: Any) -> None:
-    """What went wrong, if something did; Outcome in reduce.h."""
+    """Raise the error that a kernel's return value stands for; see Outcome in reduce.h."""
     if outcome == 2:
         raise IndexError("gtp_vit.reduce: position or neighbours has an entry that is no cell of the grid")
     if outcome:
@@ -75,10 +75,10 @@ def _raise(outcome: int, *_: Any) -> None:
 
 
 def use(folder: Path) -> None:
-    """Run the kernels of this folder from now on."""
+    """Use the kernels in this folder from now on."""
     global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _kth_smallest
     library, INSTRUCTION_SET, PROBLEM = load(folder)
-    # Looked up once. Between products of matrices every line of Python runs from a cold cache, so there are few here.
+    # Looked up once: between matrix products every line of Python runs from a cold cache.
     functions = [getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES]
     _attention, _reduce, _conserve, _graph, _kth_smallest, threads = functions
     THREADED = threads is not None and threads(2) == 2
@@ -227,7 +227,7 @@ def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semant
 
 
 def kth_smallest(values: Tensor, k: int) -> float:
-    """The k-th smallest entry of a matrix of non-negative floats; what sparsification uses, by itself."""
+    """The k-th smallest entry of a matrix of non-negative floats; used by sparsification."""
     values = values.float().contiguous()
     rows, columns = values.shape
     scratch = torch.empty(values.numel() + 64, dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""An operator: one computation, its implementations, and all that torch is told of it.
+"""An operator: one computation, its implementations, and its registration with torch.
 
-Operators are registered as `torch.ops.gtp_vit.*`, so compile, export, the profiler and the FLOP counter see them. On
-every way in, the check looks at the arguments first.
+Operators are registered as `torch.ops.gtp_vit.*`, so compile, export, the profiler and the FLOP counter see them.
+However an operator is called, its arguments are checked first.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float"
 
 
 class Ops(Enum):
-    """A set of implementations: which of them run in a forward pass, as decided by `kernels.choose`."""
+    """The set of implementations that a forward pass uses; `kernels.choose` picks one."""
 
     TORCH = "torch"  # the twins
     NATIVE = "native"  # C++ on a CPU
 
     @property
     def fuses_norm(self) -> bool:
-        """Is a LayerNorm better done by the operator in front of it? Torch's own is as good as a twin's."""
+        """Should an operator compute the LayerNorm after it as well? Only native code gains from that."""
         return self is Ops.NATIVE
 
 
 class Operator(Generic[Result]):
-    """One computation as a pure-torch twin, and as other sets of operators do it; called with the set to use.
+    """One computation: a pure-torch twin and implementations of other sets; called with the set to use.
 
     Native code runs where its tensors fit, and the twin everywhere else. Sets other than the native one are called
     directly, so that exported programs contain nothing but torch's own operators.
 
     Args:
-        name: in torch.ops.gtp_vit.
-        twin: in pure torch; its signature is the operator's.
-        by_set: what other sets have in its place; a set that is not here uses the twin.
+        name: the name in torch.ops.gtp_vit.
+        twin: the pure-torch implementation; its signature is the operator's.
+        by_set: implementations of other sets; a set that is not listed uses the twin.
         check: raises where arguments contradict each other.
-        fits: can native code take these arguments, if they make sense?
-        fake: tensors like the results, with anything in them.
-        flops: how many operations, given shapes in place of tensors; None = not counted.
-        whole: the tensors that may have whole numbers.
+        fits: can native code take these arguments, which have passed `check`?
+        fake: tensors of the results' shapes and dtypes, with any content.
+        flops: the number of operations, given shapes in place of tensors; None = not counted.
+        whole: names of the tensors that may be integers.
 
-    `check`, `fits`, `fake` and `flops` are given those arguments that they have parameters for, by name.
+    `check`, `fits`, `fake` and `flops` get only the arguments that they have parameters of the same name for.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Operator(Generic[Result]):
         return self.by_set[Ops.NATIVE](*arguments) if fits else self._by_twin(*arguments)
 
     def _checked(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """`function` behind all checks: also those of dtypes and devices, which `fits` makes for native code."""
+        """`function` after all checks, including those of dtypes and devices, which `fits` makes for native code."""
 
         def call(*arguments: Any) -> Result:
             self.check(*arguments)
@@ -109,7 +109,7 @@ class Operator(Generic[Result]):
         return call
 
     def _with_gradients(self, *arguments: Any) -> Result:
-        """Torch's operators differentiate themselves, so the twin runs where a gradient is wanted."""
+        """The twin if a gradient is needed, since autograd knows torch's operators."""
         if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments):
             return self._by_twin(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
@@ -117,7 +117,7 @@ class Operator(Generic[Result]):
 
 
 def _with_some(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """`function`, called with an argument for each of `names`, of which it is given those it has parameters for."""
+    """`function`, callable with one argument for each of `names`; those it has no parameter for are dropped."""
     places = tuple(names.index(each) for each in inspect.signature(function).parameters)
     return lambda *arguments: function(*[arguments[place] for place in places])
 

@@ -1,4 +1,4 @@
-"""The operators that more than one method uses, and GTP's: what torch is told of each."""
+"""The operators that several methods share, and GTP's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _attention_flops(q: Shape, k: Shape, removed: int, queries: int, asked: list
 
 
 def _reduce_flops(x: Shape, removed: int, with_size: bool) -> int:
-    """As the twin's dense product; the kernel does only the part of it that the sparse graph needs."""
+    """Operations of the twin's dense product; the kernel does only what the sparse graph needs."""
     return 2 * x[0] * (x[1] - removed) * removed * (x[2] + int(with_size))
 
 

@@ -1,6 +1,6 @@
 """The operators in pure torch: what runs in training, on other devices, in exported programs, and without a compiler.
 
-Each has the signature of its native kernel, and the tests hold the two against each other.
+Each has the signature of its native kernel, and tests compare the two.
 
 Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens, M0 patches, W list entries.
 """
@@ -39,7 +39,7 @@ def attention(
         v: [B, H, N, D].
         size: how many patches each key stands for, [B, N]; None = one each.
         scale: factor of the logits.
-        removed: entries below the so-many-th smallest of each head's map become 0; 0 removes none.
+        removed: entries below the n-th smallest of each head's map become 0; 0 removes none.
         queries: how many queries get an output.
         asked: which statistics to return: diagonal, column sums, class row.
         heads: 0 returns them for each head; 1 their largest, 2 their mean over the heads.
@@ -105,7 +105,7 @@ def softmax(q: Tensor, k: Tensor, scale: float, size: Tensor | None) -> Tensor:
 
 
 def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None) -> Tensor:
-    """What softmax makes the map of. Scaling q first keeps it in range in half precision, as the host models do."""
+    """The attention logits. Scaling q first keeps them in range in half precision, as the host models do."""
     bias = bias_of(size, q.dtype)
     found = (q * scale) @ k.transpose(-2, -1)
     return found if bias is None else found + bias
@@ -138,7 +138,7 @@ def reduce(
         root: the factors of its edges, [B or 1, M0].
         removed: how many image tokens leave.
         alpha: how strongly they are propagated.
-        with_size: keep count of sizes.
+        with_size: return sizes as well.
         norm_weight: of the LayerNorm, [C]; None = no LayerNorm.
         norm_bias: of the LayerNorm.
         epsilon: of the LayerNorm.

@@ -1,1 +1,1 @@
-"""Measuring a model: MACs, time, accuracy, where its patches go. Every figure knows what it was measured on."""
+"""Measuring a model: MACs, time, accuracy, and where its patches go."""

@@ -1,4 +1,4 @@
-"""benchmark: how much faster is it here? Interleaved runs in one process, medians with spread, and an honest verdict.
+"""benchmark: how much faster is it here? Interleaved runs in one process, medians with quartiles, and a verdict.
 
 A machine drifts (other users, clock speed, caches), so an absolute time proves nothing. All candidates take turns, in a
 new random order in every round, and are compared within a round; the ratio is the median over the rounds.
@@ -30,7 +30,7 @@ class Timing:
     quartiles: tuple[float, float]  # of the milliseconds
     speedup: float  # median over rounds of baseline time / own time
     speedup_quartiles: tuple[float, float]
-    best_speedup: float  # the same of the means of the fastest quarters: what a quiet machine would show
+    best_speedup: float  # ratio of the means of the fastest quarters: what a quiet machine would show
 
     @property
     def faster(self) -> bool | None:

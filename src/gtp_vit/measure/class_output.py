@@ -1,4 +1,4 @@
-"""class output: does a model score classes? Agreement, KL and accuracy mean nothing for anything else.
+"""Does a model score classes? Agreement, KL and accuracy mean nothing otherwise.
 
 A softmax over features ranks methods by accident, and over one output it is always 1.
 """
@@ -18,7 +18,7 @@ NEEDED = "agreement, KL and accuracy need one score for each class"
 def check_class_output(model: nn.Module) -> None:
     """Refuse a supported ViT without classes, from its head alone: no image is run.
 
-    Of other modules nothing is known before they run; `check_logits` then looks at what they return.
+    The output of other modules is checked by `check_logits` when they have run.
     """
     try:
         output = host_of(model).output
@@ -47,7 +47,7 @@ def check_class_output(model: nn.Module) -> None:
 
 
 def check_logits(name: str, output: Any, images: int) -> Tensor:
-    """What a model returned, if it is one score for each class of each image."""
+    """`output`, checked to be one score for each class of each image."""
     if isinstance(output, Tensor) and output.ndim == 2 and len(output) == images and output.shape[1] > 1:
         return output
     found = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"

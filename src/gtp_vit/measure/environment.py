@@ -31,7 +31,7 @@ class Environment:
 
 
 def environment() -> Environment:
-    """Look at this machine. Takes a few seconds: bf16 is tried in a process of its own, because it may die."""
+    """The environment of this process. Takes a few seconds: bf16 is tried in a subprocess, because it may crash."""
     import torch
 
     from gtp_vit import kernels

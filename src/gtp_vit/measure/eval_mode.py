@@ -1,4 +1,4 @@
-"""eval mode: measure a model as it will be used, whatever mode it is in, and leave that as it was.
+"""Measure a model in eval mode, and restore its own mode afterwards.
 
 timm.create_model returns models in train mode, where dropout and stochastic depth make every pass a different one.
 """
@@ -20,7 +20,7 @@ def eval_mode(*models: Any) -> Iterator[None]:
     """Every module of the models in eval mode; afterwards each is in its own mode again.
 
     Patched models share blocks with their originals and users freeze single blocks, so each module counts for itself.
-    What is no module is left to the caller to refuse.
+    Arguments that are no modules are ignored.
     """
     modules = {module for model in models if isinstance(model, nn.Module) for module in model.modules()}
     before = {module: module.training for module in modules}
@@ -34,7 +34,7 @@ def eval_mode(*models: Any) -> Iterator[None]:
 
 
 def measures_in_eval_mode(function: Function) -> Function:
-    """For functions whose first argument is the model."""
+    """Decorator for functions whose first argument is a model: they run with it in eval mode."""
 
     @functools.wraps(function)
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """evaluate: accuracy of models on the same images, and how far each is from the unreduced one, with paired intervals.
 
-Every model sees every batch, so that differences are differences of the models. What is kept of an image is a few
-numbers for each model; intervals come from resampling images, the same ones for both sides of a difference.
+Every model sees every batch. A few numbers are kept for each image and model; intervals come from resampling images,
+the same ones for both sides of a difference.
 
 Shapes: I images.
 """
@@ -29,7 +29,7 @@ from gtp_vit.runs.journal import Journal
 
 UNREDUCED = "unreduced"
 RESAMPLES = 2000
-Progress = Callable[[int, int | None], None]
+ImagesDone = Callable[[int, int | None], None]  # images done, and their total if that is known
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -57,7 +57,7 @@ class Score:
     kl: Interval  # KL(unreduced || this), in nats
     top1_change: Interval  # against the unreduced model on the same images
     seconds: float  # in the model's forward passes
-    not_finite: int  # images whose outputs are not; they count as wrong and as disagreement, and leave no KL
+    not_finite: int  # images with outputs that are not finite; they count as wrong and have no KL
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Evaluation:
     per_image: dict[str, dict[str, Array]]  # model -> rank, first, kl; each [I]
 
     def not_finite(self) -> list[str]:
-        """Which models have outputs that are not finite, and on how many images, in words."""
+        """A sentence for each model with outputs that are not finite."""
         return [
             f"{score.name}: {score.not_finite} of {score.images} images have outputs that are not finite"
             for score in self.scores
@@ -90,7 +90,7 @@ def evaluate(
     workers: int = 2,
     journal: Journal | None = None,
     kept: Kept | None = None,
-    progress: Progress | None = None,
+    progress: ImagesDone | None = None,
 ) -> Evaluation:
     """Run all models over all images once; in several processes each runs its share, and all get the whole result.
 
@@ -100,8 +100,8 @@ def evaluate(
         batch_size: images at a time.
         workers: processes that read images.
         journal: of this run; batches that are in it are not run again. Only the first process has one.
-        kept: the unreduced model's outputs in earlier passes over the same images, which it is then not run on again.
-        progress: called with the number of images done and their total, None if that is not known.
+        kept: outputs of the unreduced model from earlier passes over the same images, used instead of running it.
+        progress: called after every batch.
     """
     assert next(iter(models)) == UNREDUCED
     for model in models.values():
@@ -115,7 +115,7 @@ def evaluate(
     pin, share = device.type == "cuda", distributed.share()
     own = batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=pin, share=share)
     while True:
-        # One round is a run of neighbouring images, whatever the number of processes, so any number can resume from it.
+        # A round covers consecutive images whatever the number of processes, so any number of them can resume.
         batch = next(own, None)
         with eval_mode(*models.values()):
             run = None if batch is None else _run(models, batch, device, kept)
@@ -133,7 +133,7 @@ def evaluate(
 
 
 def merge(entries: list[Any]) -> dict[str, Any]:
-    """What several processes found in one round as one entry, in the order of the data set."""
+    """The entries of several processes for one round as one entry, in the order of the data set."""
     places = [place for entry in entries for place in entry["index"]]
     order = sorted(range(len(places)), key=places.__getitem__)
     models: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def merge(entries: list[Any]) -> dict[str, Any]:
 def _run(
     models: Mapping[str, nn.Module], batch: Batch, device: torch.device, kept: Kept | None = None
 ) -> dict[str, Any]:
-    """What is kept of one batch, as JSON."""
+    """The figures of one batch, as JSON."""
     found: dict[str, Any] = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
     base: Tensor | None = None
     images, labels = batch.images.to(device), batch.labels.to(device)
@@ -174,8 +174,8 @@ def _run(
             base = logits
         found["models"][name] = {
             "rank": torch.where(finite, _rank(logits, labels), logits.shape[1]).tolist(),
-            "first": torch.where(finite, logits.argmax(dim=1), -1).tolist(),  # -1: it names no class
-            "kl": [None if math.isnan(value) else round(value, 9) for value in divergence(base, logits).tolist()],
+            "first": torch.where(finite, logits.argmax(dim=1), -1).tolist(),  # -1 = no class
+            "kl": [None if math.isnan(value) else round(value, 9) for value in kl_per_image(base, logits).tolist()],
             "seconds": seconds,
         }
     return found
@@ -194,23 +194,21 @@ def _check_labels(labels: Tensor, classes: int) -> None:
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0:
         raise GTPError(
-            f"an image has label {lowest}, which stands for no label, and accuracy needs one; give a split that has "
+            f"an image has label {lowest}, which means no label, and accuracy needs one; give a split that has "
             "labels, e.g. --split validation"
         )
     if highest >= classes:
-        raise GTPError(
-            f"an image has label {highest}, but the model tells {classes} classes apart; give it its own data"
-        )
+        raise GTPError(f"an image has label {highest}, but the model has {classes} classes; give data with its classes")
 
 
 def _rank(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the label's, [B]; of equal ones the first counts, as in topk."""
+    """Rank of the label's class, from 0, [B]; of equal scores the first comes first, as in topk."""
     own = logits.gather(1, labels.unsqueeze(1))
     before = torch.arange(logits.shape[1], device=logits.device) < labels.unsqueeze(1)
     return ((logits > own) | ((logits == own) & before)).sum(dim=1)
 
 
-def divergence(base: Tensor, logits: Tensor) -> Tensor:
+def kl_per_image(base: Tensor, logits: Tensor) -> Tensor:
     """KL(base || logits) of each image, [B]; NaN where one of them is not finite."""
     finite = (base.isfinite() & logits.isfinite()).all(dim=1)
     base, logits = base.double().log_softmax(dim=1), logits.double().log_softmax(dim=1)
@@ -227,7 +225,7 @@ def summarise(names: list[str], entries: list[Any]) -> Evaluation:
     per_image = {
         name: {
             key: np.array([value for entry in entries for value in entry["models"][name][key]], dtype=kind)
-            for key, kind in (("rank", int), ("first", int), ("kl", float))  # no KL, None in a journal, becomes NaN
+            for key, kind in (("rank", int), ("first", int), ("kl", float))  # None in a journal becomes NaN
         }
         for name in names
     }

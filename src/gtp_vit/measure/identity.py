@@ -1,7 +1,7 @@
-"""What a run measures, as fingerprints: weights as they were loaded, images, settings, precision, version.
+"""The identity of a run: fingerprints of weights and images, settings, precision, version.
 
-Every command that can resume stores this with its results, because a table must never mix two models or two data sets.
-File names prove nothing: a checkpoint can be overwritten between two starts.
+Every command that can resume stores it, so that a table never mixes two models or data sets. File names are not enough:
+a checkpoint can be overwritten between two starts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gtp_vit.recipes import sizes_of_vit
 
 
 def identity(name: str, models: Mapping[str, nn.Module] | nn.Module, dataset: Any, **settings: Any) -> dict[str, Any]:
-    """Everything that two parts of one run must have in common, as JSON.
+    """What must be equal for a run to be resumed, as JSON.
 
     Args:
         name: of the unreduced model.
         models: the unreduced model alone, or first among others, by their names in the results.
         dataset: what they are run on, or a tensor of prepared images.
-        settings: whatever else changes a figure.
+        settings: anything else that changes a figure.
     """
     every: dict[str, Any] = {"": models} if isinstance(models, nn.Module) else dict(models)
     plain = unpatch(next(iter(every.values())))
     weight = next(plain.parameters())
-    # A method may have learned parts of its own, from a file that its settings only name.
+    # Learned parts of a method come from a file that its settings only name.
     learned = {key: model.reducer.state_dict() for key, model in every.items() if is_patched(model)}
     return {
         "version": __version__,
@@ -48,7 +48,7 @@ def identity(name: str, models: Mapping[str, nn.Module] | nn.Module, dataset: An
 
 
 def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Names, types, shapes and every bit of the values."""
+    """A hash of names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -58,7 +58,7 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def images_identity(dataset: Any) -> dict[str, Any]:
-    """Which images, and how they are prepared. Of files, the names, sizes and labels: content is not read."""
+    """Which images, and how they are prepared. Of files only names, sizes and labels count, not the content."""
     if isinstance(dataset, Tensor):
         return {"images": f"{len(dataset)}, {tensors_fingerprint({'images': dataset})}"}
     if isinstance(dataset, InMemory):
@@ -75,7 +75,7 @@ def images_identity(dataset: Any) -> dict[str, Any]:
         count = len(stream) if hasattr(stream, "__len__") else "a stream"
         listed = f"{count}, {dataset.limit or 'all'}, {_digest(_files_below(root))}"
         return {"images": listed, "preparation": str(dataset.transform)}
-    # Somebody's own data set: its number of images is all that can be asked for.
+    # A user's own data set: only its number of images is known.
     return {"images": f"{len(dataset)} of {type(dataset).__name__}"}
 
 
@@ -89,7 +89,7 @@ def _listed(dataset: ImageFiles) -> Iterator[str]:
     elif hasattr(reader, "images"):  # files like MNIST's, in memory
         for image, label in zip(reader.images[:count], reader.labels[:count], strict=True):
             yield f"{hashlib.sha256(image.tobytes()).hexdigest()} {label}"
-    elif hasattr(getattr(reader, "dataset", None), "_fingerprint"):  # a Hugging Face data set knows its own
+    elif hasattr(getattr(reader, "dataset", None), "_fingerprint"):  # a Hugging Face data set has its own
         yield f"{reader.dataset._fingerprint} {count}"
     else:
         yield f"{type(reader).__name__} {count}"

@@ -1,8 +1,8 @@
-"""kept: the unreduced model's outputs, for those who pass over the same images again and again.
+"""A cache of the unreduced model's outputs, for several passes over the same images.
 
-They are kept as the model gave them, so that figures are the same to the last digit. In memory, and not in a file:
-every process keeps those of its own images, also where it sees no common disk, and a class costs four bytes an image
-(200 MB in all for ImageNet's validation set). What does not fit is computed again.
+Outputs are kept unrounded, so figures are the same to the last digit, and in memory, so no common disk is needed: each
+process keeps those of its own images, four bytes a class and image (200 MB in all for ImageNet's validation set). What
+does not fit is computed again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Kept:
         self.outputs: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, batch: Batch, images: Tensor) -> Tensor:
-        """The model's output of `images`, which are the batch's on the model's device."""
-        # A data set of somebody's own may change its images from pass to pass, so their places are not enough.
+        """The model's output for `images`, those of the batch on the model's device."""
+        # A user's own data set may change its images between passes, so their places are not enough.
         raw = batch.images.cpu().contiguous().view(-1).view(torch.uint8).numpy()
         key = (*batch.place.tolist(), zlib.crc32(raw))  # type: ignore[arg-type]
         if key not in self.outputs:

@@ -1,4 +1,4 @@
-"""macs: how many multiply-accumulates a forward pass takes, from the sizes of the model and its schedule alone."""
+"""macs: how many multiply-accumulates a forward pass takes, from the model's shapes and its schedule alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def macs(
         include_method: count the method's own work too.
         lossless: does the last block compute prefix tokens only? None = as the model is patched; for a plain model no.
         grid: rows and columns of the patch grid; None = the model's own.
-        images: count for these: their size and, where a method keeps another number of tokens in each, the mean.
+        images: count for these: their size and, if a method keeps a different number of tokens in each, the mean.
 
     >>> import timm
     >>> print(macs(timm.create_model("deit_small_patch16_224")))
@@ -71,7 +71,7 @@ def macs(
 
 
 def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
-    """For each image, how many tokens were in each layer of a model that keeps as many as the image asks for."""
+    """For each image the tokens of each layer, for models whose number of tokens depends on the image."""
     seen: list[Tokens] = []
     with torch.no_grad(), eval_mode(model):
         run(tower_of(model), images, observe=seen.append)

@@ -1,7 +1,7 @@
 """trace: which patches stay after each layer, where the removed ones went, and what was lost.
 
-The forward pass itself is the ordinary one, by the same kernels: a trace only looks at the tokens between layers. The
-last layer is not shortened, so that its tokens can be seen as well.
+It is an ordinary forward pass with the same kernels, observed between layers. The last layer is not shortened, so its
+tokens can be seen as well.
 
 Shapes: B batch, K kept tokens, P removed ones, M0 patches of the image.
 """
@@ -27,20 +27,20 @@ from gtp_vit.patch import is_patched, tower_of
 class LayerTrace:
     """What one layer did. Patches are named by their grid cell in row-major order.
 
-    A token that stands for others and no cell of its own, such as EViT's fused one, has a number behind the last cell.
+    A token that is in no cell, such as EViT's fused one, has a number after the last cell's.
     """
 
     kept: Tensor  # [B, K]       patches still there after this layer
     removed: Tensor  # [B, P]       patches that this layer removed
     size: Tensor | None  # [B, K]       how many patches each kept token stands for; None = one each
-    owner: Tensor  # [B, M0]      for each patch of the image the kept token that stands for it, by place; -1 = lost
+    owner: Tensor  # [B, M0]      for each patch the index in `kept` of the token that stands for it; -1 = lost
 
     @property
     def lost(self) -> Tensor:
         """Share of this layer's removed tokens that no kept token took, [B]."""
         if self.removed.shape[1] == 0:
             return torch.zeros(len(self.removed), device=self.removed.device)
-        # A token that was in no cell, such as a fused one, never goes without another taking it.
+        # Tokens in no cell, such as fused ones, are never lost.
         taken = F.pad(self.owner, (0, 1)).gather(1, self.removed.clamp(max=self.owner.shape[1])) >= 0
         return 1 - taken.float().mean(dim=1)
 
@@ -61,7 +61,7 @@ class Trace:
 
 @torch.no_grad()
 def trace(model: nn.Module, images: Tensor) -> Trace:
-    """Follow the tokens of `images` through a patched model in eval mode. No layer is shortened for it.
+    """Follow the tokens of `images` through a patched model in eval mode; no layer is shortened.
 
     >>> import timm, torch, gtp_vit
     >>> fast = gtp_vit.patch(timm.create_model("test_vit").eval(), gtp_vit.GTP(propagate=8))
@@ -78,7 +78,7 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
     with eval_mode(model):
         run(tower_of(model), images, observe=seen.append, follow=True)
     if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in seen):
-        raise BadSetting("this method keeps another number of tokens in each image; trace the images one by one")
+        raise BadSetting("this method keeps a different number of tokens in each image; trace the images one by one")
     return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))
 
 

@@ -1,4 +1,4 @@
-"""The registry of methods: adding one is a file beside this one and a line here."""
+"""The registry of methods: a new one is a file in this folder and a line here."""
 
 from __future__ import annotations
 

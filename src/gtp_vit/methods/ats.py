@@ -3,8 +3,8 @@
 A token's score is the class token's attention to it times the length of its value. The scores' cumulative distribution
 is sampled at equal steps, and tokens that no step hits are gone: rows of the attention map that are never computed.
 
-Images of a batch keep different numbers of tokens. The shorter ones are filled up with tokens of size 0, which nobody
-attends to, so that an image's result does not depend on its company.
+Images of a batch keep different numbers of tokens. The shorter ones are padded with tokens of size 0, which attention
+ignores, so an image's result does not depend on the rest of the batch.
 
 Shapes: B batch, M image tokens, K kept, Y sampling steps.
 """
@@ -45,10 +45,10 @@ class ATS(Method):
     """Layers that sample, counted from 0; by default from one quarter of the depth to the end: 3 to 11 of 12."""
     cdf_min: Minimum = "lowest"
     """Where the distribution begins: at the lowest score, as the original does for an image by itself, or at zero from
-    the second sampling layer on, as it does in practice in a large batch. The choice is yours here, not the batch's."""
+    the second sampling layer on, as it does in practice in a large batch."""
     budget: Schedule | None = None
-    """Remove exactly so many tokens in each layer, for fixed shapes and export: sampled with as many steps as tokens
-    stay, filled up with the highest scores. Takes the place of `layers`."""
+    """Remove exactly this many tokens in each layer, for fixed shapes and export: sampled with as many steps as tokens
+    stay, completed by the highest scores. Replaces `layers`."""
 
     def build(self, vit: VitInfo) -> ATSReducer:
         self.check_class_token(vit)
@@ -59,14 +59,14 @@ class ATS(Method):
             )
         if self.budget is None and self.layers != () and vit.head_reads_image_tokens:
             raise BadSetting(
-                "ATS keeps another number of tokens in each image, and this model's head reads image tokens, so images "
-                "of a batch would be mixed with filling; use ATS(budget=...), which keeps a fixed number"
+                "ATS keeps a different number of tokens in each image, and this model's head reads image tokens, which "
+                "would include padding; use ATS(budget=...), which keeps a fixed number"
             )
         return ATSReducer(self, vit)
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> ATS:
-        """With a budget, as the number of tokens is known only then."""
+        """Settings with a budget: without one the number of tokens is not known."""
         layers = ":".join(str(layer) for layer in range(vit.depth // 4, vit.depth))
         return cls(budget=f"keep:{share_at(strength)}:{layers}")
 
@@ -77,12 +77,12 @@ class ATS(Method):
 
 
 def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor:
-    """Which tokens the equal steps through the cumulative distribution hit, [B, M] bool.
+    """Which tokens are hit by equal steps through the cumulative distribution of their scores, [B, M] bool.
 
     Args:
-        scores: of the image tokens, [B, M], summing to 1 over the valid ones.
-        valid: False for tokens that only fill up, [B, M].
-        steps: how many.
+        scores: scores of the image tokens, [B, M], summing to 1 over the valid ones.
+        valid: False for padding, [B, M].
+        steps: the number of steps.
         from_zero: does the distribution begin at 0, so that the lowest token may stay?
     """
     ordered, order = scores.masked_fill(~valid, -1.0).sort(dim=1, stable=True)
@@ -103,7 +103,7 @@ def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor
 
 
 class ATSReducer(Reducer):
-    """ATS in a forward pass. Remembers nothing: what only fills up has size 0."""
+    """ATS in a forward pass. Padding has size 0."""
 
     def __init__(self, method: ATS, vit: VitInfo) -> None:
         super().__init__(vit)
@@ -122,7 +122,7 @@ class ATSReducer(Reducer):
     def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
         if self.adaptive:
             raise BadSetting(
-                "ATS keeps another number of tokens in each image: count on images, macs(model, images=...), or "
+                "ATS keeps a different number of tokens in each image: count on images, macs(model, images=...), or "
                 "fix it with a budget, ATS(budget=...) or --budget"
             )
         return tuple(Step(step.keys, step.after, step.after, step.after) for step in super().steps(grid))
@@ -130,7 +130,7 @@ class ATSReducer(Reducer):
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         if self.adaptive and kernels.exporting():
             raise BadSetting(
-                "a model that keeps another number of tokens in each image has no fixed shapes and cannot "
+                "a model that keeps a different number of tokens in each image has no fixed shapes and cannot "
                 "be exported; use ATS(budget=...)"
             )
         return self.ask_look if layer in self.layers or self.removals_of(tokens)[layer] else None
@@ -160,7 +160,7 @@ class ATSReducer(Reducer):
         return kept, tokens.keep(kept).but(size=stays.float())
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return by_size(tokens)  # nobody attends to what only fills up
+        return by_size(tokens)  # attention ignores padding, of size 0
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         sampling = self.layers or [layer for layer, step in enumerate(steps) if step.keys > step.after]

@@ -1,6 +1,6 @@
 """DiffRate-style reduction: each layer drops some tokens of low class attention and merges some more into similar ones.
 
-DiffRate learns how many of each in every layer; this is what it does with such a schedule.
+DiffRate learns how many of each in every layer; here the schedule is given.
 
 Shapes: B batch, M image tokens, K kept, T merged.
 """
@@ -65,7 +65,7 @@ class DiffRate(Method):
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> DiffRate:
-        """Merged and dropped tokens in the proportions of the defaults."""
+        """Settings that merge and drop in the proportions of the defaults."""
         steps = round(strength * max(int(16 * (vit.image_tokens - 1) / vit.depth) - 1, 0))
         return cls(prune=f"middle:{steps * 3 / 128}", merge=f"middle:{steps * 5 / 128}")
 

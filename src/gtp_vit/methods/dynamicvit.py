@@ -1,7 +1,6 @@
-"""DynamicViT: small learned predictors decide in three stages which tokens stay; tokens leave in front of a layer.
+"""DynamicViT: small learned predictors decide in three stages which tokens stay; tokens leave before a layer.
 
-In training no token leaves: decisions are drawn, and attention is masked by them. What the losses need is in
-training/dynamicvit.py.
+In training no token leaves: decisions are sampled and mask attention. The losses are in training/dynamicvit.py.
 
 Shapes: B batch, N tokens, M image tokens, C channels.
 """
@@ -39,11 +38,11 @@ class DynamicViT(Method):
     keep_ratio: float = 0.7
     """Share of the image tokens that is left after the first stage (the paper's rho); its powers after the others."""
     pruning_loc: tuple[int, ...] | None = None
-    """Layers in front of which tokens leave, from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
+    """Layers before which tokens leave, from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
     predictors: str | None = None
     """A file with trained predictors: safetensors or pth, also a whole DynamicViT checkpoint."""
     seed: int = 0
-    """Of the predictors' weights where no file is given. They prune as good as at random then."""
+    """Seed of the predictors' weights if no file is given; they then prune about as well as random."""
 
     def build(self, vit: VitInfo) -> DynamicViTReducer:
         check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
@@ -60,13 +59,13 @@ class DynamicViT(Method):
         if self.predictors is not None or self.keep_ratio == 1:
             return None
         return (
-            f"DynamicViT's predictors are untrained (seed {self.seed}): it prunes as good as at random. Train them, or "
-            "give trained ones with predictors=FILE"
+            f"DynamicViT's predictors are untrained (seed {self.seed}): it prunes about as well as random. Train them, "
+            "or give trained ones with predictors=FILE"
         )
 
 
 class Predictor(nn.Module):
-    """Log-probabilities that each token stays or goes; the modules bear the names of the original's checkpoints."""
+    """Log-probabilities that each token stays or goes; submodules are named as in the original's checkpoints."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -89,7 +88,7 @@ class Predictor(nn.Module):
 
 
 class Decisions(NamedTuple):
-    """What was decided so far, in training: 1 = the token stays, [B, M, 1]."""
+    """The decisions of the stages so far, in training: 1 = the token stays, [B, M, 1]."""
 
     stages: tuple[Tensor, ...] = ()  # after each stage
 
@@ -143,7 +142,7 @@ class DynamicViTReducer(Reducer):
         return tokens.keep(split(scores, scores.shape[1] - left)[0])
 
     def _decide(self, stage: int, tokens: Tokens) -> Tokens:
-        """Draw who stays; gradients pass straight through the draw."""
+        """Sample which tokens stay, with a straight-through gradient."""
         stages = tokens.carry.stages
         before = stages[-1] if stages else torch.ones(*tokens.cell.shape, 1, device=tokens.x.device)
         log_p = self.predictors[stage](tokens.image, before.to(tokens.x.dtype)).float()
@@ -152,12 +151,12 @@ class DynamicViTReducer(Reducer):
         return tokens.but(carry=Decisions((*stages, hard[..., :1] * before)))
 
     def gumbel(self, stage: int, like: Tensor) -> Tensor:
-        """Noise that makes the largest of noisy log-probabilities a sample."""
+        """Gumbel noise: the argmax of log-probabilities plus this is a sample."""
         return -torch.empty_like(like).exponential_().log()
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         if not self.training or not tokens.carry.stages:
-            return None  # where all are there, the original's masked softmax is the plain one but for its epsilon
+            return None  # before the first stage the masked softmax is the plain one but for its epsilon
         ones = torch.ones(tokens.x.shape[0], tokens.prefix, 1, device=tokens.x.device)
         stays = torch.cat([ones, tokens.carry.stages[-1]], dim=1)
         itself = torch.eye(tokens.x.shape[1], device=tokens.x.device)
@@ -168,7 +167,7 @@ class DynamicViTReducer(Reducer):
         if self.method.keep_ratio == 1:
             return 0
         dim, before, total = self.vit.dim, grid[0] * grid[1], 0
-        for layer, step in enumerate(steps):  # in front of a layer, so the last one counts too
+        for layer, step in enumerate(steps):  # before a layer, so the last one counts too
             if layer in self.layers:
                 total += before * (dim**2 + dim**2 // 2 + dim // 2 * (dim // 4) + dim // 4 * 2)
             before = step.keys
@@ -176,7 +175,7 @@ class DynamicViTReducer(Reducer):
 
 
 def load_predictors(predictors: nn.ModuleList, file: str) -> None:
-    """From a file of predictors alone, or from a whole checkpoint of DynamicViT or of a model finetuned here."""
+    """Load predictors from a file of their own, or from a whole checkpoint of DynamicViT or of a finetuned model."""
     stored = read_weights(Path(file))
     for prefix in ("score_predictor.", "reducer.predictors.", "predictors."):
         if any(key.startswith(prefix) for key in stored):
@@ -186,12 +185,12 @@ def load_predictors(predictors: nn.ModuleList, file: str) -> None:
         stages = len({key.split(".", 1)[0] for key in stored if ".in_conv." in key})
         raise BadSetting(
             f"{file} has predictors of {stages} stages, and {len(predictors)} are needed; give pruning_loc as many "
-            "layers as there are stages, or another file"
+            "layers as there are stages, or a different file"
         )
     for key, value in wanted.items():
         if stored[key].shape != value.shape:
             raise BadSetting(
-                f"{file} has predictors for another width: {key} is {tuple(stored[key].shape)}, and this model needs "
+                f"{file} has predictors for a different width: {key} is {tuple(stored[key].shape)}, this model needs "
                 f"{tuple(value.shape)}; give predictors trained on a model with {wanted['0.in_conv.0.weight'].numel()} "
                 "channels"
             )

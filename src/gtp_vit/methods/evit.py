@@ -49,7 +49,7 @@ class EViT(Method):
 
 
 class EViTReducer(Reducer):
-    """EViT in a forward pass; remembers the name of the next token that it will fuse."""
+    """EViT in a forward pass; `carry` is the name of the next fused token."""
 
     def __init__(self, method: EViT, vit: VitInfo) -> None:
         super().__init__(vit)
@@ -85,7 +85,7 @@ class EViTReducer(Reducer):
         kept, gone = split(stats.class_row, count - left)
         if not self.method.fuse_token:
             return tokens.keep(kept)
-        weights = stats.class_row.gather(1, gone).unsqueeze(1)  # not made to sum to 1: as published
+        weights = stats.class_row.gather(1, gone).unsqueeze(1)  # not normalised, as published
         with full_precision(tokens.x):
             fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
         number = tokens.carry or tokens.grid[0] * tokens.grid[1]

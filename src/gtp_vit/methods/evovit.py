@@ -35,13 +35,13 @@ class EvoViT(Method):
     keep_ratio: float = 0.5
     """Share of the image tokens that is informative (the paper's p)."""
     stages: tuple[int, ...] | None = None
-    """Layers in front of which tokens are chosen, counted from 0; by default at one and two thirds: 4 and 8 of 12."""
+    """Layers before which tokens are chosen, counted from 0; by default at one and two thirds: 4 and 8 of 12."""
     layer_wise: bool = False
     """Choose anew in every layer from the first stage on, as in the first part of the original's training."""
     tradeoff: float = 0.5
     """How much the newest layer counts in a token's attention score."""
     representative_token: bool = False
-    """Let a weighted mean of the waiting tokens go along, and add to them what the layers add to it."""
+    """Add a weighted mean of the waiting tokens to the stage, and add its change to the waiting tokens."""
     head: Head = "class"
     """What the classifier reads in the model's forward: the class token, as the pre-trained model does, or the mean of
     all image tokens."""
@@ -64,7 +64,7 @@ class EvoViT(Method):
 
 
 class Waiting(NamedTuple):
-    """What Evo-ViT remembers."""
+    """Evo-ViT's state between layers."""
 
     score: Tensor | None = None  # [B, M0]: the class token's attention to each patch, summed over heads
     chosen: Tensor | None = None  # [B, K]: the patches that are in the stage; None = no stage is running
@@ -84,7 +84,7 @@ class EvoViTReducer(Reducer):
         self.stages = tuple(range(first, vit.depth)) if method.layer_wise else stages
         self.ends = (*(layer - 1 for layer in self.stages[1:]), vit.depth - 1)
         self.reads_image_tokens = method.head == "pooled"
-        # Scores are read when the next stage begins: nobody reads those of the last stage.
+        # Scores are read when the next stage begins, so the last stage needs none.
         self.scored = range(first - 1, self.stages[-1]) if stages and method.keep_ratio < 1 else range(0)
         self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
 
@@ -151,7 +151,7 @@ class EvoViTReducer(Reducer):
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         if self.method.head == "class":
             return norm(tokens.x)
-        mean = tokens.image.mean(dim=1, keepdim=True)  # then the norm: in this order in the original
+        mean = tokens.image.mean(dim=1, keepdim=True)  # before the norm, as in the original
         return norm(torch.cat([mean, tokens.x[:, 1 : tokens.prefix]], dim=1))
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:

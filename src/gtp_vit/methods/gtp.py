@@ -1,7 +1,7 @@
 """GTP: graph-based token propagation, the paper's method. Settings first, then what they do in a forward pass.
 
 Where paper and released code disagree, the default is the released code's reading, from which all published figures
-come, and an option has the other one. Where the released code is broken, ours is right and no option brings it back.
+come, and an option has the other one. Bugs of the released code are fixed, and no option brings them back.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class GTP(Method):
     select: str = "mixed"
     """How tokens are scored: mixed, diagonal, broad, sum, class, cosine_tokens, cosine_attention or random."""
     heads: str = "max"
-    """How the heads' scores are put together: max or mean."""
+    """How scores are aggregated over the heads: max or mean."""
     graph: Graph = "mixed"
-    """Along what tokens are propagated: spatial, semantic, mixed (their union), or none (plain pruning)."""
+    """The graph along which tokens are propagated: spatial, semantic, mixed (their union), or none (plain pruning)."""
     neighbours: int = 8
     """Neighbours of a token in the semantic graph (the paper's M)."""
     spatial_neighbours: int = 8
@@ -60,9 +60,9 @@ class GTP(Method):
     theta: float = 1.0
     """Share of the attention map that is kept; 1 switches sparsification off."""
     proportional_attention: bool = True
-    """Keep count of token sizes and let attention favour large tokens by log size."""
+    """Track token sizes and let attention favour large tokens by log size."""
     seed: int = 0
-    """Of select=random. The choice depends on seed, layer and grid cell, so every image gets the same one."""
+    """Seed of select=random, whose choice depends on seed, layer and grid cell: it is the same for every image."""
 
     exclude_self: bool = False
     """Broadcasting ability leaves out the token's attention to itself (the paper's formula; the code includes it)."""
@@ -126,7 +126,7 @@ class Lists(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """What GTP remembers from layer to layer."""
+    """GTP's state between layers."""
 
     removals: tuple[int, ...]  # tokens to remove in each layer
     idle: bool  # none at all: P = 0 is the plain model, whatever theta is
@@ -149,7 +149,7 @@ class GTPReducer(Reducer):
             needs.add("diagonal")
         if "column_sums" in needs and not method.count_class_row:
             needs.add("class_row")
-        # Attention puts the heads together, unless their statistics are changed first.
+        # Attention aggregates over the heads, unless the statistics are changed first.
         apart = method.exclude_self or not method.count_class_row
         heads: Any = "each" if apart else method.heads
         self.aggregate = method.heads if apart or method.select == "cosine_attention" else "done"
@@ -216,7 +216,7 @@ class GTPReducer(Reducer):
         return by_size(tokens)
 
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
-        """Section 3.2.3 for the options that no kernel knows."""
+        """Section 3.2.3 for the options that have no kernel."""
         method = self.method
         kept, gone = split(scores, removed)
         if method.graph == "none":
@@ -296,7 +296,7 @@ class GTPReducer(Reducer):
             removed = step.keys - step.after
             if removed and method.theta == 1 and method.select == "class":
                 total += self.class_row_macs(step.keys)
-            if method.graph != "none":  # prefix tokens have a part in the product, with weights of zero
+            if method.graph != "none":  # prefix tokens are in the product, with weights of zero
                 total += (step.after + self.vit.prefix) * removed * (self.vit.dim + int(method.proportional_attention))
         return total
 

@@ -32,7 +32,7 @@ from gtp_vit.errors import check_range
 from gtp_vit.kernels import Operator, Ops, checks, native
 from gtp_vit.tensors import at_least_float32, full_precision, select_rows, split
 
-BLOCKS = 8  # the lower triangle in so many strips: 9/16 of the square
+BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -48,7 +48,7 @@ class GTPPlus(Method):
     propagate: Schedule = "searched:8"
     """Tokens removed in each layer: a number, one a layer, or a named schedule."""
     floor: float = 0.5
-    """Importance of a token that nobody attends to, against 1 for the mean one; large values ignore importance."""
+    """Importance of a token without attention, where the mean token has 1; large values ignore importance."""
     keep_norm: bool = True
     """Bring averaged tokens back to the largest of the norms involved."""
     proportional_attention: float = 0.9
@@ -61,10 +61,10 @@ class GTPPlus(Method):
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> GTPPlus:
-        """In the default shape: half of the tokens leave at 0.5, and at 1 all but one where the first ones leave."""
+        """A schedule of the default shape: half of the tokens leave at 0.5, and all but one at once at 1."""
         shape = searched(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth))
         if not vit.head_reads_image_tokens:
-            shape[-1] = 0  # nobody would see it
+            shape[-1] = 0  # it would have no effect
         scale = strength / max(1 - strength, 1e-9)
         return cls(propagate=tuple(whole_tokens([scale * number for number in shape], vit.image_tokens)))
 
@@ -160,7 +160,7 @@ def damage(similarity: Tensor, importance: Tensor, size: Tensor, floor: float) -
     """
     pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
     apart = (1 - similarity).clamp(min=0).square() * pair
-    compared = (similarity > -1.5) & (apart >= 0)  # not so if anything is NaN: that is like nobody
+    compared = (similarity > -1.5) & (apart >= 0)  # False for NaN, which is similar to no token
     nearest = torch.where(compared, apart, torch.inf).amin(dim=2).sqrt()
     return (importance / importance.mean(dim=1, keepdim=True) + floor) * nearest
 
@@ -185,7 +185,7 @@ def merge_cheapest(
         importance: of the image tokens, [B, M]. Of equally important ones the earlier counts as the more important.
         size: of the image tokens, [B, M].
         removed: how many leave.
-        floor: importance of a token that nobody attends to, in units of the mean one.
+        floor: importance of a token without attention, in units of the mean one.
         keep_norm: bring merged tokens to the largest of the norms involved.
         norm_weight: of the LayerNorm that follows, [C]; None = no LayerNorm.
         norm_bias: of that LayerNorm.
@@ -213,7 +213,7 @@ def merge_cheapest(
         offered = offered.masked_fill(~stays.unsqueeze(1) | offered.isnan(), -2.0)
         highest, best = offered.amax(dim=2), offered.argmax(dim=2)
         slot = torch.zeros_like(order).scatter(1, kept, places[:, : kept.shape[1]])
-        # Only NaN leaves a token without a receiver; the first one that stays takes it then.
+        # A token has no receiver only if there is NaN; the first kept token then takes it.
         target = torch.where(highest > -1.5, slot.gather(1, order.gather(1, best)), 0)
         own, given = size.gather(1, kept), size.gather(1, gone)
         new_size = own.scatter_add(1, target, given)
@@ -233,7 +233,7 @@ def merge_cheapest(
 
 
 def _flops(x: tuple[int, ...], importance: tuple[int, ...]) -> int:
-    """As the twin's strips; the kernel's tiles follow the triangle more closely."""
+    """Operations of the twin's strips; the kernel's tiles follow the triangle more closely."""
     return 2 * x[0] * x[2] * similarities(importance[1])
 
 

@@ -1,4 +1,4 @@
-"""Identity: remove nothing. What stays is the lossless tier, so the model is exact and still a little cheaper."""
+"""Identity: remove nothing. Only the last block is shortened, so the model is exact and still a little cheaper."""
 
 from __future__ import annotations
 

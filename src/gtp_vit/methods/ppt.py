@@ -87,7 +87,7 @@ class PPTReducer(Reducer):
             kept = torch.where(merging, merged.kept, order[:, :left])
             gone = torch.where(merging, merged.gone, order[:, left:])
             size = tokens.sizes
-            # Dropped tokens give nothing: as if they had no size.
+            # Dropped tokens give nothing, as if their size were 0.
             given = torch.where(merging, size.gather(1, gone), 0.0)
             weights, retain, size = average(Pairs(kept, gone, merged.target), size.scatter(1, gone, given))
         return tokens.merge(kept, gone, weights, size, retain)

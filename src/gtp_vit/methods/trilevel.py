@@ -1,6 +1,6 @@
-"""Tri-Level ("Peeling the Onion"): drop tokens that the class token does not attend to, and thin out the attention map.
+"""Tri-Level ("Peeling the Onion"): drop tokens that the class token does not attend to, and sparsify the attention map.
 
-The third level removes training examples and belongs to training.
+The third level, removing training examples, is not here.
 
 Shapes: B batch, N tokens, M image tokens, K kept.
 """
@@ -62,7 +62,7 @@ def strongest(attention: Tensor, ratio: float) -> Tensor:
 
 
 class TriLevelReducer(Reducer):
-    """Tri-Level in a forward pass; remembers the mask of the attention map, [B, N, N]."""
+    """Tri-Level in a forward pass; `carry` is the mask of the attention map, [B, N, N]."""
 
     def __init__(self, method: TriLevel, vit: VitInfo) -> None:
         super().__init__(vit)
@@ -105,7 +105,7 @@ class TriLevelReducer(Reducer):
         return tokens
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        if self.masks:  # the map is there, and the class token's row with it
+        if self.masks:  # the map is computed anyway, the class token's row with it
             return 0
         acting = [step for layer, step in enumerate(steps[:layers]) if self.acts(layer, step.keys)]
         return sum(self.class_row_macs(step.keys) for step in acting)

@@ -1,1 +1,1 @@
-"""Networks that timm does not have, written with timm's seam: forward_features, then forward_head."""
+"""Networks that timm does not have, with timm's interface: forward_features, then forward_head."""

@@ -1,6 +1,6 @@
 """LV-ViT: a ViT with a convolutional stem, scaled residuals, and a second head over the image tokens.
 
-The modules bear the names of the official checkpoints. Training with MixToken and token labels is not here: in training
+Modules are named as in the official checkpoints. Training with MixToken and token labels is not here: in training
 mode the network returns the same logits as in evaluation.
 
 Shapes: B batch, N tokens, M image tokens, C channels, H heads, D head dimension.

@@ -1,7 +1,7 @@
-"""Section 3.2.2, sparse graph construction: along which edges a removed token hands on what it knows.
+"""Section 3.2.2, sparse graph construction: the edges along which a removed token is propagated.
 
 A graph is kept sparse, as the paper's appendix proposes: for every token the list of its neighbours. An edge i <- j, "i
-receives from j", exists if j is in the list of i. Entries that stand for nobody hold M, one past the last token. The
+receives from j", exists if j is in the list of i. Unused entries hold M, one past the last token. The
 graph is built once, after the embedding, and never shrinks; later layers look their tokens up by grid cell.
 
 Shapes: B batch, M image tokens, C channels, W entries of a list, K kept tokens, P propagated tokens.
@@ -40,7 +40,7 @@ def semantic(similarity: Tensor, neighbours: int) -> Tensor:
     """Eq. (7): the `neighbours` other tokens most similar to a token. [B, M, M] -> [B, M, neighbours].
 
     They are found by topk, linear in the row's length (appendix, "Implementation optimizations"). Of equally similar
-    tokens the first in raster order are taken, so a list never has more than that many. NaN is similar to nobody.
+    tokens the first in raster order are taken, so a list never has more than that many. NaN is similar to no token.
     """
     count = similarity.shape[-1]
     itself = torch.eye(count, dtype=torch.bool, device=similarity.device)
@@ -99,8 +99,8 @@ def receive(neighbours: Tensor, root: Tensor, kept: Tensor, propagated: Tensor) 
     found = slot_of.gather(1, lists.flatten(1)).unflatten(1, (-1, neighbours.shape[2]))
     factors = root.expand(batch, -1)
     weight = factors.gather(1, kept).unsqueeze(2) * factors.gather(1, propagated).unsqueeze(1)
-    nobody = torch.zeros(batch, kept.shape[1], leaving + 1, device=kept.device)
-    return nobody.scatter(2, found, 1.0)[..., :leaving] * weight
+    nothing = torch.zeros(batch, kept.shape[1], leaving + 1, device=kept.device)
+    return nothing.scatter(2, found, 1.0)[..., :leaving] * weight
 
 
 def topk_by_position(values: Tensor, k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Section 3.2.3, token summarisation: what the removed tokens know moves along the graph.
+"""Section 3.2.3, token summarisation: removed tokens are propagated along the graph.
 
 Shapes: B batch, N tokens, c prefix tokens, K kept tokens, P propagated tokens, D anything that is propagated.
 """
@@ -48,7 +48,7 @@ def summarise(
 
 
 def share_out(weights: Tensor) -> Tensor:
-    """Section 3.2.3, an option of ours: each propagated token gives away exactly 1, or 0 if nobody receives it.
+    """Section 3.2.3, an option of ours: each propagated token gives away exactly 1, or 0 if it has no receiver.
 
     Weights [B, K, P], scaled to sum to 1 over the receivers: sizes then add up to the number of patches.
     """

@@ -17,7 +17,7 @@ Aggregate = Callable[[Tensor], Tensor]  # [B, H, ...] -> [B, ...]: the paper's c
 AGGREGATES: dict[str, Aggregate] = {
     "max": lambda values: values.amax(dim=1),
     "mean": lambda values: values.mean(dim=1),
-    "done": lambda values: values,  # attention has done it already
+    "done": lambda values: values,  # attention has aggregated already
 }
 
 
@@ -57,11 +57,11 @@ def random_scores(layers: int, tokens: int, generator: torch.Generator) -> Tenso
 
 
 class Seen(NamedTuple):
-    """What a selection may look at, cut down to the image tokens; statistics that were not asked for are None."""
+    """Inputs of a selection, for image tokens only; statistics that were not asked for are None."""
 
     features: Tensor | None = None  # [B, M, C]     after the attention residual
     noise: Tensor | None = None  # [B, M]
-    diagonal: Tensor | None = None  # [B, H, M], or [B, M] if attention has put the heads together
+    diagonal: Tensor | None = None  # [B, H, M], or [B, M] if attention has aggregated the heads
     column_sums: Tensor | None = None  # the same
     class_row: Tensor | None = None  # the same
     map: Tensor | None = None  # [B, H, M, N]  rows of the image tokens, all columns

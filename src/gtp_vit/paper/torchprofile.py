@@ -18,12 +18,12 @@ Block = TypeVar("Block", bound=Any)
 
 
 def _norm(x: Tensor, *arguments: Any) -> int:
-    """Section 4: of a norm that has weights."""
+    """Section 4: MACs of a norm that has weights."""
     return x.numel() if any(isinstance(each, Tensor) for each in arguments[:2]) else 0
 
 
 def _scale(x: Any, by: Any) -> int:
-    """Section 4: of a product with one weight a channel, as in LayerScale."""
+    """Section 4: MACs of a product with one weight a channel, as in LayerScale."""
     both = isinstance(x, Tensor) and isinstance(by, Tensor)
     return x.numel() if both and by.ndim == 1 and x.ndim > 1 and by.shape[0] == x.shape[-1] else 0
 
@@ -55,7 +55,7 @@ def released_gtp(settings: Any, vit: Any, steps: Sequence[Any], layers: int) -> 
     for layer, step in enumerate(steps[:layers]):
         total += _selection(settings.select, settings.heads, step.keys, vit.prefix)
         if graph != "none":
-            # Nobody reads the sizes that the last layer makes, so the tool does not see them.
+            # The sizes of the last layer are unused, so the tool does not see them.
             sizes = settings.proportional_attention and layer < len(steps) - 1
             # alpha is multiplied in a step of its own
             total += step.after * (step.keys - step.after + 1) * (vit.dim + int(sizes))

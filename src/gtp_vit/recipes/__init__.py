@@ -1,7 +1,6 @@
-"""Recipes: the settings that were found for one model, with how they were found and what they measured, as JSON.
+"""Recipes: settings for one model as JSON, with how they were found and what they measured.
 
-A recipe is a file of its own, or the metadata of a safetensors checkpoint. Some ship with the package, beside this
-file.
+A recipe is a file of its own, or metadata of a safetensors checkpoint. Some ship with the package, in this folder.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ DEFAULT_SHARE = 0.65
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model must have in common with the one a recipe was made for."""
+    """Sizes that a model must share with the one a recipe was made for."""
 
     layers: int
     channels: int
@@ -46,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings for one model, and where they come from."""
+    """Settings for one model, how they were found and what they measured."""
 
     model: str
     sizes: Sizes
@@ -68,7 +67,7 @@ class Recipe:
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
     def check(self, host: Host) -> None:
-        """Is this recipe meant for this model?"""
+        """Raise BadSetting if this recipe is for a different model."""
         own, name = sizes_of_vit(host.vit), host.inputs.name
         if own != self.sizes:
             raise BadSetting(
@@ -83,7 +82,7 @@ class Recipe:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for NaN or infinity, and a recipe that has one is refused: null."""
+    """NaN and infinity, which JSON does not have, become null."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -119,14 +118,14 @@ def _no_such_recipe(path: Path) -> str:
 
 
 def _with_files(recipe: Recipe, folder: Path) -> Recipe:
-    """What a method has learned is in a file beside its recipe, which names it without a folder."""
+    """Learned parts are in files next to the recipe, which stores their names without a folder."""
     named = {part: folder / file for part in recipe.method.files if (file := getattr(recipe.method, part)) is not None}
     found = {part: str(path) for part, path in named.items() if is_file(path)}
     return dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, **found))
 
 
 def recipe_from_dict(stored: Any, where: str) -> Recipe:
-    """Check and build; `where` is for errors."""
+    """The recipe in a dictionary, checked; `where` is for errors."""
     if not isinstance(stored, dict) or "format" not in stored:
         raise GTPError(f"{where} is no recipe: it names no format; make one with gtp-vit tune")
     if stored["format"] is True or stored["format"] != FORMAT:
@@ -168,15 +167,15 @@ def _sizes(stored: Any) -> Sizes:
 
 
 def is_recipe(name: str) -> bool:
-    """Does a user who writes this in place of a method's name mean a recipe?"""
+    """Does this name a recipe rather than a method?"""
     return name.endswith((".json", ".safetensors")) or name in shipped_recipes()
 
 
 def default_method(host: Host) -> Method:
-    """What `patch` does without a method, and with the name gtp_plus: GTP+ at DEFAULT_SHARE of the MACs.
+    """GTP+ at DEFAULT_SHARE of the MACs: what `patch` uses without a method and for "gtp_plus".
 
-    Where a recipe for this model is in the package, it is that one; else the schedule has the shape that did well on
-    all models that were measured.
+    The package's own recipe for this model if there is one, else a schedule of the shape that did well on all models
+    that were measured.
     """
     own, name = sizes_of_vit(host.vit), host.inputs.name
     for recipe in map(read_recipe, shipped_recipes()):
@@ -187,10 +186,10 @@ def default_method(host: Host) -> Method:
 
 
 def resolve(source: Any, host: Host) -> Any:
-    """Settings of a recipe, of its file or name, or the default, checked; anything else comes back as it is.
+    """The settings that `source` names: a recipe, its file or name, or a method's name; others are returned unchanged.
 
-    The name of a method means its defaults. Those of GTP+ depend on the model: 8 tokens a layer, which its class has as
-    a default, are nearly all that a ViT-L has.
+    The name of a method means its defaults. Those of GTP+ depend on the model: the 8 tokens a layer of its class are
+    nearly all that a ViT-L has.
     """
     name = GTPPlus.name if source is None else source if isinstance(source, str) else ""
     if name in METHODS:
@@ -203,7 +202,7 @@ def resolve(source: Any, host: Host) -> Any:
 
 
 def _is_known(name: str) -> bool:
-    """Does this name one architecture, and not just a class?"""
+    """Is this the name of a timm architecture?"""
     import timm
 
     return bool(timm.is_model(name.split(".", 1)[0]))

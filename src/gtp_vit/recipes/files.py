@@ -1,4 +1,4 @@
-"""Reading the JSON of a recipe, which anybody may have written: small, flat enough, and without surprises."""
+"""Reading the JSON of a recipe from an untrusted file: size, nesting and duplicate keys are checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """The same of folders."""
+    """Path.is_dir, also for names that no file can have."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse(text: str, where: str) -> Any:
-    """JSON that has no doubled keys, no NaN and no endless nesting; `where` is for errors."""
+    """JSON without duplicate keys, NaN or deep nesting; `where` is for errors."""
     if len(text) > LARGEST:
         raise GTPError(f"{where} is no recipe: it is larger than {LARGEST // 2**20} MB, and recipes are small")
 
@@ -64,7 +64,7 @@ def _text(path: Path) -> str:
     try:
         if os.path.getsize(path) > 4 * LARGEST:
             raise GTPError(f"{path} is no recipe: it has {os.path.getsize(path) / 1e6:.0f} MB, and recipes are small")
-        return path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
+        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError:
         raise GTPError(f"{path} is no recipe: it is not text in UTF-8; make one with gtp-vit tune") from None
     except OSError as error:

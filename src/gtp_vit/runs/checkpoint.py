@@ -13,12 +13,12 @@ from gtp_vit.runs.files import write_atomically
 
 
 def sizes_of_model(model: nn.Module) -> Sizes:
-    """What a recipe says of this model."""
+    """The sizes that a recipe stores for this model."""
     return sizes_of_vit(host_of(model).vit)
 
 
 def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
-    """Weights under their own names, which timm loads, with the recipe in the metadata."""
+    """Save the unpatched model's weights, which timm can load, with the recipe in the metadata."""
     from safetensors.torch import save
 
     recipe.check(host_of(model))

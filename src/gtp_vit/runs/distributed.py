@@ -1,6 +1,6 @@
-"""Several processes as one run: torchrun's or accelerate's environment in, one group out, and the few exchanges.
+"""Several processes as one run: joins the group that torchrun or accelerate started, and exchanges values.
 
-Code that runs alone calls the same functions; they then cost nothing.
+A process that runs alone calls the same functions; they then cost nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gtp_vit.errors import GTPError
 Value = TypeVar("Value")
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RESUME = "start the same command again, with any number of processes: it resumes after what was finished and saved"
-# How the libraries underneath say that they lost the other side; the classes of their errors differ between versions.
+# Texts of errors about lost connections; the classes of these errors differ between versions.
 SIGNS = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "nccl", "gloo")
 
 
@@ -35,7 +35,7 @@ def is_first() -> bool:
 
 
 def gather(value: Value) -> list[Value]:
-    """Everybody's value, in the order of ranks, for everybody."""
+    """The values of all processes, in the order of ranks."""
     if not _together():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()
@@ -44,7 +44,7 @@ def gather(value: Value) -> list[Value]:
 
 
 def from_first(value: Value) -> Value:
-    """The first process's value, for everybody."""
+    """The first process's value, in all processes."""
     if not _together():
         return value
     box = [value]
@@ -53,19 +53,19 @@ def from_first(value: Value) -> Value:
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
-    """Give everybody's tensors the values of the first process's, one after the other."""
+    """Copy the values of the first process's tensors into those of all others."""
     if not _together():
         return
     for tensor in tensors:
         if tensor.numel():
             whole = tensor.detach().contiguous()
-            dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # as bytes: gloo does not know every type
+            dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # as bytes: gloo does not support every dtype
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
 
 def mean(values: torch.Tensor) -> torch.Tensor:
-    """Of everybody's tensors."""
+    """The mean of a tensor over all processes."""
     if _together():
         dist.all_reduce(values)
         values = values / dist.get_world_size()
@@ -73,7 +73,7 @@ def mean(values: torch.Tensor) -> torch.Tensor:
 
 
 def check_same(what: str, value: Any) -> None:
-    """Many machines are many chances to start with other flags or other data."""
+    """Raise GTPError unless all processes have the same value, e.g. flags or data."""
     for rank, other in enumerate(gather(value)):
         if other != value:
             raise GTPError(
@@ -91,7 +91,7 @@ def device_of(wanted: str) -> torch.device:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.zeros(1, device=device)
-    except Exception as error:  # torch raises what it likes
+    except Exception as error:  # torch raises errors of many classes
         raise GTPError(f"device {wanted!r} cannot be used: {str(error).splitlines()[0]}") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -121,7 +121,7 @@ def group() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lost_contact(who: str) -> Iterator[None]:
-    """A process that was killed shows as an error of the network, or as the launcher's signal, in all the others."""
+    """Turn network errors and the launcher's signal, which follow the death of a process, into one clear error."""
 
     def stop(*_: object) -> None:
         raise _Stopped
@@ -131,7 +131,7 @@ def _lost_contact(who: str) -> Iterator[None]:
     try:
         yield
     except _Stopped:
-        raise GTPError(f"{who} was told to stop, mostly because another one failed or was killed; {RESUME}") from None
+        raise GTPError(f"{who} was told to stop, usually because another one failed or was killed; {RESUME}") from None
     except RuntimeError as error:
         if not any(sign in str(error).lower() for sign in SIGNS):
             raise
@@ -144,7 +144,7 @@ def _lost_contact(who: str) -> Iterator[None]:
 
 
 class _Stopped(BaseException):
-    """The launcher's signal. Like Ctrl-C, nothing that only expects errors of its own work may take it for one."""
+    """The launcher's signal; no Exception, so that code that handles errors does not catch it."""
 
 
 def _together() -> bool:

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files atomically, and locking them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gtp_vit.errors import GTPError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write under another name, then rename: readers see the old file or the new one, whole."""
+    """Write under a temporary name, then rename: readers see the old file or the new one, never a part."""
     data = content.encode() if isinstance(content, str) else content
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
                 os.fsync(file.fileno())
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp's own mode lets nobody else read
+            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files that only the owner can read
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -33,7 +33,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse places that cannot be written, before the work is done whose result would be lost."""
+    """Raise GTPError for paths that cannot be written, before the work whose result would be lost."""
     for path in paths:
         if path is not None:
             with explained(path):
@@ -45,19 +45,19 @@ def check_writable(*paths: Path | None) -> None:
 
 
 class Lock:
-    """Refuses a second run that would write `path`; it belongs to this process and ends with it.
+    """Refuses a second run that would write `path`, until it is released or the process ends.
 
-    A process that is killed leaves readers behind for some seconds. They are forks, which inherit open files and with
-    them the lock, so a fork closes its copy at once.
+    Workers of a killed process live on for some seconds. As forks they would inherit the lock, so a fork closes its
+    copy at once.
     """
 
     def __init__(self, path: Path) -> None:
-        """Lock a file, which is made if there is none."""
+        """Lock a file, which is created if it does not exist."""
         with explained(path):
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if not _lock(self.handle, path):
             os.close(self.handle)
-            raise GTPError(f"another run is writing {path}; wait for it, or let this one write to another place")
+            raise GTPError(f"another run is writing {path}; wait for it, or write to a different place")
         _held.add(self)
 
     def release(self) -> None:
@@ -67,7 +67,7 @@ class Lock:
 
 
 def _lock(handle: int, path: Path) -> bool:
-    """Did we get it?"""
+    """Try to lock; True on success."""
     try:
         import fcntl
     except ImportError:  # Windows has no such locks
@@ -94,7 +94,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """No permission, no space, no such folder: one line that says so."""
+    """Turn errors of writing (no permission, no space, no such folder) into one clear line."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""A journal of a long run: what is finished survives a kill, nothing is counted twice, two runs never mix.
+"""The journal of a long run: finished work survives a kill, nothing is counted twice, two runs never mix.
 
-The first line says what is being measured (identity.py); every other line is one finished piece of work. Each line
+The first line is the run's identity (measure/identity.py); every other line is one finished piece of work. Each line
 begins with its checksum, so that a damaged one is found, also where it still looks like JSON. A line that was cut off
 by a kill is dropped when the run resumes.
 """
@@ -17,7 +17,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.runs.files import Lock, explained
 
 FORMAT = 1
-MAGIC = f"gtp-vit journal {FORMAT}\n".encode()  # in front of everything else; a file without it is somebody else's
+MAGIC = f"gtp-vit journal {FORMAT}\n".encode()  # the first line; a file without it is no journal
 
 
 class Journal:
@@ -26,12 +26,12 @@ class Journal:
     def __init__(self, path: Path, run: dict[str, Any], *, restart: bool = False) -> None:
         """Open the journal of `run`, its identity as JSON; entries of an unfinished run of the same are kept.
 
-        A journal of a different run is refused and left as it is; with `restart` it is discarded. A file that is no
-        journal is never touched.
+        A journal of a different run is refused and left as it is, unless `restart` discards it. A file that is no
+        journal is never changed.
         """
         self.path = path
-        self.keep = False  # also after the run has ended by itself
-        self.note = ""  # what the user should know of what was found
+        self.keep = False  # keep the file after a finished run
+        self.note = ""  # for the user: what was damaged
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             existed = path.exists()
@@ -47,7 +47,7 @@ class Journal:
             raise
 
     def _resume(self, run: dict[str, Any], restart: bool) -> list[Any]:
-        """The entries of an earlier part of this run, after the end of which the file is cut off."""
+        """The entries of an earlier start of this run; damaged lines are cut off the file."""
         with explained(self.path):
             content = self.file.read()
             lines = content[len(MAGIC) :].splitlines(keepends=True)
@@ -73,12 +73,12 @@ class Journal:
         return found[1:good]
 
     def append(self, entry: Any) -> None:
-        """Write one line, through to the disk."""
+        """Write one line and flush it to disk."""
         text = json.dumps(entry, separators=(",", ":")).encode()
         self._write(b"%08x %s\n" % (zlib.crc32(text), text))
 
     def _write(self, line: bytes) -> None:
-        """All of it or nothing: what did not fit on a full disk is taken back."""
+        """Write the whole line or nothing: on a full disk a part is removed again."""
         begin, rest = self.file.tell(), line
         with explained(self.path):
             try:
@@ -97,11 +97,11 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A run that ended by itself needs no journal any more; any other may resume from it."""
+        """Delete the journal of a finished run; any other may be resumed."""
         self.close(finished=kind is None and not self.keep)
 
     def close(self, *, finished: bool) -> None:
-        """Let go of the file; a finished run needs no journal any more."""
+        """Close the file, and delete it if the run is finished."""
         if finished:
             self.path.unlink(missing_ok=True)
         self.file.close()
@@ -112,7 +112,7 @@ RESTART = "--restart discards what it has and begins anew, or let this run write
 
 
 def _check_ours(path: Path) -> None:
-    """Refuse a file that was not written by a journal, before anything is done to it."""
+    """Raise GTPError for a file that is no journal, before it is changed."""
     if not path.is_file():
         raise GTPError(f"{path} is not a file; this run keeps its journal there: let it write to another place")
     try:
@@ -128,7 +128,7 @@ def _check_ours(path: Path) -> None:
 
 
 def _entry(line: bytes) -> Any:
-    """What a line holds; None if it is damaged or cut off."""
+    """The content of a line; None if it is damaged or cut off."""
     checksum, _, text = line.partition(b" ")
     try:
         if line.endswith(b"\n") and int(checksum, 16) == zlib.crc32(text[:-1]):
@@ -139,7 +139,7 @@ def _entry(line: bytes) -> Any:
 
 
 def differences(stored: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> str:
-    """What two identities do not have in common, as text: the stored value, then the present one.
+    """How two identities differ, as text: the stored value, then the present one.
 
     >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
     'method r was 8 and is 9'
@@ -157,10 +157,10 @@ def differences(stored: dict[str, Any], wanted: dict[str, Any], prefix: str = ""
 
 
 def _was_and_is(old: Any, new: Any) -> str:
-    # Settings of two methods have nothing in common but that: their names say enough.
+    # Settings of different methods have no fields in common: their names say enough.
     old, new = (str(value.get("method", value)) if isinstance(value, dict) else str(value) for value in (old, new))
     alike = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
-    skip = max(0, alike - 20)  # long texts may differ far behind
+    skip = max(0, alike - 20)  # long texts may differ near the end
     return f"was {_short(old, skip)} and is {_short(new, skip)}"
 
 

@@ -1,1 +1,1 @@
-"""Searching settings: the schedule that does least damage at a cost, and all methods at the same cost."""
+"""Searching settings: the schedule that does least damage at a given cost, and all methods at equal cost."""

@@ -1,4 +1,4 @@
-"""budget: the setting of a method that comes closest to a given number of MACs."""
+"""budget: the settings of a method that come closest to a given number of MACs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
 
 
 def starting_point(method: Method | str, vit: VitInfo) -> Method:
-    """Settings to begin with, of a method that has a schedule; where none was given, at half of its strength."""
+    """Initial settings of a method that has a schedule; at half of its strength if none was given."""
     cls = METHODS[check_name("method", method, METHODS)] if isinstance(method, str) else type(method)
     if cls.schedule is None:
         names = ", ".join(each.name for each in METHODS.values() if each.schedule)

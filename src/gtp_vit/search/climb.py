@@ -1,7 +1,7 @@
-"""search: local search over the schedules of a method, by the damage they do to a model on some images.
+"""Local search over the schedules of a method, by the damage they do to a model on some images.
 
-Take tokens from one layer, let another remove what is then missing to keep the cost, and stay there if the damage
-falls. A candidate that is clearly worse on the first images is given up early.
+A step lets one layer remove fewer tokens and another more, at the same cost, and is kept if the damage falls. A
+candidate that is clearly worse on the first images is given up early.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.measure.evaluate import Array, divergence
+from gtp_vit.measure.evaluate import Array, kl_per_image
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import patch, unpatch
 from gtp_vit.runs.journal import Journal
@@ -28,12 +28,12 @@ from gtp_vit.search.space import Space, unreachable
 
 FEWEST_IMAGES = 20
 RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
-CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # until this share of the search, so many local searches run together
+CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # (share of the search, number of local searches until then)
 
 
 @dataclass(frozen=True)
 class Damage:
-    """How far some images are from the unreduced model."""
+    """How far a reduced model's outputs are from the unreduced one's, image by image."""
 
     kl: Array
     same: Array  # is the first class the same?
@@ -53,7 +53,7 @@ class Damage:
 
 
 def check_images(images: Any, model: Any) -> None:
-    """A tensor of enough images that the model takes."""
+    """Raise BadSetting unless `images` is a tensor of enough images that the model takes."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
         raise BadSetting(
@@ -62,11 +62,11 @@ def check_images(images: Any, model: Any) -> None:
     if len(images) < FEWEST_IMAGES:
         raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
     with torch.no_grad():
-        patch(model, Identity(), quiet=True)(images[:1])  # which says what does not fit
+        patch(model, Identity(), quiet=True)(images[:1])  # raises if they do not fit
 
 
 class Ruler:
-    """Measures the damage of settings on fixed images; what a journal has is not measured again."""
+    """Measures the damage of settings on fixed images; figures in the journal are reused."""
 
     def __init__(self, model: nn.Module, images: Tensor, batch_size: int, journal: Journal | None) -> None:
         self.model, self.images, self.batch_size, self.journal = unpatch(model), images, batch_size, journal
@@ -84,10 +84,10 @@ class Ruler:
         with torch.inference_mode():
             self.base = torch.cat([self.model(part) for part in images.split(batch_size)])
         if not bool(self.base.isfinite().all()):
-            raise GTPError("the unreduced model's outputs are not finite on these images; there is nothing to keep to")
+            raise GTPError("the unreduced model's outputs are not finite on these images: nothing to compare with")
 
     def damage(self, method: Method, first: int, last: int) -> Damage:
-        """Of these settings on images `first` to `last`."""
+        """The damage of these settings on images `first` to `last`."""
         key = (_hashable(method.to_dict()), first, last)
         self.seen += last - first
         if key not in self.known:
@@ -96,7 +96,7 @@ class Ruler:
             with torch.inference_mode():
                 logits = torch.cat([fast(part) for part in self.images[first:last].split(self.batch_size)])
             base = self.base[first:last]
-            kl = divergence(base, logits).numpy(force=True).round(9)
+            kl = kl_per_image(base, logits).numpy(force=True).round(9)
             same = (base.argmax(dim=1) == logits.argmax(dim=1)).numpy(force=True)
             seconds = round(time.perf_counter() - begin, 4)
             self.known[key] = Damage(kl, same), seconds
@@ -105,7 +105,7 @@ class Ruler:
                 stored = [None if np.isnan(value) else value for value in kl.tolist()]
                 self.journal.append({**entry, "kl": stored, "same": same.astype(int).tolist()})
         damage, seconds = self.known[key]
-        self.seconds += seconds  # also of what a journal had, so that a run that resumes ends at the same time
+        self.seconds += seconds  # also for figures from the journal, so a resumed run ends at the same time
         return damage
 
     def timed(self, method: Method, measure: Callable[[], float]) -> float:
@@ -123,7 +123,7 @@ def _hashable(settings: dict[str, Any]) -> Any:
 
 
 def neighbour(space: Space, method: Method, target: float, choose: random.Random) -> Callable[[Method], Method | None]:
-    """A random small change, as something that can be done again where it helped."""
+    """A random small change, as a function that can be applied again if it helped."""
     ranges = type(method).tunes
     if ranges and choose.random() < 0.15:
         name = choose.choice(sorted(ranges))
@@ -160,8 +160,8 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
 
 
 @dataclass
-class Found:
-    """The best so far."""
+class Best:
+    """The best settings so far."""
 
     method: Method
     damage: Damage
@@ -179,7 +179,7 @@ class Climb:
 
 
 def race(ruler: Ruler, method: Method, images: int, best: Damage | None) -> Damage | None:
-    """Damage on all images, or None as soon as it is clearly not less than the best's."""
+    """Damage on all images, or None as soon as it is clearly not below the best one's."""
     parts: list[Damage] = []
     for first, last in itertools.pairwise([0, *(round(share * images) for share in RACE)]):
         parts.append(ruler.damage(method, first, last))
@@ -200,10 +200,10 @@ def search(
     evaluations: float,
     seconds: float,
     seed: int,
-    report: Callable[[float, Found], None] | None = None,
+    report: Callable[[float, Best], None] | None = None,
     start: Sequence[Method] = (),
-) -> Found:
-    """Local search at a cost of `target` MACs, over the first `images` images, for so many passes over them.
+) -> Best:
+    """Local search at a cost of `target` MACs, for `evaluations` passes over the first `images` images.
 
     It climbs from the best few starts at once; the worse climbs are given up on the way.
     """
@@ -216,9 +216,9 @@ def search(
         by_time = (ruler.seconds - begin_seconds) / seconds if seconds else 0.0
         return max((ruler.seen - begin_seen) / images / evaluations, by_time)
 
-    def best() -> Found:
+    def best() -> Best:
         leader = min(climbs, key=lambda climb: climb.damage.mean_kl)
-        return Found(leader.method, leader.damage, len(tried))
+        return Best(leader.method, leader.damage, len(tried))
 
     def tell() -> None:
         if report is not None:

@@ -14,7 +14,7 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.inputs.data import Item
 from gtp_vit.measure.benchmark import Timing, benchmark_models
-from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, Progress, Score, evaluate
+from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, ImagesDone, Score, evaluate
 from gtp_vit.measure.macs import macs
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
@@ -79,7 +79,7 @@ def plan(
         cost = macs(model, recipe.method, lossless=True).total
         label = f"{recipe.method.name}, tuned"
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
-        budget = near if abs(near - cost) <= 0.01 * near else cost  # else it is compared with nobody
+        budget = near if abs(near - cost) <= 0.01 * near else cost  # else nothing is at its budget
         found.append(Plan(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
     if len(found) == 1:
         raise BadSetting(f"no method can be compared here: {'; '.join(left_out)}")
@@ -93,7 +93,7 @@ def _once(kind: str, given: Sequence[str]) -> None:
 
 
 def _distinct(budgets: Sequence[float]) -> list[str]:
-    """Budgets in GMACs with three decimals, or as many as it takes to tell them apart: they are parts of names."""
+    """Budgets in GMACs with three decimals, or more until all differ: they are parts of names."""
     for decimals in range(3, 12):
         texts = [f"{budget / 1e9:.{decimals}f}" for budget in budgets]
         if len(set(texts)) == len(texts):
@@ -102,7 +102,7 @@ def _distinct(budgets: Sequence[float]) -> list[str]:
 
 
 def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
-    """MACs of GTP that propagates so many tokens a layer: what the paper calls a budget."""
+    """MACs of GTP that propagates these numbers of tokens a layer: what the paper calls a budget."""
     return [macs(model, GTP(propagate=number), lossless=True).total for number in numbers]
 
 
@@ -122,7 +122,7 @@ def compare(
     rounds: int = 0,
     timing_images: Tensor | None = None,
     journal: Journal | None = None,
-    progress: Progress | None = None,
+    progress: ImagesDone | None = None,
 ) -> tuple[list[Row], Evaluation]:
     """Evaluate and time the models of all plans, the unreduced one first; `rounds` = 0 times nothing."""
     evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal, progress=progress)

@@ -24,7 +24,7 @@ DIFFRATE_SHAPE = (0, 0.02, 0.05, 0.09, 0.14, 0.14, 0.14, 0.13, 0.11, 0.09, 0.06,
 class Limits:
     """What a schedule must respect to be deployed."""
 
-    layers: int | None = None  # at most so many layers remove tokens
+    layers: int | None = None  # at most this many layers remove tokens
     multiple_of: int = 1  # where tokens are removed, the number that stays (prefix included) is a multiple of this
 
     def __post_init__(self) -> None:
@@ -40,12 +40,12 @@ class Space:
         assert method.schedule is not None
         self.costs, self.method, self.limits, self.field = costs, method, limits, method.schedule
         self.vit = vit = costs.vit
-        # Behind the last layer nobody reads image tokens where the head reads the class token only.
+        # After the last layer image tokens are unused if the head reads prefix tokens only.
         self.layers = range(vit.depth if vit.head_reads_image_tokens else vit.depth - 1)
 
     @property
     def fewest(self) -> int:
-        """Image tokens that must stay: one, or what makes the smallest allowed number of tokens."""
+        """Image tokens that must stay: one, or as many as the smallest allowed number of tokens has."""
         step, prefix = self.limits.multiple_of, self.vit.prefix
         return 1 if step == 1 else (prefix // step + 1) * step - prefix
 
@@ -67,7 +67,7 @@ class Space:
         return list(method.build(self.vit).removals(self.vit.grid))
 
     def settle(self, plan: Sequence[float]) -> list[int] | None:
-        """The nearest schedule that respects the limits and that the method can do; None if there is none."""
+        """The nearest schedule that respects the limits and fits the method; None if there is none."""
         used = [layer for layer in self.layers if plan[layer] > 0]
         if self.limits.layers is not None:
             used = sorted(sorted(used, key=lambda layer: -plan[layer])[: self.limits.layers])
@@ -85,7 +85,7 @@ class Space:
         return plan if self.respected(plan) else None
 
     def respected(self, plan: Sequence[int]) -> bool:
-        """Does a schedule keep to the limits? The method may have made it smaller than it was asked to."""
+        """Does a schedule keep to the limits? The method may have cut it."""
         left, used = self.vit.image_tokens + self.vit.prefix, 0
         for removed in plan:
             left, used = left - removed, used + bool(removed)
@@ -94,7 +94,7 @@ class Space:
         return self.limits.layers is None or used <= self.limits.layers
 
     def fit(self, shape: Sequence[float], target: float) -> list[int] | None:
-        """A schedule of this shape that costs at most `target`, and as little less as can be."""
+        """The most expensive schedule of this shape that costs at most `target`."""
         if sum(shape) <= 0:
             return None
         low, high, found = 0.0, self.vit.image_tokens / max(shape), None
@@ -124,11 +124,11 @@ class Space:
         tokens, depth = self.vit.image_tokens, self.vit.depth
         shapes: list[Sequence[float]] = [self.plan_of(self.method)]
         shapes += [SCHEDULES[name](depth, tokens, 100) for name in SHAPES]
-        thirds = quarters(depth)
-        shapes.append([float(layer in thirds) for layer in range(depth)])
+        three = quarters(depth)
+        shapes.append([float(layer in three) for layer in range(depth)])
         shapes.append(np.interp(np.linspace(0, 11, depth), range(12), DIFFRATE_SHAPE).tolist())
         found = [plan for plan in (self.fit(shape, target) for shape in shapes) if plan is not None]
-        if not found:  # nothing is cheaper than to remove all that can be removed at once
+        if not found:  # removing as much as possible at once is the cheapest
             last_resort = self.fit([float(layer == 0) for layer in range(depth)], target)
             found = [] if last_resort is None else [last_resort]
         for plan in found:
@@ -136,7 +136,7 @@ class Space:
 
 
 def unreachable(space: Space, target: float) -> BadSetting:
-    """What can be reached instead."""
+    """The error for a target that cannot be reached, with what can be."""
     whole, least = space.whole, cheapest(space)
     return BadSetting(
         f"{target / 1e9:.4g} GMACs cannot be reached by {space.method.name} with these limits; it takes "
@@ -152,7 +152,7 @@ def cheapest(space: Space) -> int:
     for used in range(1, depth + 1):
         asked = [tokens if layer < used else 0 for layer in range(depth)]
         plans = [space.settle(asked)]
-        with contextlib.suppress(GTPError):  # some methods take what they can of a schedule that asks for too much
+        with contextlib.suppress(GTPError):  # some methods cut a schedule that asks for too much
             plans.append(space.plan_of(space.with_plan(asked)))
         costs += [space.cost(plan) for plan in plans if plan is not None and space.respected(plan)]
     return min(costs)

@@ -1,7 +1,7 @@
 """tune: the schedule and settings of a method that do least damage to a model at a given cost.
 
-Damage is the KL divergence to the unreduced model on a few hundred unlabelled images. A fifth of the images takes no
-part in the search (search.py); what they show is in the recipe.
+Damage is the KL divergence to the unreduced model on a few hundred unlabelled images. A fifth of them is held out of
+the search (climb.py); the damage on these is in the recipe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import starting_point
-from gtp_vit.search.climb import Found, Ruler, check_images, search
+from gtp_vit.search.climb import Best, Ruler, check_images, search
 from gtp_vit.search.space import Limits, Space, cheapest
 
 HELD_OUT = 0.2  # share of the images that the search does not see
@@ -33,7 +33,7 @@ HELD_OUT = 0.2  # share of the images that the search does not see
 
 @dataclass(frozen=True)
 class Progress:
-    """What a caller sees while the search runs."""
+    """What `tune` reports while the search runs."""
 
     done: float  # share of the search
     best: Method
@@ -76,15 +76,15 @@ def tune(
         min_agreement: or as the least agreement with it, in percent. Give one of the four.
         method: a method with a schedule, by name or with its settings.
         limits: what deployment asks for.
-        evaluations: how often the images are gone through.
-        minutes: end the search after so many; 0 = no limit of time.
+        evaluations: passes over the images.
+        minutes: end the search after this time; 0 = no limit.
         seed: of the search.
         batch_size: images at a time.
         timing_batch: images in a batch where speed is measured.
         name: of the model, for the recipe.
         data: what the images are, for the recipe.
-        journal: of this run; what is in it is not measured again.
-        progress: told what is best so far.
+        journal: of this run; figures in it are reused.
+        progress: called with the best so far.
 
     Ctrl-C ends the search early with the best so far.
     """
@@ -105,15 +105,15 @@ def tune(
     check_class_output(plain)
     check_images(images, plain)
     settings = starting_point(method, vit)
-    settings.build(vit)  # says what does not fit
+    settings.build(vit)  # raises if they do not fit
     space = Space(host.costs(), settings, limits)
     whole = space.whole
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal)
     searched = len(images) - round(HELD_OUT * len(images))
 
-    def run(target: float, budget: float, done: float, start: Sequence[Method] = ()) -> Found:
-        def report(share: float, found: Found) -> None:
+    def run(target: float, budget: float, done: float, start: Sequence[Method] = ()) -> Best:
+        def report(share: float, found: Best) -> None:
             if progress is not None:
                 cost = space.cost(space.plan_of(found.method)) / whole
                 kl = found.damage.mean_kl
@@ -175,14 +175,14 @@ def tune(
     return Recipe(name or host.inputs.name, sizes_of_vit(vit), found.method, history, measured)
 
 
-Run = Callable[..., Found]
+Run = Callable[..., Best]
 
 
-def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: Run) -> Found:
+def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: Run) -> Best:
     """The cheapest settings with at most this damage: halve the range of costs, each time with a short search."""
     whole = space.whole
     low, high, good, steps = cheapest(space) / whole, 1.0, None, 6
-    last: Found | None = None
+    last: Best | None = None
     for step in range(steps):
         middle = (low + high) / 2
         last = run(
@@ -209,8 +209,8 @@ def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: R
 
 def _at_speedup(
     ruler: Ruler, images: Tensor, space: Space, value: float, evaluations: float, run: Run
-) -> tuple[Found, dict[str, Any]]:
-    """Find the cost at which the starting shape is that fast, tune there, and correct by what the result measures."""
+) -> tuple[Best, dict[str, Any]]:
+    """Find the cost at which the starting shape is that fast, tune there, and correct it by the measured speed-up."""
 
     def measure(method: Method, rounds: int) -> Timing:
         models = {"unreduced": ruler.model, "reduced": patch(ruler.model, method, quiet=True)}
@@ -257,8 +257,8 @@ def _at_speedup(
     }
 
 
-def _moved(space: Space, found: Found, target: float) -> list[Method]:
-    """The shape that was found, at another cost."""
+def _moved(space: Space, found: Best, target: float) -> list[Method]:
+    """The shape that was found, at a different cost."""
     plan = space.fit(space.plan_of(found.method), target)
     return [] if plan is None else [space.with_plan(plan, found.method)]
 

@@ -1,7 +1,7 @@
 """Checkpoints of a run: one file to resume from, and the weights as timm reads them, each written whole or not at all.
 
-`state.pt` alone decides where a run resumes; the weights beside it are for everybody else, with the method, the
-schedule and what was measured in their metadata.
+A run resumes from `state.pt` alone; the weights are for everything else, with the method, its settings and what was
+measured in their metadata.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ STATE, WEIGHTS = "state.pt", "weights.safetensors"
 
 
 def write_state(folder: Path, run: dict[str, Any], state: dict[str, Any]) -> None:
-    """Everything that a run needs to resume."""
+    """Write everything that a run needs to resume."""
     content = io.BytesIO()
     torch.save({"run": run, **state}, content)
     write_atomically(folder / STATE, content.getvalue())
 
 
 def read_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
-    """What `write_state` wrote, if it did; refused if it is of a different run than `run`.
+    """What `write_state` wrote, or None; raises GTPError if it is of a different run than `run`.
 
     Tensors stay in the file until they are copied from it.
     """
@@ -55,13 +55,13 @@ def read_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
     return state
 
 
-RESTART = "--restart discards it and begins anew, or write to another place with --output"
+RESTART = "--restart discards it and begins anew, or write to a different place with --output"
 
 
 def write_weights(
     folder: Path, name: str, model: Any, method: Method, found: dict[str, Any], measured: dict[str, Any]
 ) -> None:
-    """Under timm's keys; what a method has learned is in files of its own, since timm would refuse more keys."""
+    """Write weights under timm's keys; learned parts of a method get their own files, as timm refuses extra keys."""
     from safetensors.torch import save
 
     learned, files = model.reducer.state_dict(), {part: f"{part}.safetensors" for part in method.files}
@@ -77,7 +77,7 @@ def write_weights(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Two runs must not write into one folder."""
+    """Lock a folder, so that no second run writes into it."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = Lock(folder / ".lock")

@@ -14,7 +14,7 @@ from gtp_vit.inputs.data import Batch, DataSettings, InMemory, Item, collate, op
 from gtp_vit.training.draws import drawn_from
 from gtp_vit.training.settings import Training
 
-ORDER, IMAGE, PART = range(3)  # what is drawn
+ORDER, IMAGE, PART = range(3)  # first number of a random key
 
 
 class Draws(Dataset[Item]):
@@ -30,25 +30,25 @@ class Draws(Dataset[Item]):
 
 
 def open_training_images(model: nn.Module, data: DataSettings, settings: Training) -> Any:
-    """Augmented images, by number."""
+    """Augmented images, accessible by index."""
     dataset = open_images(model, data, settings.augment())
     if isinstance(dataset, IterableDataset):
         raise GTPError(
-            f"{data.dataset} is a stream, whose images have no numbers: it cannot be shuffled or resumed inside it; "
+            f"{data.dataset} is a stream, whose images have no index: it cannot be shuffled or resumed; "
             "give folders, hfds/NAME or torch/NAME"
         )
     return dataset
 
 
 def without_labels(dataset: Dataset[Item]) -> Dataset[Item]:
-    """The same images, all with the label 0: theirs may be missing, or of classes that the model does not have."""
+    """The images with label 0: their own labels may be missing, or of classes that the model does not have."""
     if isinstance(dataset, InMemory):
         return InMemory(dataset.images, torch.zeros_like(dataset.labels))
     return Unlabelled(dataset)
 
 
 class Unlabelled(Dataset[Item]):
-    """Images whose labels nobody reads."""
+    """Images with label 0."""
 
     def __init__(self, images: Any) -> None:
         self.images = images
@@ -61,7 +61,7 @@ class Unlabelled(Dataset[Item]):
 
 
 def steps_of_epoch(images: int, settings: Training) -> int:
-    """Only whole steps: the images that are left over are different ones in every epoch."""
+    """The number of whole steps; which images are left over differs from epoch to epoch."""
     if images < settings.batch_size:
         fits = images - images % settings.part if images >= settings.part else images
         more = "" if images >= settings.part else f" --micro-batch {images}"
@@ -90,7 +90,7 @@ def parts_of(
     for step in range(first, steps_of_epoch(images, settings)):
         begin, end = step * settings.batch_size, (step + 1) * settings.batch_size
         draws = list(zip(range(begin, end), places[begin:end].tolist(), strict=True))
-        # Neighbours go to different parts: they may be the same image.
+        # Neighbours, which may be repeats of one image, go to different parts.
         for part in range(rank, settings.parts, processes):
             yield draws[part :: settings.parts]
 
@@ -123,7 +123,7 @@ class Mixer:
         return self.mixup(images[:even].clone(), self.known(labels[:even]))
 
     def known(self, labels: Tensor) -> Tensor:
-        """Labels of the model's classes; where nobody reads them, any."""
+        """Labels, checked to be classes of the model; zeros if labels are not used."""
         if not self.labels:
             return torch.zeros_like(labels)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:

@@ -1,4 +1,4 @@
-"""Random numbers that depend on where they are used, not on what was drawn before."""
+"""Random numbers that depend on a key, not on what was drawn before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextlib.contextmanager
 def drawn_from(*key: int) -> Iterator[None]:
-    """Inside, Python's, numpy's and torch's generators start from `key`; outside they are as they were."""
+    """Seed Python's, numpy's and torch's generators by `key`, and restore them afterwards."""
     first, second = (int(word) for word in np.random.SeedSequence(key).generate_state(2))
     python, numpy = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

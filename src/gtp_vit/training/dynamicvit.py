@@ -1,4 +1,4 @@
-"""What DynamicViT's training needs: outputs of student and teacher, and the loss with its four terms.
+"""DynamicViT's training: outputs of student and teacher, and the loss with its four terms.
 
 Shapes: B batch, M image tokens, C channels.
 """
@@ -15,10 +15,11 @@ from gtp_vit.errors import BadSetting
 from gtp_vit.methods.dynamicvit import DynamicViTReducer
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import is_patched, patch
+from gtp_vit.training.kl import kl_from_teacher
 
 
 class Outputs(NamedTuple):
-    """Of one forward pass in which no token left."""
+    """Outputs of one forward pass in which no token leaves."""
 
     logits: Tensor  # [B, classes]
     features: Tensor  # [B, M, C]: image tokens after the last norm; of models with an auxiliary head, its logits
@@ -31,12 +32,12 @@ class Losses(NamedTuple):
     total: Tensor
     cls: Tensor  # cross entropy with soft labels
     ratio: Tensor  # squared distance of the share that stays from the one wanted, summed over stages
-    cls_kl: Tensor  # of the teacher's class probabilities from the student's
+    cls_kl: Tensor  # KL(teacher || student) of the class probabilities
     token: Tensor  # distance of the features of the tokens that stay from the teacher's
 
 
 def outputs(model: Any, images: Tensor) -> Outputs:
-    """Of a model patched with DynamicViT in training mode, or of the unreduced model as teacher."""
+    """Outputs of a model patched with DynamicViT in training mode, or of the unreduced model as teacher."""
     teacher = not is_patched(model)
     if teacher:
         model = patch(model, Identity())
@@ -71,30 +72,24 @@ def losses(
         student: outputs of the model in training.
         teacher: outputs of the unreduced model; without them there are no distillation terms.
         labels: probabilities of the classes, [B, classes].
-        reducer: the student's, which knows how many tokens were to stay.
-        cls_weight: of the cross entropy.
-        ratio_weight: of the ratio term, divided by the number of stages; 5 for DeiT-B.
-        distill_weight: of the two distillation terms.
+        reducer: the student's, which knows how many tokens should stay.
+        cls_weight: weight of the cross entropy.
+        ratio_weight: weight of the ratio term, divided by the number of stages; 5 for DeiT-B.
+        distill_weight: weight of the two distillation terms.
         token_kl: compare tokens by the KL divergence of their logits (LV-ViT), not by the squared distance.
     """
     if not student.decisions:
-        raise BadSetting("the student decided nothing: keep_ratio is 1; nothing is to be learned then")
+        raise BadSetting("the student decided nothing: keep_ratio is 1, so there is nothing to learn")
     cls = (-labels * student.logits.log_softmax(dim=-1)).sum(dim=-1).mean()
     ratio = student.logits.new_zeros(())
     for stage, decision in enumerate(student.decisions):
         wanted = reducer.method.keep_ratio ** (stage + 1)
         ratio = ratio + (decision.mean(dim=1) - wanted).square().mean()
-    cls_kl = ratio.new_zeros(()) if teacher is None else _kl(student.logits, teacher.logits)
+    cls_kl = ratio.new_zeros(()) if teacher is None else kl_from_teacher(student.logits, teacher.logits)
     stays = student.decisions[-1].detach() > 0.5
-    token = student.features.sum() * 0  # if no token stays; every parameter has a part in the loss even then
+    token = student.features.sum() * 0  # if no token stays; every parameter needs a gradient even then
     if teacher is not None and bool(stays.any()):
         pair = student.features[stays], teacher.features[stays]
-        token = _kl(*pair) if token_kl else F.mse_loss(*pair)
+        token = kl_from_teacher(*pair) if token_kl else F.mse_loss(*pair)
     total = cls_weight * cls + ratio_weight * ratio / len(student.decisions) + distill_weight * (cls_kl + token)
     return Losses(total, cls, ratio, cls_kl, token)
-
-
-def _kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student), averaged over rows."""
-    student, teacher = student.log_softmax(dim=-1), teacher.log_softmax(dim=-1)
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)

@@ -1,6 +1,6 @@
 """The log of a run: lines of JSON, a table, and TensorBoard where that is installed.
 
-The lines are part of the checkpoint, so that the files always tell of the run that led to it, with nothing twice.
+The lines are part of the checkpoint, so after a resume the files have every step once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Log:
     """Entries have a step, an epoch and figures; those of a validation pass have kind "validation"."""
 
     def __init__(self, folder: Path | None, entries: Sequence[Entry] = ()) -> None:
-        """Without a folder nothing is written."""
+        """Start a log with these entries; without a folder nothing is written."""
         self.folder, self.entries = folder, list(entries)
         self.board: Any = None
         if self.entries:
-            self.write()  # what is there may be of a run that was stopped before it came to a checkpoint
+            self.write()  # replaces lines written after the last checkpoint
         if folder is not None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -64,7 +64,7 @@ class Log:
 
 
 def _json(entry: Entry) -> str:
-    """A line of JSON, which has nothing but null for what is not finite."""
+    """A line of JSON, with null for numbers that are not finite."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in entry.items()
     }

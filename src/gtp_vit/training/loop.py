@@ -1,4 +1,4 @@
-"""finetune: go through the images for some epochs with the reduction active; a run that was stopped resumes."""
+"""finetune: train a model with the reduction active; a run that was stopped resumes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from gtp_vit.training.protocols import protocol_of
 from gtp_vit.training.settings import Training
 from gtp_vit.training.trainee import NotFinite, Trainee
 
-Progress = Callable[[int, int, Entry], None]
+StepsDone = Callable[[int, int, Entry], None]  # steps done, their total, and the figures of the last ones
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """What a run made."""
+    """The result of a run."""
 
     model: Any  # patched, in eval mode
     log: tuple[Entry, ...]
@@ -60,7 +60,7 @@ def finetune(
     workers: int = 2,
     name: str | None = None,
     restart: bool = False,
-    progress: Progress | None = None,
+    progress: StepsDone | None = None,
 ) -> Finetuned:
     """Finetune a copy of `model` with `method` active. A run that was stopped resumes from `output`, bit for bit.
 
@@ -77,7 +77,7 @@ def finetune(
         workers: processes that read images, for each process that computes.
         name: of the model, for the metadata; timm's if None.
         restart: begin anew where an earlier run was stopped. What it wrote is replaced by the first checkpoint.
-        progress: called after every step with the steps done, their total, and the figures.
+        progress: called after every step.
     """
     settings = settings or Training()
     settings.check()
@@ -90,7 +90,7 @@ def finetune(
     check_class_output(plain)
     check_processes(settings)
     if settings.amp != "off" and next(plain.parameters()).device.type == "cpu":
-        verdict = bf16_verdict()  # in a process of its own, because it may die
+        verdict = bf16_verdict()  # in a subprocess, because it may crash
         if verdict != "works":
             raise GTPError(f"bfloat16 cannot be used here: {verdict}; leave out --amp")
     folder, name = Path(output), name or host.inputs.name
@@ -111,7 +111,7 @@ def finetune(
 
 
 def check_processes(settings: Training) -> None:
-    """Each process must get the same number of parts."""
+    """Raise BadSetting unless each process gets the same number of parts."""
     processes = distributed.share()[1]
     if settings.parts % processes:
         fits = [number for number in range(1, settings.parts + 1) if settings.parts % number == 0]
@@ -125,7 +125,7 @@ def check_processes(settings: Training) -> None:
 def run_identity(
     model: Any, name: str, method: Method, settings: Training, dataset: Any, validation: Any
 ) -> dict[str, Any]:
-    """Everything that a run must have in common with the one it resumes; the number of processes is not in it."""
+    """What must be equal for a run to be resumed; the number of processes may differ."""
     kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
     seen = {} if validation is None else images_identity(validation)
     models = {UNREDUCED: model, method.name: patch(model, method, quiet=True)}
@@ -159,12 +159,12 @@ class _Run:
         self.unreadable: dict[str, None] = {}
         self.trainee = Trainee(model, method, self.protocol, settings, self.steps)
         self.kept = Kept(self.trainee.teacher)
-        method.weakened(self.trainee.model.reduction.vit, settings.strength(0))  # refused now, not in the first epoch
+        method.weakened(self.trainee.model.reduction.vit, settings.strength(0))  # raises now, not in the first epoch
         self.macs = macs(self.trainee.model).total if not self.trainee.model.reducer.adaptive else None
         self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
 
     def begin(self, state: dict[str, Any] | None) -> None:
-        """At the first step, or where the state says that the first process has read."""
+        """Start at the first step, or at the one in `state`, which only the first process has read."""
         folder = self.folder if distributed.is_first() else None
         known = distributed.from_first(state and {"step": state["step"], "log": state["log"]})
         if known is None:
@@ -175,13 +175,13 @@ class _Run:
             self.trainee.load(state)
             self.log = Log(folder, known["log"])
 
-    def go(self, progress: Progress | None) -> Finetuned:
+    def go(self, progress: StepsDone | None) -> Finetuned:
         done = self.saved
         while done < self.steps:
             done = self.epoch(done, progress)
         return Finetuned(self.trainee.result(), tuple(self.log.entries), tuple(self.unreadable))
 
-    def epoch(self, done: int, progress: Progress | None) -> int:
+    def epoch(self, done: int, progress: StepsDone | None) -> int:
         """The rest of the epoch that step `done` is in."""
         epoch, within = divmod(done, self.epoch_steps)
         self.set_reduction(epoch)
@@ -235,13 +235,13 @@ class _Run:
         self.log.add({"kind": "validation", "step": step, "epoch": epoch, **figures})
 
     def save(self, step: int) -> None:
-        """In the first process; the others continue, and meet it in the next step."""
+        """Write a checkpoint in the first process; the others continue and wait for it in the next step."""
         state = self.trainee.state()
         if distributed.is_first():
             latest = self.log.of("validation")[-1:] or [{}]
             found = {"finetuned": self.settings.to_dict(), "step": step, "steps": self.steps}
             measured = {"macs": self.macs, "share": self.share, "validation": latest[0]}
-            # The state last: it says that a step is done, and then the weights of that step must be there.
+            # The state last: where it says that a step is done, the weights of that step must exist.
             write_weights(self.folder, self.name, self.trainee.result(), self.method, found, measured)
             write_state(self.folder, self.run, {"step": step, "log": self.log.entries, **state})
         self.saved = step

@@ -1,6 +1,6 @@
-"""How each method is finetuned where it differs: learning rates, mode, heads, losses, as their authors did it.
+"""How each method is finetuned by its authors where that differs: learning rates, mode, heads, losses.
 
-Adding one is a class here and a line in PROTOCOLS; a method without one is finetuned as the paper does with GTP.
+A new one is a class here and a line in PROTOCOLS; methods without one are finetuned as the paper finetunes GTP.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.core.loop import run
@@ -23,6 +22,7 @@ from gtp_vit.methods.dynamicvit import DynamicViT
 from gtp_vit.methods.evit import EViT
 from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.training import dynamicvit
+from gtp_vit.training.kl import kl_from_teacher
 from gtp_vit.training.settings import Training
 
 Terms = dict[str, Tensor]  # "loss", and what it is made of
@@ -43,7 +43,7 @@ class Protocol:
     untrained: tuple[str, ...] = ()  # parameters of the model that stay as they are
 
     def with_settings(self, settings: Training) -> Protocol:
-        """The user's word counts before the authors'."""
+        """This protocol with the user's settings, which take precedence."""
         names = ("lr", "min_lr", "learned_lr", "weight_decay", "warmup", "drop_path")
         given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
         found = dataclasses.replace(self, **given)
@@ -58,18 +58,18 @@ class Protocol:
         return 100 * self.lr if self.learned_lr is None else self.learned_lr
 
     def extra(self, model: Any) -> nn.Module:
-        """Parts that only training needs; they are in the checkpoint, but not among the weights."""
+        """Modules that only training needs; they are in the checkpoint, but not among the weights."""
         return nn.Module()
 
     def method_at(self, method: Method, done: float) -> Method:
-        """The method when this share of the run is done."""
+        """The method after this share of the run."""
         return method
 
     def check(self, method: Method, settings: Training) -> None:
-        """Is there anything to be learned with these settings?"""
+        """Raise BadSetting if there is nothing to learn with these settings."""
 
     def teach(self, teacher: Any, images: Tensor) -> Any:
-        """What `terms` needs from the unreduced model."""
+        """The outputs of the unreduced model that `terms` needs."""
         return teacher(images)
 
     def distill(self, settings: Training) -> float:
@@ -80,7 +80,7 @@ class Protocol:
         return self.distill(settings) > 0
 
     def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
-        """The loss of these images."""
+        """The loss and its terms for these images."""
         return self.combined(model(images), labels, taught, settings)
 
     def combined(self, logits: Tensor, labels: Tensor, taught: Tensor | None, settings: Training) -> Terms:
@@ -93,19 +93,13 @@ class Protocol:
             terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), labels)
             loss = loss + terms["cross_entropy"]
         if taught is not None:
-            terms["kl"] = divergence(logits, taught)
+            terms["kl"] = kl_from_teacher(logits.float(), taught.float())
             loss = loss + self.distill(settings) * terms["kl"]
         return {"loss": loss, **terms}
 
     def frozen_until(self, epochs: int) -> int:
         """Epochs in which the model itself is not trained."""
         return math.ceil(self.frozen * epochs)
-
-
-def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student), averaged over images."""
-    student, teacher = student.float().log_softmax(dim=-1), teacher.float().log_softmax(dim=-1)
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
 @dataclass(frozen=True)
@@ -130,11 +124,9 @@ class DynamicViTProtocol(Protocol):
 
     def check(self, method: Any, settings: Training) -> None:
         if method.keep_ratio == 1:
-            raise BadSetting("keep_ratio is 1: no token ever leaves, so there is nothing to be learned; give less")
+            raise BadSetting("keep_ratio is 1: no token ever leaves, so there is nothing to learn; give less")
         if settings.shrink_start or settings.shrink_epochs:
-            raise BadSetting(
-                "DynamicViT finds its way to keep_ratio by its loss; leave out shrink_start and shrink_epochs"
-            )
+            raise BadSetting("DynamicViT reaches keep_ratio by its loss; leave out shrink_start and shrink_epochs")
 
     def distill(self, settings: Training) -> float:
         return 0.5 if settings.distill is None else settings.distill
@@ -190,14 +182,14 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def protocol_of(method: Method, settings: Training) -> Protocol:
-    """Checked, with the user's settings in it."""
+    """The protocol of a method with the user's settings, checked."""
     found = PROTOCOLS.get(method.name, Protocol()).with_settings(settings)
     found.check(method, settings)
     return found
 
 
 def parameter_groups(protocol: Protocol, model: Any, extra: nn.Module) -> list[dict[str, Any]]:
-    """For the optimiser: with and without decay, the method's learned parts apart; `frozen` ones wait."""
+    """Groups for the optimiser: with and without weight decay, and the method's learned parts by themselves."""
     return [*_groups(protocol, model, extra, learned=False), *_groups(protocol, model, extra, learned=True)]
 
 

@@ -1,7 +1,7 @@
 """What can be set in finetuning; the defaults are the paper's: DeiT's augmentation and regularisation, 30 epochs.
 
-A step of the optimiser sees `batch_size` images over all processes. They are computed in parts of `micro_batch` images;
-which process computes which part changes nothing. None means: as the method's own authors did (protocols.py).
+A step of the optimiser sees `batch_size` images over all processes, in parts of `micro_batch` images; which process
+computes which part changes nothing. None means: as the method's authors did (protocols.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Training:
     grad_checkpointing: bool = False
     """Compute each layer twice and keep little of it: less memory, more time."""
     distill: float | None = None
-    """Weight of the KL divergence to the unreduced model's soft logits, beside the labels' of weight 1; 0 = none. By
+    """Weight of the KL divergence to the unreduced model's soft logits, besides the labels' of weight 1; 0 = none. By
     default none, with --no-labels 1, and 0.5 for DynamicViT."""
     labels: bool = True
     """--no-labels: learn from the unreduced model only; images need no labels then."""
@@ -119,12 +119,12 @@ class Training:
 
     @property
     def part(self) -> int:
-        """Images of one part."""
+        """Images in one part."""
         return min(self.micro_batch, self.batch_size)
 
     @property
     def parts(self) -> int:
-        """Parts of one step."""
+        """Number of parts in one step."""
         return self.batch_size // self.part
 
     @property
@@ -132,7 +132,7 @@ class Training:
         return self.mixup > 0 or self.cutmix > 0
 
     def strength(self, epoch: float) -> float:
-        """How strong the reduction is in this epoch, counted from 0: from 0 to 1 along half a cosine.
+        """Strength of the reduction in this epoch (counted from 0), rising from 0 to 1 along half a cosine.
 
         >>> [round(Training(shrink_start=1, shrink_epochs=4).strength(epoch), 2) for epoch in range(6)]
         [0.0, 0.0, 0.15, 0.5, 0.85, 1.0]
@@ -144,7 +144,7 @@ class Training:
         return 0.5 - 0.5 * math.cos(math.pi * (epoch - self.shrink_start) / self.shrink_epochs)
 
     def augment(self) -> dict[str, Any]:
-        """For timm.data.create_transform."""
+        """Arguments for timm.data.create_transform."""
         return {
             "scale": self.scale,
             "hflip": self.hflip,

@@ -1,4 +1,4 @@
-"""The model in training, with its optimiser: what one step does, and what must be kept to resume after it."""
+"""The model in training with its optimiser: one step, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gtp_vit.training.settings import Training
 
 
 class Student(nn.Module):
-    """From images to losses in one forward pass, which is what torch distributes."""
+    """From images to losses in one forward pass, for DistributedDataParallel."""
 
     def __init__(self, model: Any, protocol: Protocol, settings: Training) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Trainee:
     """A copy of the user's model, reduced, with everything that changes in training."""
 
     def __init__(self, original: nn.Module, method: Method, protocol: Protocol, settings: Training, steps: int) -> None:
-        """`steps` is how many there are in all."""
+        """`steps` is the total number of steps."""
         from timm.optim import create_optimizer_v2
         from timm.scheduler import CosineLRScheduler
         from timm.utils import ModelEmaV3
@@ -74,15 +74,15 @@ class Trainee:
         self.device = next(plain.parameters()).device
 
     def begin_epoch(self, method: Method) -> None:
-        """With the reduction that this epoch has."""
+        """Install this epoch's settings and set the training mode."""
         install(self.model, method)
         self.student.train(not self.protocol.eval_mode)
         for module in self.student.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()  # statistics of a part would depend on how parts are shared out
+                module.eval()  # batch statistics would depend on the parts
 
     def take(self, step: int, steps_of_epoch: int, parts: list[Batch]) -> dict[str, float]:
-        """One step on this process's parts; the mean loss of all processes' parts, and its terms."""
+        """Do one step on this process's parts; returns the mean loss over all processes, and its terms."""
         epoch, within = divmod(step, steps_of_epoch)
         rank, processes = distributed.share()
         self.optimiser.zero_grad(set_to_none=True)
@@ -109,7 +109,7 @@ class Trainee:
         return {**figures, "lr": max(group["lr"] for group in self.optimiser.param_groups)}
 
     def set_rate(self, step: int, epoch: int) -> None:
-        """A function of the step alone."""
+        """Set the learning rates, which depend on the step alone."""
         self.schedule.step_update(step)
         for group in self.optimiser.param_groups:
             if group["frozen"] and epoch < self.protocol.frozen_until(self.settings.epochs):
@@ -128,7 +128,7 @@ class Trainee:
             return self.shared(images, labels, taught)
 
     def result(self) -> Any:
-        """The model as it would be used now, in eval mode, with the whole reduction."""
+        """The model in eval mode, with the full reduction."""
         model: Any = self.model if self.ema is None else self.ema.module
         install(model, self.method)
         return model.eval()
@@ -143,10 +143,10 @@ class Trainee:
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Only the first process has a state; the others get its tensors one by one, straight into their own."""
+        """Load a state, which only the first process has, and copy its tensors into those of the others."""
         if state is not None:
             self.student.load_state_dict(state["student"])
-            # Copied, because the optimiser keeps the tensors it is given, and these are those of the file.
+            # Copied, because the optimiser keeps the tensors it gets, and these are mapped from the file.
             self.optimiser.load_state_dict(with_tensors(state["optimiser"], torch.clone))
             if self.ema is not None:
                 self.ema.module.load_state_dict(state["ema"])
@@ -170,16 +170,16 @@ def with_tensors(optimiser: dict[str, Any], change: Callable[[Tensor], Tensor]) 
 
 
 class NotFinite(GTPError):
-    """A loss, gradient or weight that is no number any more; the weights were not changed by it."""
+    """A loss, gradient or weight that is not finite; the weights were not changed by it."""
 
 
 def install(model: Any, method: Method) -> None:
-    """Give a patched model different settings of its method; what was learned stays, what follows from them is new."""
+    """Give a patched model different settings of its method, and keep its learned parts."""
     if model.reduction.method == method:
         return
     weight = next(model.parameters())
     reducer = method.build(model.reduction.vit).train(model.training).to(weight.device, weight.dtype)
-    for name, value in model.reducer.state_dict(keep_vars=True).items():  # the objects that the optimiser knows
+    for name, value in model.reducer.state_dict(keep_vars=True).items():  # the optimiser's own tensors
         path, _, leaf = name.rpartition(".")
         setattr(reducer.get_submodule(path), leaf, value)
     model.reducer = reducer
