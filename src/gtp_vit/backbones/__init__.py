@@ -50,7 +50,7 @@ class Host:
         return self.backbone.output(self.tower) if self.path == "" else None
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
-        """MACs of the ViT's parts."""
+        """MACs of the ViT, part by part."""
         return measure_costs(self.backbone, self.tower, grid, convention)
 
 

@@ -1,4 +1,4 @@
-"""Softmax attention that hands back the statistics a method asks for, not the map.
+"""Softmax attention that returns the statistics a method asks for, not the map.
 
 The map is written to memory only where a method wants the map itself, or an edit of it that no kernel knows.
 
@@ -64,8 +64,8 @@ class Stats(NamedTuple):
     column_sums: Tensor | None = None  # how much all tokens together attend to each token
     class_row: Tensor | None = None  # how much the first token attends to each token
     map: Tensor | None = None  # [B, H, N, N], prefix tokens included
-    keys: Tensor | None = None  # [B, H, N, D]
-    values: Tensor | None = None  # [B, H, N, D]
+    keys: Tensor | None = None  # [B, H, M, D]
+    values: Tensor | None = None  # [B, H, M, D]
 
 
 def attend(
@@ -82,7 +82,7 @@ def attend(
     Args:
         projections: queries, keys and values.
         ask: which statistics to return and how to change the map.
-        size: how much each key counts, [B, N], e.g. the patches it stands for; None = all alike. Keys of 0 are ignored.
+        size: weight of each key, [B, N], e.g. the patches it stands for; 0 = ignored; None = all alike.
         queries: return the output of the first `queries` tokens only.
         first: statistics leave out the tokens before this one.
         ops: the operators to use where they can do what is asked.

@@ -97,7 +97,7 @@ class Backbone:
         raise NotImplementedError
 
     def mlp_norm(self, block: nn.Module) -> nn.LayerNorm | None:
-        """The norm in front of the MLP, if it is a plain LayerNorm that a kernel may compute."""
+        """The norm before the MLP, if it is a plain LayerNorm that a kernel may compute."""
         return None
 
     def mlp_branch(self, block: nn.Module, x: Tensor, normed: Tensor | None) -> Tensor:

@@ -48,13 +48,13 @@ class Macs:
 
 
 class BlockCosts(NamedTuple):
-    """MACs of one block for each token that ..."""
+    """MACs of one block for one token, part by part."""
 
-    keys: int  # has a key and a value
-    queries: int  # has a query
-    pairs: int  # for each query and key: both products of attention
-    output: int  # has an output of attention
-    mlp: int  # goes through the MLP
+    keys: int  # norm, key and value
+    queries: int  # query
+    pairs: int  # both products of attention, for one pair of query and key
+    output: int  # projection of the output of attention
+    mlp: int  # MLP and its norm
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def by_size(tokens: Tokens) -> Tensor | None:
 
 
 def mergeable(tokens: int) -> int:
-    """At most half of the tokens can merge."""
+    """How many of these tokens can merge: at most half."""
     return tokens // 2
 
 

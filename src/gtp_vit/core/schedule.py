@@ -28,7 +28,7 @@ STEPS = 512  # resolution of a share of tokens
 
 
 def linear(depth: int, tokens: int, first: float, last: float) -> list[int]:
-    """From `first` to `last` in equal steps, rounded half up."""
+    """A schedule from `first` to `last` in equal steps, rounded half up."""
     step = (last - first) / max(depth - 1, 1)
     return [int(first + step * layer + 0.5) for layer in range(depth)]
 

@@ -60,7 +60,7 @@ def _fitting(value: Any, hint: Any) -> Any:
 
 
 def _words(hint: Any) -> list[str]:
-    """A type in words."""
+    """The names of a type for an error text."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return [word for part in parts for word in _words(part)]

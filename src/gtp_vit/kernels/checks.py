@@ -170,7 +170,7 @@ def fits_conserve(
 
 
 def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> None:
-    """similarity [B, M0, M0]."""
+    """Shapes: similarity [B, M0, M0]."""
     patches = rows * columns
     if rows < 1 or columns < 1 or similarity.dim() != 3 or similarity.shape[1:] != (patches, patches):
         grid = f"{rows} x {columns}"
@@ -181,5 +181,5 @@ def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
 
 
 def fits_neighbours(similarity: Tensor) -> bool:
-    """May it go into native code?"""
+    """Can native code take this?"""
     return similarity.is_cpu and similarity.is_floating_point()

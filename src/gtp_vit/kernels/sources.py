@@ -1,7 +1,7 @@
 """How the native library is built, and what it is called: by what it was built from.
 
 Both setup.py, which builds it, and native.py, which loads it, ask here. A library of different sources or flags has a
-different name, so it is never loaded; no Python version is in the name, because the library knows nothing of Python.
+different name, so it is never loaded; no Python version is in the name, because the library does not use Python.
 
     python src/gtp_vit/kernels/sources.py avx2      # prints the name
 """

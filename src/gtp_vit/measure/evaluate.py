@@ -245,7 +245,7 @@ def summarise(names: list[str], entries: list[Any]) -> Evaluation:
 
 
 def _figure(per_image: dict[str, dict[str, Array]], name: str, figure: str) -> Array:
-    """One number for each image."""
+    """A figure of one model, image by image."""
     own = per_image[name]
     if figure == "kl":
         return own["kl"]

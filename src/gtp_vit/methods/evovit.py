@@ -37,7 +37,7 @@ class EvoViT(Method):
     stages: tuple[int, ...] | None = None
     """Layers before which tokens are chosen, counted from 0; by default at one and two thirds: 4 and 8 of 12."""
     layer_wise: bool = False
-    """Choose anew in every layer from the first stage on, as in the first part of the original's training."""
+    """Choose again in every layer from the first stage on, as in the first part of the original's training."""
     tradeoff: float = 0.5
     """How much the newest layer counts in a token's attention score."""
     representative_token: bool = False

@@ -84,7 +84,7 @@ class ToMeReducer(Reducer):
         x = norm(tokens.x)
         if not self.method.weighted_pool or tokens.size is None:
             return x
-        # The head takes a plain mean: weights of mean 1 in front of it make that a weighted one.
+        # The head takes a plain mean: scaling by weights of mean 1 makes it a weighted one.
         weights = tokens.size / tokens.size.mean(dim=1, keepdim=True)
         return x * F.pad(weights, (tokens.prefix, 0), value=1.0).unsqueeze(-1).to(x.dtype)
 

@@ -106,8 +106,8 @@ def receive(neighbours: Tensor, root: Tensor, kept: Tensor, propagated: Tensor) 
 def topk_by_position(values: Tensor, k: int) -> Tensor:
     """Section 3.2.2, the threshold T_i: indices of the k largest of each row; of equal ones the first. -> [..., k].
 
-    topk leaves open which of several equal values it takes. So it looks at whole numbers that are all different: the
-    bits of the value, in the order of the values, and behind them the position.
+    topk does not define which of several equal values it takes. So it gets integers that are all different: the bits of
+    the value, in the order of the values, followed by the position.
     """
     count = values.shape[-1]
     bits = (values.float() + 0.0).view(torch.int32)  # + 0.0 makes -0 equal to 0

@@ -31,7 +31,7 @@ def summarise(
 
     Args:
         values: features, sizes or sources of all tokens, [B, c + M, D].
-        prefix: how many tokens in front take no part.
+        prefix: number of tokens at the start that stay as they are.
         kept: image tokens that stay, [B, K].
         gone: image tokens that are propagated, [B, P].
         weights: what each kept token takes from each propagated one, [B, K, P].

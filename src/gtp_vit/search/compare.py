@@ -49,7 +49,7 @@ class Row:
 def plan(
     model: nn.Module, methods: Sequence[str], budgets: Sequence[float], recipes: Sequence[Recipe] = ()
 ) -> tuple[list[Plan], list[str]]:
-    """The unreduced model and every method at every budget, and what was left out and why.
+    """The unreduced model and every method at every budget, and which were left out and why.
 
     Args:
         model: the unreduced model.

@@ -45,7 +45,7 @@ class Space:
 
     @property
     def fewest(self) -> int:
-        """Image tokens that must stay: one, or as many as the smallest allowed number of tokens has."""
+        """Image tokens that must stay: one, or as many as make the total a multiple of `multiple_of`."""
         step, prefix = self.limits.multiple_of, self.vit.prefix
         return 1 if step == 1 else (prefix // step + 1) * step - prefix
 

@@ -76,7 +76,7 @@ def finetune(
         validation: images for a pass before training and after each epoch.
         workers: processes that read images, for each process that computes.
         name: of the model, for the metadata; timm's if None.
-        restart: begin anew where an earlier run was stopped. What it wrote is replaced by the first checkpoint.
+        restart: start again instead of resuming; the first checkpoint replaces what an earlier run wrote.
         progress: called after every step.
     """
     settings = settings or Training()

@@ -104,7 +104,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class EViTProtocol(Protocol):
-    """In eval mode, at twice the learning rate, with next to no weight decay, without warm-up."""
+    """Eval mode, twice the learning rate, almost no weight decay, no warm-up."""
 
     lr: float = 2e-5
     min_lr: float = 2e-6

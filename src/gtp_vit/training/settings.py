@@ -119,7 +119,7 @@ class Training:
 
     @property
     def part(self) -> int:
-        """Images in one part."""
+        """Number of images in one part."""
         return min(self.micro_batch, self.batch_size)
 
     @property

@@ -24,7 +24,7 @@ from gtp_vit.training.settings import Training
 
 
 class Student(nn.Module):
-    """From images to losses in one forward pass, for DistributedDataParallel."""
+    """A module from images to losses, so that DistributedDataParallel sees one forward pass."""
 
     def __init__(self, model: Any, protocol: Protocol, settings: Training) -> None:
         super().__init__()
