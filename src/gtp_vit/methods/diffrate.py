@@ -41,7 +41,7 @@ class DiffRate(Method):
 
     @classmethod
     def from_kept(cls, prune_kept_num: list[int], merge_kept_num: list[int], tokens: int = 197) -> DiffRate:
-        """Settings from the original's lists: how many of `tokens` each layer has left after dropping and after merging.
+        """Settings from the original's lists: how many of `tokens` are left after dropping and merging in each layer.
 
         >>> DiffRate.from_kept([197, 190, 150], [196, 180, 150])
         DiffRate(prune=(0, 6, 30), merge=(1, 10, 0))
