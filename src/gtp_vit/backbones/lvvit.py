@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.images import check_images
-from gtp_vit.backbones.parts import is_overridden, project
+from gtp_vit.backbones.parts import check_images, is_overridden, project
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.tokens import Tokens

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.images import check_images
-from gtp_vit.backbones.parts import is_overridden, project, through
+from gtp_vit.backbones.parts import check_images, is_overridden, project, through
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output

@@ -1,4 +1,4 @@
-"""What methods that merge tokens share: pairs of similar tokens, averages by size, sizes.
+"""What methods that merge tokens share: pairs of similar tokens, averages by size.
 
 Shapes: B batch, M image tokens, r merged pairs, D head dimension.
 """
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Stats
 from gtp_vit.core.reducer import Step, VitInfo
-from gtp_vit.core.tokens import Tokens
 from gtp_vit.tensors import at_least_float32, full_precision
 
 
@@ -65,11 +64,6 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     weights = torch.zeros(*own.shape, given.shape[1], device=size.device)
     weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
     return weights, own / total, total
-
-
-def by_size(tokens: Tokens) -> Tensor | None:
-    """Each key counts as often in attention as its token stands for patches, [B, N]: Eq. (11)'s s."""
-    return None if tokens.size is None else F.pad(tokens.size, (tokens.prefix, 0), value=1.0)
 
 
 def mergeable(tokens: int) -> int:
