@@ -8,11 +8,27 @@ import torch
 from torch import nn
 
 import families
-from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, backbones, is_patched, macs, patch, trace, unpatch
+from gtp_vit import (
+    GTP,
+    EViT,
+    GTPError,
+    GTPPlus,
+    Identity,
+    ToMe,
+    backbones,
+    finetune,
+    is_patched,
+    macs,
+    patch,
+    trace,
+    tune,
+    unpatch,
+)
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.loop import run
 from gtp_vit.errors import UnsupportedBackbone
+from gtp_vit.inputs.data import InMemory
 from gtp_vit.patch import host_of
 
 
@@ -102,6 +118,15 @@ def test_a_refused_vit_in_a_root_is_named_by_its_path(root):
     root.visual.trunk.blocks[2].attn.extra = nn.Linear(2, 2)
     with pytest.raises(UnsupportedBackbone, match=r"visual\.trunk: blocks\[2\]\.attn\.extra .*is not known"):
         patch(root, GTP())
+
+
+def test_a_root_is_tuned_and_evaluated_as_it_is_and_finetuned_without_its_root(root, tmp_path):
+    images = families.images("vit", 24)
+    recipe = tune(root, images, macs=0.7, evaluations=1)
+    assert recipe.measured["share"] <= 0.7
+    assert is_patched(patch(root, recipe))
+    with pytest.raises(GTPError, match=r"give model\.visual\.trunk"):
+        finetune(root, GTP(), InMemory(images, torch.zeros(24).long()), output=tmp_path)
 
 
 class Rotary(TimmViT):
