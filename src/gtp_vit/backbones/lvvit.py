@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.images import check_images
-from gtp_vit.backbones.parts import is_overridden, project
+from gtp_vit.backbones.parts import check_images, is_overridden, project
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 
 
@@ -39,22 +37,11 @@ class LVViTBackbone(TimmViT):
                     return f"blocks[{index}].{path} has hooks or a forward of its own; remove them"
         return None
 
-    def describe(self, model: Any) -> VitInfo:
-        attn = model.blocks[0].attn
-        return VitInfo(
-            depth=len(model.blocks),
-            dim=model.embed_dim,
-            heads=attn.num_heads,
-            head_dim=attn.head_dim,
-            grid=self.grid(model),
-            prefix=1,
-            class_token=True,
-            head_reads_image_tokens=True,
-            head_averages_image_tokens=False,
-        )
-
     def first_layer(self, model: Any) -> nn.Conv2d:
         return model.patch_embed.conv1
+
+    def head_averages_image_tokens(self, model: Any) -> bool:
+        return False
 
     def head_reads_image_tokens(self, model: Any) -> bool:
         return True

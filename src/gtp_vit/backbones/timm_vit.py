@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.images import check_images
-from gtp_vit.backbones.parts import is_overridden, project, through
+from gtp_vit.backbones.parts import check_images, is_overridden, project, through
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
@@ -105,7 +104,7 @@ class TimmViT(Backbone):
             prefix=model.num_prefix_tokens,
             class_token=model.has_class_token,
             head_reads_image_tokens=self.head_reads_image_tokens(model),
-            head_averages_image_tokens=model.global_pool == "avg" and not getattr(model, "pool_include_prefix", False),
+            head_averages_image_tokens=self.head_averages_image_tokens(model),
         )
 
     def inputs(self, model: Any) -> Inputs:
@@ -154,6 +153,10 @@ class TimmViT(Backbone):
     def first_layer(self, model: Any) -> nn.Conv2d:
         """The first convolution of the model."""
         return model.patch_embed.proj
+
+    def head_averages_image_tokens(self, model: Any) -> bool:
+        """Is the pooled feature their plain mean?"""
+        return model.global_pool == "avg" and not getattr(model, "pool_include_prefix", False)
 
     def head_reads_image_tokens(self, model: Any) -> bool:
         return model.global_pool not in POOLS_OF_PREFIX or model.attn_pool is not None

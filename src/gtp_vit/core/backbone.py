@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -40,7 +40,7 @@ class Output(NamedTuple):
     width: int
 
 
-class Backbone:
+class Backbone(Protocol):
     """What a family of models must define. See backbones/timm_vit.py."""
 
     forwards: type  # mixed into the class of a patched ViT: the model's own entry points, running the loop
@@ -49,52 +49,40 @@ class Backbone:
 
     def matches(self, model: nn.Module) -> bool:
         """Does this model belong to the family?"""
-        raise NotImplementedError
 
     def refusal(self, model: nn.Module) -> str | None:
         """None if every module of the model is supported, else the reason why it is not."""
-        raise NotImplementedError
 
     def describe(self, model: nn.Module) -> VitInfo:
         """The sizes of the model: all that a method knows of it."""
-        raise NotImplementedError
 
     def inputs(self, model: nn.Module) -> Inputs:
         """The images the model takes."""
-        raise NotImplementedError
 
     def output(self, model: nn.Module) -> Output:
         """What the model returns; no image is run."""
-        raise NotImplementedError
 
     def grid(self, model: nn.Module) -> tuple[int, int]:
         """Rows and columns of patches at the model's own image size."""
-        raise NotImplementedError
 
     def head_reads_image_tokens(self, model: nn.Module) -> bool:
         """False if pooling and head, as they are set now, read prefix tokens only."""
-        raise NotImplementedError
 
     # A forward pass, in this order
 
     def embed(self, model: nn.Module, images: Tensor) -> Tokens:
         """The tokens that go into the first block."""
-        raise NotImplementedError
 
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        raise NotImplementedError
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]: ...
 
     def run_block(self, block: nn.Module, layer: int, tokens: Tokens) -> Tensor:
         """The features after one of the model's own blocks, for layers that a method leaves alone."""
-        raise NotImplementedError
 
     def project(self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None) -> Projections:
         """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given."""
-        raise NotImplementedError
 
     def attention_branch(self, block: nn.Module, out: Tensor) -> Tensor:
         """The attention branch, ready to be added to x: projection and scales applied to the output of attention."""
-        raise NotImplementedError
 
     def mlp_norm(self, block: nn.Module) -> nn.LayerNorm | None:
         """The norm before the MLP, if it is a plain LayerNorm that a kernel may compute."""
@@ -102,15 +90,12 @@ class Backbone:
 
     def mlp_branch(self, block: nn.Module, x: Tensor, normed: Tensor | None) -> Tensor:
         """The MLP branch, ready to be added to x; `normed` is x after the norm, if that was computed already."""
-        raise NotImplementedError
 
     def norm(self, model: nn.Module) -> nn.Module:
         """The norm after the last block."""
-        raise NotImplementedError
 
     def head(self, model: nn.Module, features: Tensor) -> Tensor:
         """Pooling and classifier, from the normed features of all tokens."""
-        raise NotImplementedError
 
     # Training
 
@@ -120,7 +105,6 @@ class Backbone:
 
     def save_memory(self, model: nn.Module, on: bool) -> None:
         """Switch gradient checkpointing on or off."""
-        raise NotImplementedError
 
     def drop_paths(self, model: nn.Module, rate: float) -> bool:
         """Set stochastic depth, rising from 0 in the first layer to `rate` in the last; False if there is none."""
@@ -132,7 +116,6 @@ class Backbone:
 
     def classifier(self, model: nn.Module) -> nn.Module:
         """The layer that scores classes, from one feature vector."""
-        raise NotImplementedError
 
     def token_classifier(self, model: nn.Module) -> nn.Module | None:
         """The layer that scores classes for every image token; None if the model has none."""

@@ -1,4 +1,4 @@
-"""Shared by methods that merge tokens: pairs of similar tokens, averages weighted by size, sizes.
+"""Shared by methods that merge tokens: pairs of similar tokens, averages weighted by size.
 
 Shapes: B batch, M image tokens, r merged pairs, D head dimension.
 """
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Stats
 from gtp_vit.core.reducer import Step, VitInfo
-from gtp_vit.core.tokens import Tokens
 from gtp_vit.tensors import at_least_float32, full_precision
 
 
@@ -65,11 +64,6 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     weights = torch.zeros(*own.shape, given.shape[1], device=size.device)
     weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
     return weights, own / total, total
-
-
-def by_size(tokens: Tokens) -> Tensor | None:
-    """Key weights for proportional attention, [B, N]: the patches each token stands for, s of Eq. (11)."""
-    return None if tokens.size is None else F.pad(tokens.size, (tokens.prefix, 0), value=1.0)
 
 
 def mergeable(tokens: int) -> int:

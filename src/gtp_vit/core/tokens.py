@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.kernels import Ops
@@ -50,6 +51,11 @@ class Tokens:
     def sizes(self) -> Tensor:
         """How many patches each image token stands for, [B, M]."""
         return torch.ones(self.cell.shape, device=self.x.device) if self.size is None else self.size
+
+    @property
+    def key_sizes(self) -> Tensor | None:
+        """Eq. (11)'s s, [B, N]: how often each token counts as a key, prefix tokens once; None = all of them once."""
+        return None if self.size is None else F.pad(self.size, (self.prefix, 0), value=1.0)
 
     def but(
         self,

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, check_layers, removals, share_at, weaker
 from gtp_vit.core.tokens import Tokens
@@ -160,7 +159,7 @@ class ATSReducer(Reducer):
         return kept, tokens.keep(kept).but(size=stays.float())
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return by_size(tokens)  # attention ignores padding, of size 0
+        return tokens.key_sizes  # attention ignores padding, of size 0
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         sampling = self.layers or [layer for layer, step in enumerate(steps) if step.keys > step.after]

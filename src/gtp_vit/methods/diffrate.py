@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals, weaker
 from gtp_vit.core.tokens import Tokens
@@ -126,7 +125,7 @@ class DiffRateReducer(Reducer):
         return tokens.merge(kept, gone, chosen * retain.unsqueeze(2), size, retain)
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return by_size(tokens)
+        return tokens.key_sizes
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         total = 0

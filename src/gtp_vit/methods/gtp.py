@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals, spread, weaker
 from gtp_vit.core.tokens import Tokens, receivers
@@ -198,7 +197,7 @@ class GTPReducer(Reducer):
             branch,
             scores,
             tokens.cell,
-            by_size(tokens),
+            tokens.key_sizes,
             *tokens.carry.lists,
             removed,
             self.method.alpha,
@@ -213,7 +212,7 @@ class GTPReducer(Reducer):
         return tokens.but(x=x, size=counted, cell=cell, owner=owner), None if norm is None else normed
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return by_size(tokens)
+        return tokens.key_sizes
 
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
         """Section 3.2.3 for the options that have no kernel."""

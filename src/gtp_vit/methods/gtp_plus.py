@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import by_size
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals, searched, weaker, whole_tokens
 from gtp_vit.core.tokens import Tokens
@@ -112,7 +111,7 @@ class GTPPlusReducer(Reducer):
         return tokens, None if norm is None else normed
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        power, weights = self.method.proportional_attention, by_size(tokens)
+        power, weights = self.method.proportional_attention, tokens.key_sizes
         if weights is None or power == 0:
             return None
         return weights if power == 1 else weights.pow(power)

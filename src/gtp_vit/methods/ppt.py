@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import Pairs, average, by_size, match, matching_macs, mean_keys, mergeable
+from gtp_vit.core.merging import Pairs, average, match, matching_macs, mean_keys, mergeable
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, quarters, removals
 from gtp_vit.core.tokens import Tokens
@@ -93,7 +93,7 @@ class PPTReducer(Reducer):
         return tokens.merge(kept, gone, weights, size, retain)
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return by_size(tokens) if self.method.prop_attn else None
+        return tokens.key_sizes if self.method.prop_attn else None
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         acting = [step for step in steps[:layers] if step.keys > step.after]

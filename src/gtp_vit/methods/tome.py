@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import average, by_size, match, matching_macs, mean_keys, mergeable
+from gtp_vit.core.merging import average, match, matching_macs, mean_keys, mergeable
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals, spread, weaker
 from gtp_vit.core.tokens import Tokens
@@ -78,7 +78,7 @@ class ToMeReducer(Reducer):
         return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return by_size(tokens) if self.method.prop_attn else None
+        return tokens.key_sizes if self.method.prop_attn else None
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)

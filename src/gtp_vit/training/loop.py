@@ -84,6 +84,11 @@ def finetune(
     check_range("workers", workers, 0, 256, whole=True)
     plain: Any = unpatch(model)
     host = host_of(plain)
+    if host.path:
+        raise BadSetting(
+            f"{type(plain).__name__} has its ViT at {host.path}, and only a ViT itself can be finetuned here; give "
+            f"model.{host.path}, and put the result back"
+        )
     method = resolve(method, host)
     if not isinstance(method, Method):
         raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
