@@ -11,6 +11,8 @@ import timm
 import torch
 from torch import nn
 
+from gtp_vit.patch import host_of
+
 SMALL = {"embed_dim": 24, "depth": 4, "num_heads": 3, "img_size": 64, "patch_size": 8, "num_classes": 10}
 
 # name -> (timm model, arguments)
@@ -61,12 +63,12 @@ FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]
 
 @functools.cache
 def has_class_token(family: str) -> bool:
-    return bool(make(family).has_class_token)
+    return host_of(make(family)).vit.class_token
 
 
 @functools.cache
 def head_reads_image_tokens(family: str) -> bool:
-    return getattr(make(family), "global_pool", "lvvit") != "token"
+    return host_of(make(family)).vit.head_reads_image_tokens
 
 
 def make(family: str) -> nn.Module:
@@ -82,5 +84,6 @@ def make(family: str) -> nn.Module:
 
 @functools.cache
 def images(family: str, batch: int = 3) -> torch.Tensor:
-    height, width = make(family).patch_embed.img_size
-    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1))
+    host = host_of(make(family))
+    height, width = (cells * pixels for cells, pixels in zip(host.vit.grid, host.inputs.patch, strict=True))
+    return torch.randn(batch, host.inputs.channels, height, width, generator=torch.Generator().manual_seed(1))
