@@ -6,11 +6,15 @@ import json
 import re
 import shlex
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
+from gtp_vit import METHODS
 from gtp_vit.cli.app import COMMANDS, main
+from gtp_vit.core.backbone import Backbone
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -90,6 +94,52 @@ def test_links_of_the_documentation_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+DESIGN = (ROOT / "docs/design.md").read_text()
+
+
+def section(title):
+    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## )", DESIGN, re.S | re.M).group(1)
+
+
+def test_the_glossary_is_short():
+    assert 2 < len(re.findall(r"^\| ", section("Glossary"), re.M)) - 1 <= 12
+
+
+@pytest.mark.parametrize(
+    ("title", "root"),
+    [("Add a method", ROOT), ("Add a family", ROOT), ("Walk: what happens in patch(model)", "src/gtp_vit")],
+)
+def test_files_that_the_design_names_exist(title, root):
+    title = next(line[3:] for line in DESIGN.splitlines() if line.startswith(f"## {title}"))
+    named = set(re.findall(r"`([\w./-]+\.(?:py|md|json))`", section(title))) - {"README.md"}
+    named = {name for name in named if "NAME" not in name}
+    assert len(named) >= 8
+    assert not [name for name in named if not (ROOT / root / name).exists()]
+
+
+def test_the_method_on_the_page_is_one(monkeypatch):
+    """The example as it stands, with the imports of tests/toy.py."""
+    import toy
+    from gtp_vit import create_model, macs, patch
+    from gtp_vit.search.budget import at_macs
+    from gtp_vit.tensors import split
+
+    code = textwrap.dedent(re.search(r"```python\n(.*?)```", section("Add a method"), re.S).group(1))
+    names = {**vars(toy), "split": split}
+    exec(textwrap.dedent(code), names)
+    model = create_model("fashion_vit")
+    monkeypatch.setitem(METHODS, "shortest", names["Shortest"])
+    fast = patch(model, at_macs(model, "shortest", 0.7 * macs(model).total))
+    assert macs(fast).total == pytest.approx(0.7 * macs(model).total, rel=0.01)
+    assert fast(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_a_backbone_defines_what_the_page_says():
+    rows = re.findall(r"^   \| (`.*?) \|", section("Add a family"), re.M)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {name for name in [*vars(Backbone), *Backbone.__annotations__] if not name.startswith("_")}
 
 
 def test_every_command_is_in_the_readme():
