@@ -135,7 +135,7 @@ def test_nothing_removed_equals_the_untouched_model(family, method):
 
 
 def removing_nothing(method: Method, vit: VitInfo) -> list[Method]:
-    """The settings at no strength, and those that the dial begins with."""
+    """The settings at no strength, and those of `at` with strength 0."""
     weakest = dataclasses.replace(method, layers=()) if is_adaptive(method) else method.weakened(vit, 0)
     return [weakest] if isinstance(method, Identity) else [weakest, type(method).at(vit, 0)]
 
