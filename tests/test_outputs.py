@@ -111,7 +111,7 @@ def test_models_with_classes_are_not_refused(family):
     model = families.make(family)
     check_class_output(model)
     check_class_output(patch(model, GTP(propagate=4)).train())
-    assert model.blocks[0].training  # as the caller left it
+    assert host_of(model).backbone.blocks(model)[0].training  # as the caller left it
 
 
 def test_a_classifier_that_was_put_in_afterwards_counts():
