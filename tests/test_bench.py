@@ -299,7 +299,7 @@ def test_streams_are_counted_and_resumed(model, folder):
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "identity"])
-def test_every_method_can_be_had_at_a_budget(name):
+def test_every_method_reaches_a_budget(name):
     with torch.device("meta"):
         model = timm.create_model("deit_tiny_patch16_224")
     for share in (0.8, 0.6):

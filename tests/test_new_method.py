@@ -54,7 +54,7 @@ def test_its_settings_are_flags(capsys):
     assert "--dropped" in capsys.readouterr().err
 
 
-def test_it_can_be_had_at_a_budget_and_compared(tmp_path, capsys):
+def test_it_can_be_compared_at_a_budget(tmp_path, capsys):
     model = create_model("fashion_vit")
     target = 0.6 * macs(model).total
     assert macs(model, at_macs(model, "toy", target), lossless=True).total == pytest.approx(target, rel=0.01)
