@@ -70,8 +70,8 @@ def test_the_package_declares_what_it_imports_and_nothing_else():
 def test_core_needs_what_it_says():
     import gtp_vit.core
 
-    assert third_party_imports("src/gtp_vit/core") == {"torch", "numpy", "safetensors"}
-    assert "Needs torch, numpy and safetensors." in gtp_vit.core.__doc__
+    assert third_party_imports("src/gtp_vit/core") == {"torch"}
+    assert "Needs torch only." in gtp_vit.core.__doc__
 
 
 def test_the_oldest_versions_that_are_tested_are_those_declared():

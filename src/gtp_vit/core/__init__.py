@@ -1,4 +1,4 @@
-"""The parts every method and backbone meets in: tokens, attention, reducer, schedule, the loop.
+"""The parts every method and backbone meets in: tokens, attention, reducer, schedule, costs, the loop.
 
-Needs torch, numpy and safetensors.
+Needs torch only.
 """
