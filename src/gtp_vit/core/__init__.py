@@ -1,1 +1,1 @@
-"""What methods and backbones share: tokens, attention, reducer, schedule, the loop. Needs torch only."""
+"""What methods and backbones share: tokens, attention, reducer, schedule, costs, the loop. Needs torch only."""

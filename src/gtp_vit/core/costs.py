@@ -112,8 +112,8 @@ class Costs:
         dearest, cheapest = cost(method.at(self.vit, low)), cost(method.at(self.vit, high))
         if not cheapest <= target <= dearest * 1.0001:
             raise BadSetting(
-                f"{method.name} reaches {cheapest / 1e9:.4g} to {dearest / 1e9:.4g} GMACs on this model, not "
-                f"{target / 1e9:.4g}; ask for a share of {cheapest / self.whole:.2f} to {dearest / self.whole:.2f}"
+                f"{target / 1e9:.4g} GMACs cannot be reached by {method.name} here; it takes {cheapest / 1e9:.4g} "
+                f"to {dearest / 1e9:.4g}: ask for a share of {cheapest / self.whole:.2f} to {dearest / self.whole:.2f}"
             )
         for _ in range(24):  # finer than any method's settings
             middle = (low + high) / 2
