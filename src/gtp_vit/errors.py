@@ -68,14 +68,7 @@ def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
 
 
 def check_range(
-    name: str,
-    value: object,
-    low: float,
-    high: float,
-    *,
-    above_low: bool = False,
-    whole: bool = False,
-    why: str = "",
+    name: str, value: object, low: float, high: float, *, above_low: bool = False, whole: bool = False, why: str = ""
 ) -> None:
     """Raise BadSetting unless low <= value <= high (low < value with `above_low`)."""
     fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)

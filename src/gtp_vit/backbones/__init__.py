@@ -15,10 +15,7 @@ from gtp_vit.core.costs import Convention, Costs, measure_costs
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
-BACKBONES: dict[str, Backbone] = {
-    "timm_vit": TimmViT(),
-    "lvvit": LVViTBackbone(),
-}
+BACKBONES: dict[str, Backbone] = {"timm_vit": TimmViT(), "lvvit": LVViTBackbone()}
 # Models around a ViT: qualified class name -> path of the ViT in the model.
 ROOTS: dict[str, str] = {}
 

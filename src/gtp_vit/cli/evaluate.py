@@ -81,12 +81,7 @@ def run(flags: Evaluate, chosen: Chosen, words: Sequence[str]) -> None:
         cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
         with render.progress("evaluating") as progress:
             found = evaluate(
-                models,
-                dataset,
-                batch_size=flags.batch_size,
-                workers=flags.workers,
-                journal=journal,
-                progress=progress,
+                models, dataset, batch_size=flags.batch_size, workers=flags.workers, journal=journal, progress=progress
             )
         rows = [result_row(flags, model, name, cost, found) for name in models]
         for row in rows:

@@ -114,10 +114,7 @@ def main(words: Sequence[str]) -> None:
     timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch} if flags.speedup else {}
     run = {"method": method.to_dict(), "target": targets, "limits": settings["limits"], "seed": flags.search_seed}
     run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed}
-    with (
-        open_journal(flags, flags.output, flags.model, model, images, **run) as journal,
-        _progress() as progress,
-    ):
+    with open_journal(flags, flags.output, flags.model, model, images, **run) as journal, _progress() as progress:
         settings |= {"journal": journal, "progress": progress}
         if flags.curve:
             recipes = curve(model, images, SHARES, **settings)

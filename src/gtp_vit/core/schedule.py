@@ -216,8 +216,10 @@ def quarters(depth: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(depth * part // 4 for part in (1, 2, 3)))
 
 
-def check_layers(name: str, layers: tuple[int, ...], depth: int, first: int = 0) -> tuple[int, ...]:
-    """Layer numbers that exist, in ascending order."""
+def check_layers(name: str, layers: tuple[int, ...] | None, depth: int, first: int = 0) -> tuple[int, ...]:
+    """Layer numbers that exist, in ascending order; None = at one, two and three quarters."""
+    if layers is None:
+        return quarters(depth)
     layers = layers if isinstance(layers, (tuple, list)) else (layers,)
     wrong = [layer for layer in layers if not isinstance(layer, Integral) or not first <= layer < depth]
     if wrong or list(layers) != sorted(set(layers)):

@@ -88,9 +88,4 @@ def _layer(before: Tokens, after: Tokens) -> LayerTrace:
     gone = ~(before.names.unsqueeze(2) == after.names.unsqueeze(1)).any(dim=2)
     removed = int(gone.sum()) // max(batch, 1)  # the same for every image of a batch
     index = gone.nonzero()[:, 1].view(batch, removed)
-    return LayerTrace(
-        kept=after.names,
-        removed=before.names.gather(1, index),
-        size=after.size,
-        owner=after.owner,
-    )
+    return LayerTrace(kept=after.names, removed=before.names.gather(1, index), size=after.size, owner=after.owner)

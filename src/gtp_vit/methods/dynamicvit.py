@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, quarters, share_at, weaker_share
+from gtp_vit.core.schedule import check_layers, share_at, weaker_share
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_range
 from gtp_vit.tensors import at_least_float32, split
@@ -103,8 +103,7 @@ class DynamicViTReducer(Reducer):
                 f"DynamicViT's predictors need a number of channels that is a multiple of 4, not {vit.dim}"
             )
         self.method = method
-        locations = quarters(vit.depth) if method.pruning_loc is None else method.pruning_loc
-        self.layers = check_layers("pruning_loc", locations, vit.depth)
+        self.layers = check_layers("pruning_loc", method.pruning_loc, vit.depth)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(method.seed)
             self.predictors = nn.ModuleList(Predictor(vit.dim) for _ in self.layers)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, quarters, share_at, weaker_share
+from gtp_vit.core.schedule import check_layers, share_at, weaker_share
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import full_precision, select_rows, split
@@ -54,9 +54,7 @@ class EViTReducer(Reducer):
     def __init__(self, method: EViT, vit: VitInfo) -> None:
         super().__init__(vit)
         self.method = method
-        self.layers = check_layers(
-            "drop_loc", quarters(vit.depth) if method.drop_loc is None else method.drop_loc, vit.depth
-        )
+        self.layers = check_layers("drop_loc", method.drop_loc, vit.depth)
         self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
 
     def left_of(self, layer: int, tokens: int) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import Pairs, average, match, matching_macs, mean_keys, mergeable
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, quarters, removals
+from gtp_vit.core.schedule import check_layers, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 
@@ -62,8 +62,7 @@ class PPTReducer(Reducer):
     def __init__(self, method: PPT, vit: VitInfo) -> None:
         super().__init__(vit)
         self.method = method
-        locations = quarters(vit.depth) if method.pp_loc_list is None else method.pp_loc_list
-        self.layers = check_layers("pp_loc_list", locations, vit.depth)
+        self.layers = check_layers("pp_loc_list", method.pp_loc_list, vit.depth)
         self.plan = self.removals(vit.grid)
         self.ask_all = Ask(frozenset({"class_row", "keys", "values"}), heads="mean")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, quarters, share_at, weaker_share
+from gtp_vit.core.schedule import check_layers, share_at, weaker_share
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import select_rows, split
@@ -67,8 +67,7 @@ class TriLevelReducer(Reducer):
     def __init__(self, method: TriLevel, vit: VitInfo) -> None:
         super().__init__(vit)
         self.method = method
-        locations = quarters(vit.depth) if method.pruning_loc is None else method.pruning_loc
-        self.layers = check_layers("pruning_loc", locations, vit.depth)
+        self.layers = check_layers("pruning_loc", method.pruning_loc, vit.depth)
         self.masks = method.attn_ratio < 1
         self.wanted = frozenset({"class_row", "map"} if self.masks else {"class_row"})
 

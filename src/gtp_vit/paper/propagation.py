@@ -19,13 +19,7 @@ def propagate(kept: Tensor, weights: Tensor, propagated: Tensor, alpha: float) -
 
 
 def summarise(
-    values: Tensor,
-    prefix: int,
-    kept: Tensor,
-    gone: Tensor,
-    weights: Tensor,
-    alpha: float,
-    retain: Tensor | None = None,
+    values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: Tensor, alpha: float, retain: Tensor | None = None
 ) -> Tensor:
     """Section 3.2.3: Eq. (10) or (12) for a whole sequence, whose prefix tokens stay as they are.
 
