@@ -18,6 +18,7 @@ from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse, parse_with_method
 from gtp_vit.errors import BadSetting
 from gtp_vit.measure.benchmark import Timing, against, interleave
+from gtp_vit.show.timing import Timed, verdict
 
 TINY = ["test_vit", "--method", "gtp", "--propagate", "4"]
 
@@ -260,8 +261,8 @@ def test_the_verdict_can_say_that_we_are_slower_and_why():
     model, images = families.make("vit"), families.images("vit")
 
     def words(method, *quartiles, loading=False, lossless=True):
-        entry = benchmark.Timed(4, loading, [timing(1, 1, 1), timing(*quartiles)])
-        return benchmark.verdict(entry, model, patch(model, method, lossless=lossless), images)
+        entry = Timed(4, loading, [timing(1, 1, 1), timing(*quartiles)])
+        return verdict(entry, model, patch(model, method, lossless=lossless), images)
 
     assert words(GTP(propagate=9), 1.2, 1.3, 1.4) == "batch 4: gtp is 1.30 times as fast as the unreduced model here."
     slower = words(GTP(propagate=9), 0.8, 0.9, 0.95)

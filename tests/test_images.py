@@ -165,7 +165,7 @@ def test_what_was_not_read_shows_in_the_command(folder, pipe, tmp_path, capsys):
     assert main([*words, "--propagate", "4", "--workers", "0"]) == Exit.INCOMPLETE
     note, error = capsys.readouterr().err.splitlines()
     assert note == f"gtp-vit: not read in {folder}, because it is not taken for a picture: notes.txt"
-    assert "1 of the images could not be read and were not counted: a/pipe.jpg" in error
+    assert "1 of the images could not be read and were left out: a/pipe.jpg" in error
 
 
 def test_a_folder_without_pictures_says_what_is_wanted(model, tmp_path):

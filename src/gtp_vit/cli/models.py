@@ -10,7 +10,7 @@ import tyro
 from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse
-from gtp_vit.cli.output import OutputFlags, command, show
+from gtp_vit.cli.output import OutputFlags, show
 from gtp_vit.errors import GTPError, shown
 from gtp_vit.inputs.models import create_model, names, nearest, refusal
 from gtp_vit.measure.macs import macs
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> None:
         print("\n".join(found))  # a plain list, for pipes
         return
     if not flags.details:
-        show(flags, command("models", words), "models", ["model"], [[name] for name in found], found)
+        show(flags, words, "models", ["model"], [[name] for name in found], found)
         return
     columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs"]
     with render.progress("counting") as progress:
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> None:
         for index, name in enumerate(found):
             rows.append(_details(name))
             progress(index + 1, len(found))
-    show(flags, command("models", words), "models", columns, rows)
+    show(flags, words, "models", columns, rows)
 
 
 def _refused(candidates: Sequence[str]) -> dict[str, str]:

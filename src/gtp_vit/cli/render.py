@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli.grid import lines_of
 from gtp_vit.cli.help import width
+from gtp_vit.show.results import plain
 
 PIPE = 220  # columns of a file or a pipe, which have no width
 
@@ -38,19 +36,6 @@ def say(text: str) -> None:
 def as_json(result: Any) -> None:
     """Print a result as JSON."""
     print(json.dumps(plain(result), indent=2, allow_nan=False))
-
-
-def plain(result: Any) -> Any:
-    """Dataclasses as dictionaries, all the way down; what is not finite as null, which is all that JSON has for it."""
-    if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        return {field.name: plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
-    if isinstance(result, dict):
-        return {key: plain(value) for key, value in result.items()}
-    if isinstance(result, (list, tuple)):
-        return [plain(item) for item in result]
-    if isinstance(result, float) and not math.isfinite(result):
-        return None
-    return str(result) if isinstance(result, Path) else result
 
 
 @contextmanager

@@ -95,18 +95,20 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
         images, classes = embedded.test_images()
         count = flags.limit or len(images)
         return InMemory(embedded.normalise(images[:count]), classes[:count])
-    return open_images(
-        model,
-        DataSettings(
-            data_dir=flags.data_dir or Path(),
-            dataset=flags.dataset,
-            split=flags.split,
-            img_size=flags.img_size,
-            crop_pct=flags.crop_pct,
-            interpolation=flags.interpolation,
-            limit=flags.limit,
-            labels=labels,
-        ),
+    return open_images(model, data_settings(flags, labels=labels))
+
+
+def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
+    """Where the images of the flags come from and how they are prepared."""
+    return DataSettings(
+        data_dir=flags.data_dir or Path(),
+        dataset=flags.dataset,
+        split=flags.split,
+        img_size=flags.img_size,
+        crop_pct=flags.crop_pct,
+        interpolation=flags.interpolation,
+        limit=flags.limit,
+        labels=labels,
     )
 
 

@@ -260,6 +260,16 @@ def batches(
     yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=collate, pin_memory=pin)
 
 
+def spread(dataset: Any, count: int) -> Any:
+    """`count` images of a data set, evenly spread as its order is often by class; all if it has no more, or for 0."""
+    if not count or not hasattr(dataset, "__len__") or count >= len(dataset):
+        return dataset
+    places = [index * len(dataset) // count for index in range(count)]
+    if isinstance(dataset, InMemory):
+        return InMemory(dataset.images[places], dataset.labels[places])
+    return Subset(dataset, places)
+
+
 def first_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
     """The first images that can be read, at most so many, where and as the model takes them."""
     weight, found = next(model.parameters()), []

@@ -1,4 +1,4 @@
-"""visualise: the summarisation of an image as pictures: what is left after each layer, and where the rest went.
+"""tokens: what is left of an image after each layer and where the rest went, as pictures, a table and a sentence.
 
 Shapes: M0 patches of the image.
 """
@@ -14,9 +14,15 @@ import torch
 from torch import Tensor
 
 from gtp_vit.measure.trace import Trace
+from gtp_vit.show.results import Table
 
 CELL = 16  # pixels of a patch in a picture
 GAP = 10
+
+
+def some_layers(depth: int) -> tuple[int, ...]:
+    """Which layers are drawn where nobody says it."""
+    return depth // 4, depth // 2, 3 * depth // 4, depth - 1
 
 
 def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> Any:
@@ -92,3 +98,17 @@ def png(picture: Any) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
+
+
+def token_table(found: Trace) -> Table:
+    """Tokens, largest size and losses of each layer."""
+    rows = []
+    for number, layer in enumerate(found.layers):
+        largest = "1" if layer.size is None else f"{layer.size.max().item():.2f}"
+        counts = [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1])]
+        rows.append([*counts, largest, f"{layer.lost.mean():.0%}"])
+    return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
+
+
+def lost_text(found: Trace) -> str:
+    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: what they knew is lost."
