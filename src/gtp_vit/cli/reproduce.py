@@ -106,7 +106,7 @@ def _cells(flags: Reproduce, journals: contextlib.ExitStack) -> Reproduction:
 
     with render.progress("reproducing") as progress:
         found, unreadable = reproduce(
-            EXPERIMENTS[flags.what].cells(),
+            EXPERIMENTS[flags.what].cells,
             weights=flags.weights_dir,
             pretrained=flags.pretrained,
             images_for=None if flags.data_dir is None else functools.partial(make_dataset, _data(flags)),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gtp_vit.paper_tables.experiments import EXTRA_MMACS
 from gtp_vit.paper_tables.reproduce import Reproduced, complexity_table
 from gtp_vit.show.page import paragraph
 from gtp_vit.show.plot import curves
@@ -78,8 +79,8 @@ def show_complexity() -> Reproduction:
     """What the appendix's formulas give for the extra work of GTP and ToMe, beside what it prints."""
     records, rows = [], []
     for name, gtp, tome, on_keys in complexity_table():
-        both = zip(("GTP", "ToMe"), PRINTED[name], (gtp, tome), (None, on_keys), strict=True)
-        for method, printed, ours, really in both:
+        for method, ours, really in (("GTP", gtp, None), ("ToMe", tome, on_keys)):
+            printed = EXTRA_MMACS[name][method]
             record = {"backbone": name, "method": method, "printed": printed, "by the formula": ours}
             records.append(record | {"deviation": ours / printed - 1, "on its keys": really})
             last = "" if really is None else f"{really:.1f}"
@@ -89,9 +90,6 @@ def show_complexity() -> Reproduction:
         "over heads, 64 channels of these models, so its real figure is the last column."
     )
     return Reproduction(list(records[0]), rows, records, paragraph(text))
-
-
-PRINTED = {"DeiT-S": (20.1, 28.3), "DeiT-B": (40.5, 57.3)}
 
 
 def show_oversmoothing(found: Mapping[str, Sequence[float]], model: str, images: int) -> Reproduction:
