@@ -17,7 +17,6 @@ from gtp_vit.cli.output import answer, check_readable, write_page
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_model
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import DataSettings, InMemory, open_images, spread
-from gtp_vit.inputs.idx import has_idx
 from gtp_vit.runs import distributed
 from gtp_vit.show.learning import training_sections, training_text, validation_table
 from gtp_vit.training.checkpoint import WEIGHTS
@@ -121,7 +120,7 @@ def open_validation(flags: Finetune, model: Any) -> Any:
     """None if the data has no split of its own for that: images that were learned from prove nothing."""
     folder = flags.val_dir or flags.data_dir
     if flags.val_dir is None and not flags.dataset and folder is not None:
-        if not has_idx(folder) and not has_split(folder, flags.val_split, *EVALUATION):
+        if not has_split(folder, flags.val_split, *EVALUATION):
             return None
     return open_images(model, _data(flags, folder, flags.val_split))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from gtp_vit.errors import GTPError, first_line
-from gtp_vit.inputs import folders, idx, pictures
+from gtp_vit.inputs import folders, pictures
 from gtp_vit.patch import host_of
 
 WANTED = "give a folder with one folder of images for each class"
@@ -74,7 +74,7 @@ class ImageFiles(Dataset[Item]):
             file, label = self.reader[index]
             with contextlib.closing(file):
                 return Item(index, self.transform(pictures.decode(file)), _number(label), name, "")
-        except Exception as error:  # decoders raise what they like
+        except Exception as error:  # decoders raise errors of many classes
             return Item(index, torch.zeros(self.shape), -1, name, first_line(error))
 
 
@@ -147,22 +147,17 @@ def open_images(
         raise GTPError(f"there is no folder {folder}{hint}")
     config = preparation(model, settings)
     shape = tuple(config["input_size"])
-    reader: Any
-    if not settings.dataset and idx.has_idx(folder):
-        config["crop_pct"] = settings.crop_pct or 1.0  # such images are small, and of one size
-        reader = idx.IdxReader(folder, settings.split)
-    else:
-        try:
-            how = folders.how_to_read(settings.dataset)
-            dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
-        except Exception as error:
-            none = f"no images in {folder}"
-            raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
-        if isinstance(dataset, IterableDataset):
-            return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
-        reader = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)
-        if not settings.dataset:
-            folders.name_others(Path(reader.root))
+    try:
+        how = folders.how_to_read(settings.dataset)
+        dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
+    except Exception as error:
+        none = f"no images in {folder}"
+        raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
+    if isinstance(dataset, IterableDataset):
+        return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
+    reader: Any = dataset.reader if hasattr(dataset, "reader") else TorchvisionReader(dataset)
+    if not settings.dataset:
+        folders.name_others(Path(reader.root))
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; {WANTED}")
     classes, wanted = len(getattr(reader, "class_to_idx", ())), host_of(model).inputs.classes
@@ -173,7 +168,7 @@ def open_images(
                 f"class {empty[0]} has no images in {folder}; put some there: the model wants {wanted} classes"
             )
         raise GTPError(
-            f"{folder} has {classes} classes, but the model tells {wanted} apart; give the model's own data, or a "
+            f"{folder} has {classes} classes, but the model has {wanted}; give the model's own data, or a "
             f"model with {classes} classes (--num-classes)"
         )
     return ImageFiles(reader, make_transform(config, augment), shape, settings.limit)
@@ -208,11 +203,11 @@ class OneChannel:
         return f"OneChannel({self.transform})"
 
 
-class _Plain:
-    """torchvision's data sets have no reader."""
+class TorchvisionReader:
+    """One of torchvision's data sets, as timm's readers are."""
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+        self.dataset, self.root = dataset, getattr(dataset, "root", "")
         if hasattr(dataset, "loader"):  # its own waits for pipes, and makes white of 16-bit grey
             dataset.loader = pictures.load
 
@@ -234,7 +229,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches in the order of the data set, without its first `skip` images.
 
-    `share` is (rank, processes): the process then gets every so-manyth image from its rank on.
+    `share` is (rank, processes): the process then gets every n-th image, n = processes, from its rank on.
     """
     rank, processes = share
     if isinstance(dataset, InMemory):  # no copy, no process

@@ -48,13 +48,13 @@ def refusal(name: str) -> str | None:
             except TypeError:  # an entry point that sets its depth itself
                 model = timm.create_model(name)
         backbones.find(model)
-    except Exception as error:  # timm raises what it likes
+    except Exception as error:  # timm raises errors of many classes
         return first_line(error)
     return None
 
 
 def check_model_name(name: str) -> None:
-    """Raise UnknownName with the nearest names if no model is called like this."""
+    """Raise UnknownName with the nearest names if no model has this name."""
     base = name.split(".", 1)[0]
     if name in _own() or ":" in base:  # timm's prefixes: hf-hub:, local-dir:
         return
@@ -87,7 +87,7 @@ def create_model(
         pretrained: load timm's pre-trained weights.
         checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
         img_size: height and width of the images, if not the model's own.
-        num_classes: of the model, if not its own number.
+        num_classes: how many classes the model has, if not its own number.
         meta: without weights, for counting.
 
     >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
@@ -121,7 +121,7 @@ def create_model(
     try:
         with torch.device("meta") if meta else nullcontext():
             model = timm.create_model(name, pretrained=pretrained and checkpoint is None, **sizes).eval()
-    except Exception as error:  # timm, the hub and the network raise what they like
+    except Exception as error:  # timm, the hub and the network raise errors of many classes
         raise GTPError(f"timm cannot create {name!r}: {first_line(error)}") from error
     _check_patches(model, name, img_size)
     if checkpoint is not None:

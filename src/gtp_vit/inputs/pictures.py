@@ -42,7 +42,7 @@ def open_picture(path: Path) -> Any:
 
 
 def load(path: str | Path) -> Any:
-    """Of a file, the first picture in it; raises what it likes."""
+    """The first picture of a file; raises errors of many classes."""
     check_is_file(path)
     with open(path, "rb") as file:
         return decode(file)
