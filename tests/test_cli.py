@@ -15,7 +15,7 @@ import families
 from gtp_vit import GTP, patch
 from gtp_vit.cli import benchmark, evaluate, source
 from gtp_vit.cli.app import COMMANDS, Exit, main
-from gtp_vit.cli.flags import parse, parse_with_method
+from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.errors import BadSetting
 from gtp_vit.measure.benchmark import Timing, against, interleave
 from gtp_vit.show.timing import Timed, verdict
@@ -212,7 +212,7 @@ def test_the_examples_of_every_help_text_can_be_parsed(command):
     assert examples
     for example in examples:
         words = shlex.split(example)
-        found = parse_with_method(options, words)[0] if hasattr(options, "method") else parse(options, words)
+        found = parse_with_method(options, words)[0] if hasattr(options, "method") else parse_flags(options, words)
         if "--model" in words:
             assert found.model == words[words.index("--model") + 1]
 

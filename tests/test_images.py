@@ -15,7 +15,7 @@ from torchvision.datasets import ImageFolder
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.inputs.data import DataSettings, ImageFiles, ImageStream, batches, first_images, open_images
-from gtp_vit.inputs.pictures import decode, load, open_picture
+from gtp_vit.inputs.pictures import decode, load_picture, open_picture
 from gtp_vit.measure.evaluate import UNREDUCED, evaluate
 from gtp_vit.runs import distributed
 
@@ -54,7 +54,7 @@ def test_sixteen_bits_of_grey_are_scaled_and_not_cut_off(tmp_path, ending):
         path.write_bytes(b"P5 40 40 65535\n" + GREY.astype(">u2").tobytes())
     else:
         Image.fromarray(GREY).save(path)
-    found = np.asarray(load(path))
+    found = np.asarray(load_picture(path))
     assert found.shape == (40, 40, 3)
     np.testing.assert_array_equal(found, EIGHT[:, :, None].repeat(3, axis=2))
 
@@ -63,9 +63,9 @@ def test_sixteen_bits_of_big_endian_tiff_and_of_decoded_pictures_are_scaled(tmp_
     path = tmp_path / "x.tif"
     big = Image.frombytes("I;16B", (40, 40), GREY.astype(">u2").tobytes())
     big.save(path)
-    np.testing.assert_array_equal(np.asarray(load(path))[:, :, 0], EIGHT)
+    np.testing.assert_array_equal(np.asarray(load_picture(path))[:, :, 0], EIGHT)
     Image.fromarray(GREY).save(path, tiffinfo={262: 0})  # says that 0 is white
-    np.testing.assert_array_equal(np.asarray(load(path))[:, :, 0], 255 - EIGHT)
+    np.testing.assert_array_equal(np.asarray(load_picture(path))[:, :, 0], 255 - EIGHT)
     np.testing.assert_array_equal(np.asarray(decode(Image.fromarray(GREY)))[:, :, 0], EIGHT)
     stream = ImageStream([(Image.fromarray(GREY), 1)], lambda image: torch.tensor(np.asarray(image)), (3, 40, 40))
     np.testing.assert_array_equal(next(iter(stream)).image[:, :, 0], EIGHT)
@@ -84,10 +84,10 @@ def test_the_usual_modes_become_rgb(tmp_path):
     for mode, ending in (("CMYK", "jpg"), ("LA", "png"), ("P", "gif"), ("RGBA", "webp"), ("1", "bmp")):
         path = tmp_path / f"{mode}.{ending}"
         colour.convert("RGBA" if mode == "RGBA" else "L" if mode == "1" else "RGB").convert(mode).save(path)
-        assert load(path).mode == "RGB"
+        assert load_picture(path).mode == "RGB"
     still = [Image.new("L", (40, 40), shade) for shade in (10, 200)]
     still[0].save(tmp_path / "moving.gif", save_all=True, append_images=still[1:])
-    assert np.asarray(load(tmp_path / "moving.gif")).max() == 10  # the first picture
+    assert np.asarray(load_picture(tmp_path / "moving.gif")).max() == 10  # the first picture
 
 
 def test_pictures_of_all_kinds_are_read_in_folders(model, folder):

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            code = _run(list(sys.argv[1:] if arguments is None else arguments))
+            code = _run_command(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be caught
     except BrokenPipeError:  # somebody read enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
@@ -97,7 +97,7 @@ def _show_warning(
     print(f"gtp-vit: {message}".replace("\n", " "), file=sys.stderr)
 
 
-def _run(words: list[str]) -> int:
+def _run_command(words: list[str]) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help"):

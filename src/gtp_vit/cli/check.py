@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gtp_vit.cli.flags import parse
-from gtp_vit.cli.output import OutputFlags, show
+from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.measure.environment import environment
 from gtp_vit.show.results import plain
 
@@ -22,7 +22,7 @@ class Check(OutputFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse(Check, words)
+    flags = parse_flags(Check, words)
     found = environment()
     rows = [[key, str(value)] for key, value in plain(found).items()]
-    show(flags, words, "gtp-vit check", ["what", "found"], rows, found)
+    answer_with_table(flags, words, "gtp-vit check", ["what", "found"], rows, found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse
+from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import answer, check_complete, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
@@ -55,7 +55,7 @@ class Compare(ResumeFlags, DataFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse(Compare, words)
+    flags = parse_flags(Compare, words)
     check_weights(flags)
     check_range("--rounds", flags.rounds, 0, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)

@@ -49,10 +49,10 @@ def main(words: Sequence[str]) -> None:
     check_weights(flags)
     check_results_file(flags.results_file)
     with distributed.group():
-        run(flags, chosen, words)
+        _evaluate(flags, chosen, words)
 
 
-def run(flags: Evaluate, chosen: Chosen, words: Sequence[str]) -> None:
+def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str]) -> None:
     """All processes evaluate; the first one writes and prints, and only it must be able to."""
     if distributed.is_first():
         check_writable(flags.results_file, flags.report)

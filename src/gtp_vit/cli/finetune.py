@@ -16,7 +16,7 @@ from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import answer, check_readable, write_page
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_model
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.inputs.data import DataSettings, InMemory, open_images, spread
+from gtp_vit.inputs.data import DataSettings, InMemory, open_images, spread_images
 from gtp_vit.runs import distributed
 from gtp_vit.show.learning import training_sections, training_text, validation_table
 from gtp_vit.training.checkpoint import WEIGHTS
@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> None:
         model = make_model(flags)
         method = chosen.for_model(model)
         dataset, validation = make_datasets(flags, settings, model)
-        with _progress() as progress:
+        with _training_bar() as progress:
             found = finetune(
                 model,
                 method,
@@ -111,9 +111,11 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
         raise GTPError(
             f"{folder} has images to evaluate on, but no folder {flags.split} to learn from; give a different --split"
         )
-    dataset = open_training_images(model, _data(flags, flags.data_dir, flags.split), settings)
+    dataset = open_training_images(model, _data_of(flags, flags.data_dir, flags.split), settings)
     validation = open_validation(flags, model)
-    return spread(dataset, flags.limit), None if validation is None else spread(validation, flags.val_limit)
+    return spread_images(dataset, flags.limit), None if validation is None else spread_images(
+        validation, flags.val_limit
+    )
 
 
 def open_validation(flags: Finetune, model: Any) -> Any:
@@ -122,10 +124,10 @@ def open_validation(flags: Finetune, model: Any) -> Any:
     if flags.val_dir is None and not flags.dataset and folder is not None:
         if not has_split(folder, flags.val_split, *EVALUATION):
             return None
-    return open_images(model, _data(flags, folder, flags.val_split))
+    return open_images(model, _data_of(flags, folder, flags.val_split))
 
 
-def _data(flags: Finetune, folder: Path | None, split: str) -> DataSettings:
+def _data_of(flags: Finetune, folder: Path | None, split: str) -> DataSettings:
     own = data_settings(flags, labels=flags.labels)
     return dataclasses.replace(own, data_dir=folder or Path(), split=split, limit=0)  # limits are of whole data sets
 
@@ -138,7 +140,7 @@ def has_split(folder: Path, *names: str) -> bool:
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
+def _training_bar() -> Iterator[Any]:
     """A bar with the time that is left, in the first process."""
     if not distributed.is_first():
         yield None

@@ -21,7 +21,7 @@ Command = TypeVar("Command")
 BY_MODEL = "as patch(model)"
 
 
-def parse(command: type[Command], words: Sequence[str]) -> Command:
+def parse_flags(command: type[Command], words: Sequence[str]) -> Command:
     """Read `words` into a command; tyro prints help and exits."""
     check_words(words, command)
     return _parsed(command, command, words)

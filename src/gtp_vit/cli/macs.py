@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tyro
 
 from gtp_vit.cli.flags import parse_with_method
-from gtp_vit.cli.output import OutputFlags, show
+from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.core.costs import Convention
 from gtp_vit.inputs.models import create_model
 from gtp_vit.measure.macs import macs
@@ -46,4 +46,4 @@ def main(words: Sequence[str]) -> None:
     before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)
     result = {"unreduced": before.total, method.name: after.total, "parts": after, "settings": method.to_dict()}
     columns, rows = cost_table(model, fast, flags.convention)
-    show(flags, words, f"{flags.model}, {method.name}", columns, rows, {"flags": flags, **result})
+    answer_with_table(flags, words, f"{flags.model}, {method.name}", columns, rows, {"flags": flags, **result})

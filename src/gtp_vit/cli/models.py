@@ -9,8 +9,8 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse
-from gtp_vit.cli.output import OutputFlags, show
+from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.errors import GTPError, shown
 from gtp_vit.inputs.models import create_model, names, nearest, refusal
 from gtp_vit.measure.macs import macs
@@ -36,7 +36,7 @@ class Models(OutputFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse(Models, words)
+    flags = parse_flags(Models, words)
     alike = names(flags.pattern)
     refused = _refused(alike)
     found = [name for name in alike if name not in refused]
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> None:
         print("\n".join(found))  # a plain list, for pipes
         return
     if not flags.details:
-        show(flags, words, "models", ["model"], [[name] for name in found], found)
+        answer_with_table(flags, words, "models", ["model"], [[name] for name in found], found)
         return
     columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs"]
     with render.progress("counting") as progress:
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> None:
         for index, name in enumerate(found):
             rows.append(_details(name))
             progress(index + 1, len(found))
-    show(flags, words, "models", columns, rows)
+    answer_with_table(flags, words, "models", columns, rows)
 
 
 def _refused(candidates: Sequence[str]) -> dict[str, str]:

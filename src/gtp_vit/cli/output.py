@@ -24,7 +24,7 @@ class OutputFlags:
     """Print JSON instead of a table."""
 
 
-def show(
+def answer_with_table(
     flags: OutputFlags, words: Sequence[str], title: str, columns: list[str], rows: list[list[str]], result: Any = None
 ) -> None:
     """Answer with one table, or `result` as JSON (the table's rows if None), and write the page if one is wanted."""
@@ -38,10 +38,10 @@ def answer(
 ) -> None:
     """Print the result as JSON if the flags want that, else tables (title, columns, rows) and the text below them."""
     if flags.json:
-        render.as_json(result)
+        render.print_json(result)
         return
     for each in tables:
-        render.table(*each)
+        render.print_table(*each)
     if text:
         render.say(text)
 

@@ -17,7 +17,7 @@ from gtp_vit.show.results import plain
 PIPE = 220  # columns of a file or a pipe, which have no width
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table in the width that there is; figures are never cut."""
     room = width() if sys.stdout.isatty() else PIPE
     text = "\n".join([*textwrap.wrap(title, room, break_long_words=False), *lines_of(columns, rows, room)])
@@ -33,7 +33,7 @@ def say(text: str) -> None:
     print("\n".join(textwrap.fill(line, width()) for line in text.splitlines()) if sys.stdout.isatty() else text)
 
 
-def as_json(result: Any) -> None:
+def print_json(result: Any) -> None:
     """Print a result as JSON."""
     print(json.dumps(plain(result), indent=2, allow_nan=False))
 

@@ -13,7 +13,7 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse
+from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import CORES, DataFlags, check_weights, make_dataset, make_model
@@ -67,7 +67,7 @@ class Reproduce(OutputFlags, ResumeFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse(Reproduce, words)
+    flags = parse_flags(Reproduce, words)
     titles = {**{name: experiment.title for name, experiment in EXPERIMENTS.items()}, **COMPUTED}
     if not flags.what:
         answer(flags, titles, ("tables and figures", ["name", "what"], [list(pair) for pair in titles.items()]))
@@ -83,7 +83,7 @@ def main(words: Sequence[str]) -> None:
         elif flags.what == "figure-oversmoothing":
             found = _oversmoothing(flags)
         else:
-            found = _cells(flags, journals)
+            found = _measured_cells(flags, journals)
         answer(flags, found.records, (titles[flags.what], found.columns, found.rows))
         if flags.results_file is not None:
             write_results(flags.results_file, [{**record, "settings": {}} for record in found.records])
@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> None:
     check_readable(found.unreadable)
 
 
-def _cells(flags: Reproduce, journals: contextlib.ExitStack) -> Reproduction:
+def _measured_cells(flags: Reproduce, journals: contextlib.ExitStack) -> Reproduction:
     def journal_for(model: str, methods: list[str], models: Any, dataset: Any) -> Journal | None:
         if flags.results_file is None:
             return None
@@ -109,7 +109,7 @@ def _cells(flags: Reproduce, journals: contextlib.ExitStack) -> Reproduction:
             EXPERIMENTS[flags.what].cells,
             weights=flags.weights_dir,
             pretrained=flags.pretrained,
-            images_for=None if flags.data_dir is None else functools.partial(make_dataset, _data(flags)),
+            images_for=None if flags.data_dir is None else functools.partial(make_dataset, _data_flags(flags)),
             batch_size=flags.batch_size,
             workers=flags.workers,
             journal_for=journal_for,
@@ -119,7 +119,7 @@ def _cells(flags: Reproduce, journals: contextlib.ExitStack) -> Reproduction:
 
 
 def _oversmoothing(flags: Reproduce) -> Reproduction:
-    data = _data(flags)
+    data = _data_flags(flags)
     check_weights(data)
     model = make_model(data)
     batch = next(batches(make_dataset(data, model), batch_size=flags.batch_size, workers=0))
@@ -128,7 +128,7 @@ def _oversmoothing(flags: Reproduce) -> Reproduction:
     return show_oversmoothing(found, flags.model, len(batch.images))
 
 
-def _data(flags: Reproduce) -> DataFlags:
+def _data_flags(flags: Reproduce) -> DataFlags:
     """The flags that other commands have for models and images."""
     return DataFlags(
         model=flags.model,

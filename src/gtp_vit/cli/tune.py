@@ -16,7 +16,7 @@ from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.inputs.data import InMemory, batches, spread
+from gtp_vit.inputs.data import InMemory, batches, spread_images
 from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.files import check_writable, write_atomically
@@ -111,7 +111,7 @@ def main(words: Sequence[str]) -> None:
     run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed}
     with (
         open_journal(flags, flags.output, flags.model, model, images, **run) as journal,
-        _progress() as progress,
+        _tuning_bar() as progress,
     ):
         settings |= {"journal": journal, "progress": progress}
         if flags.curve:
@@ -143,7 +143,7 @@ def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
 
 def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
     """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
-    dataset = spread(make_dataset(flags, model, labels=False), flags.images)
+    dataset = spread_images(make_dataset(flags, model, labels=False), flags.images)
     if isinstance(dataset, InMemory):
         return dataset.images, []
     found: list[torch.Tensor] = []
@@ -165,7 +165,7 @@ def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
+def _tuning_bar() -> Iterator[Any]:
     with render.progress("tuning", "{task.fields[best]}") as update:
 
         def report(now: Progress) -> None:

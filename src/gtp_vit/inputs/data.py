@@ -209,7 +209,7 @@ class TorchvisionReader:
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.root = dataset, getattr(dataset, "root", "")
         if hasattr(dataset, "loader"):  # its own waits for pipes, and makes white of 16-bit grey
-            dataset.loader = pictures.load
+            dataset.loader = pictures.load_picture
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -255,7 +255,7 @@ def batches(
     yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=collate, pin_memory=pin)
 
 
-def spread(dataset: Any, count: int) -> Any:
+def spread_images(dataset: Any, count: int) -> Any:
     """`count` images of a data set, evenly spread as its order is often by class; all if it has no more, or for 0."""
     if not count or not hasattr(dataset, "__len__") or count >= len(dataset):
         return dataset

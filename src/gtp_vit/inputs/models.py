@@ -17,7 +17,7 @@ from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbon
 from gtp_vit.models import lvvit
 from gtp_vit.weights import load_weights
 
-LARGEST = 8192  # height and width of images: a quarter of a million patches of 16 x 16
+LARGEST_SIDE = 8192  # height and width of images: a quarter of a million patches of 16 x 16
 
 
 def _own() -> list[str]:
@@ -97,7 +97,7 @@ def create_model(
         raise GTPError("a model on the meta device has no weights; leave out pretrained and checkpoint")
     check_model_name(name)
     for side in () if img_size is None else img_size if isinstance(img_size, tuple) else (img_size,):
-        check_range("img_size", side, 1, LARGEST, whole=True, why="(pixels, height and width)")
+        check_range("img_size", side, 1, LARGEST_SIDE, whole=True, why="(pixels, height and width)")
     if num_classes is not None:
         check_range("num_classes", num_classes, 0, 10**6, whole=True)
     wanted = {"img_size": img_size, "num_classes": num_classes}

@@ -36,12 +36,12 @@ def open_picture(path: Path) -> Any:
     if not path.exists():
         raise GTPError(f"there is no picture {path}")
     try:
-        return load(path)
+        return load_picture(path)
     except Exception as error:
         raise GTPError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def load(path: str | Path) -> Any:
+def load_picture(path: str | Path) -> Any:
     """The first picture of a file; raises errors of many classes."""
     check_is_file(path)
     with open(path, "rb") as file:

@@ -40,7 +40,7 @@ class Experiment:
     cells: tuple[Cell, ...]
 
 
-def _row(row: dict[str, Any]) -> list[Cell]:
+def _cells_of(row: dict[str, Any]) -> list[Cell]:
     """The cells of one row: the settings that all share, with those that vary from cell to cell."""
     row = {"settings": {}, "vary": {}} | SETTINGS.get(row.get("like", ""), {}) | row
     count = max(len(values) for values in (*row["vary"].values(), row.get("top1", ())))
@@ -55,7 +55,7 @@ def _row(row: dict[str, Any]) -> list[Cell]:
 
 
 def _experiment(table: dict[str, Any]) -> Experiment:
-    rows = [_row(row) for row in TABLES.get(table.get("same_as", ""), table)["rows"]]
+    rows = [_cells_of(row) for row in TABLES.get(table.get("same_as", ""), table)["rows"]]
     if table.get("by_column"):  # of each model, one column after the other
         models = (list(own) for _, own in itertools.groupby(rows, key=lambda row: row[0].model))
         rows = [[cell for cell in column if cell] for own in models for column in itertools.zip_longest(*own)]

@@ -27,8 +27,8 @@ from gtp_vit.paper_tables.experiments import Cell
 from gtp_vit.patch import patch
 from gtp_vit.runs.journal import Journal
 
-MISSING_DATA = "missing: no images (--data-dir)"
-FINETUNED = "missing: needs a finetuned checkpoint"
+NO_IMAGES = "missing: no images (--data-dir)"
+NO_CHECKPOINT = "missing: needs a finetuned checkpoint"
 JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None]
 
 
@@ -105,11 +105,11 @@ def _accuracies(
     workers: int,
     journal_for: JournalFor,
 ) -> tuple[dict[Cell, float | str], Sequence[str]]:
-    found: dict[Cell, float | str] = {cell: FINETUNED for cell in cells if cell.finetuned}
+    found: dict[Cell, float | str] = {cell: NO_CHECKPOINT for cell in cells if cell.finetuned}
     plain = [cell for cell in cells if not cell.finetuned]
     file = find_weights(weights, name)
     if images_for is None:
-        return {**found, **dict.fromkeys(plain, MISSING_DATA)}, ()
+        return {**found, **dict.fromkeys(plain, NO_IMAGES)}, ()
     if file is None and not pretrained:
         return {**found, **dict.fromkeys(plain, f"missing: no weights of {name} (--weights-dir or --pretrained)")}, ()
     try:

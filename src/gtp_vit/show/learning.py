@@ -9,21 +9,21 @@ from gtp_vit.show.page import Section, paragraph, table
 from gtp_vit.show.plot import curves
 from gtp_vit.show.results import Table
 
-Log = Sequence[Mapping[str, Any]]
+Entries = Sequence[Mapping[str, Any]]
 
 
-def _of_kind(log: Log, kind: str) -> list[Mapping[str, Any]]:
+def _of_kind(log: Entries, kind: str) -> list[Mapping[str, Any]]:
     return [entry for entry in log if entry["kind"] == kind]
 
 
-def validation_table(log: Log) -> Table | None:
+def validation_table(log: Entries) -> Table | None:
     """A row for each validation pass; None if there was none."""
     passes = _of_kind(log, "validation")
     columns = [key for key in passes[0] if key != "kind"] if passes else []
     return (columns, [[f"{entry[key]:.6g}" for key in columns] for entry in passes]) if passes else None
 
 
-def training_text(log: Log) -> str:
+def training_text(log: Entries) -> str:
     """What the run did, in a sentence."""
     steps, passes = _of_kind(log, "step"), _of_kind(log, "validation")
     text = f"{steps[-1]['step']} steps, loss {steps[-1]['loss']:.4f} at the end"
@@ -37,11 +37,11 @@ def training_text(log: Log) -> str:
     return text
 
 
-def training_sections(log: Log) -> list[Section]:
+def training_sections(log: Entries) -> list[Section]:
     """The curves, and the table of validation passes."""
     steps, passes = _of_kind(log, "step"), _of_kind(log, "validation")
 
-    def plot(entries: Log, label: str, names: Mapping[str, str]) -> str:
+    def plot(entries: Entries, label: str, names: Mapping[str, str]) -> str:
         """A curve for each name, of the figure under its key."""
         series = {name: [(entry["epoch"], entry[key]) for entry in entries] for name, key in names.items()}
         return curves(series, "epoch", label)

@@ -17,7 +17,7 @@ from gtp_vit.measure.trace import Trace
 from gtp_vit.show.results import Table
 
 CELL = 16  # pixels of a patch in a picture
-GAP = 10
+SPACE = 10
 
 
 def some_layers(depth: int) -> tuple[int, ...]:
@@ -39,18 +39,18 @@ def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> A
     rows, columns = found.grid
     size = (columns * CELL, rows * CELL)
     image = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-    width = (len(layers) + 1) * (size[0] + GAP) - GAP
-    canvas = Image.new("RGB", (width, 2 * size[1] + GAP + 20), "white")
+    width = (len(layers) + 1) * (size[0] + SPACE) - SPACE
+    canvas = Image.new("RGB", (width, 2 * size[1] + SPACE + 20), "white")
     draw = ImageDraw.Draw(canvas)
     canvas.paste(image, (0, 20))
     draw.text((2, 4), f"{rows} x {columns} patches", fill="black")
     for index, layer in enumerate(layers):
-        left = (index + 1) * (size[0] + GAP)
+        left = (index + 1) * (size[0] + SPACE)
         kept, sizes = found.layers[layer].kept[which], found.layers[layer].size
         draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
         own = None if sizes is None else sizes[which]
         canvas.paste(only_kept(image, kept, found.grid, own), (left, 20))
-        canvas.paste(groups(image, found.layers[layer].owner[which], found.grid), (left, 20 + size[1] + GAP))
+        canvas.paste(groups(image, found.layers[layer].owner[which], found.grid), (left, 20 + size[1] + SPACE))
     return canvas
 
 
