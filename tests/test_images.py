@@ -131,7 +131,7 @@ def test_pipes_sockets_and_devices_are_unreadable_and_nobody_waits_for_them(mode
     assert len(names) == 4
     named = {problem.split(":")[0]: problem for problem in problems}
     assert set(named) == {"a/pipe.jpg", "a/s.png", "b/device.png", "b/nothing.png"}
-    assert "it is no file, but a folder, pipe, socket or device" in named["a/pipe.jpg"]
+    assert "it is not a file but a folder, pipe, socket or device" in named["a/pipe.jpg"]
 
 
 def test_torchvisions_folders_are_read_as_ours(model, folder, pipe):
@@ -141,14 +141,14 @@ def test_torchvisions_folders_are_read_as_ours(model, folder, pipe):
     assert isinstance(plain, ImageFolder)
     names = [os.path.basename(path) for path, _ in plain.samples]
     assert np.asarray(plain[names.index("grey16.png")][0]).min() == 0
-    assert "it is no file" in dataset[names.index("pipe.jpg")].problem
+    assert "it is not a file" in dataset[names.index("pipe.jpg")].problem
 
 
 def test_visualise_does_not_wait_for_a_pipe(pipe, tmp_path, capsys):
     words = ["visualise", "test_vit", str(pipe), "--checkpoint", weights(tmp_path), "--num-classes", "2"]
     assert main([*words, "--output", str(tmp_path / "v")]) == Exit.USAGE
     assert capsys.readouterr().err == (
-        f"gtp-vit: {pipe} cannot be read: it is no file, but a folder, pipe, socket or device\n"
+        f"gtp-vit: {pipe} cannot be read: it is not a file but a folder, pipe, socket or device\n"
     )
 
 
@@ -164,7 +164,7 @@ def test_what_was_not_read_shows_in_the_command(folder, pipe, tmp_path, capsys):
     words = ["evaluate", "test_vit", "--num-classes", "2", "--checkpoint", weights(tmp_path), "--data-dir", str(folder)]
     assert main([*words, "--propagate", "4", "--workers", "0"]) == Exit.INCOMPLETE
     note, error = capsys.readouterr().err.splitlines()
-    assert note == f"gtp-vit: not read in {folder}, because it is not taken for a picture: notes.txt"
+    assert note == f"gtp-vit: not read in {folder}, because it does not look like a picture: notes.txt"
     assert "1 of the images could not be read and were left out: a/pipe.jpg" in error
 
 
@@ -212,5 +212,5 @@ def test_the_first_images_are_those_that_can_be_read_and_are_where_the_model_is(
     assert (found.device.type, found.dtype, found.shape) == ("meta", torch.bfloat16, (2, 3, 32, 32))
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")
-    with pytest.raises(GTPError, match="not one image could be read"):
+    with pytest.raises(GTPError, match="none of the images could be read"):
         first_images(dataset, 2, model)

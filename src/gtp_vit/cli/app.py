@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _show_warning
             code = _run_command(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be caught
-    except BrokenPipeError:  # somebody read enough, e.g. head
+    except BrokenPipeError:  # the reader has enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
         return Exit.FAILED
     return code
@@ -93,7 +93,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """In one line, without the place in our source."""
+    """Print a warning on one line, without the place in our source."""
     print(f"gtp-vit: {message}".replace("\n", " "), file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ import torch
 import tyro
 
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
@@ -27,7 +27,7 @@ from gtp_vit.show.timing import Timed, cost_table, timing_table, verdict
 
 
 @dataclass(frozen=True)
-class Benchmark(OutputFlags, DataFlags):
+class Benchmark(OutputFlags, MethodFlags, DataFlags):
     """Time a model with and without token reduction, interleaved in one process.
 
     Weights are random unless --pretrained or --checkpoint: they do not change the time. With --data-dir or --dataset,
@@ -41,8 +41,6 @@ class Benchmark(OutputFlags, DataFlags):
 
     batch_size: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-b"])] = (8,)  # type: ignore[assignment]
     """Images in a batch; several numbers are timed one after the other."""
-    method: str = "gtp_plus"
-    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     rounds: int = 20
     """How often each model is timed."""
     compile: bool = False
@@ -90,7 +88,7 @@ def measure(flags: Benchmark, method: Method, model: Any, fast: Any, images: tor
     if flags.data_dir is not None or flags.dataset:
         files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
         for size in flags.batch_size:
-            Cycle(files, size, images).next_batch()  # can so many be read? Not to find out after the work
+            Cycle(files, size, images).next_batch()  # fail now, not after the work, if there are too few
     found = []
     with torch.inference_mode(), render.progress("timing") as progress:
         for size in flags.batch_size:
@@ -114,7 +112,7 @@ def _timed(flags: Benchmark, size: int, loading: bool, calls: Any, progress: Any
 
 
 class Cycle:
-    """Whole batches of a data set, round and round; every model has one, so all read the same images."""
+    """Whole batches of a data set, over and over; every model has its own, so all read the same images."""
 
     def __init__(self, dataset: Any, size: int, like: torch.Tensor) -> None:
         self.dataset, self.size, self.like = dataset, size, like
@@ -127,7 +125,5 @@ class Cycle:
             batch = next(self.rest, None)
         if batch is None or len(batch.images) < self.size:
             found = 0 if batch is None else len(batch.images)
-            raise GTPError(
-                f"a batch of {self.size} images was to be read, but only {found} could be; give a smaller -b"
-            )
+            raise GTPError(f"a batch needs {self.size} images, but only {found} could be read; give a smaller -b")
         return batch.images.to(self.like)

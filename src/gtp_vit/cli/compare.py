@@ -28,7 +28,7 @@ class Compare(ResumeFlags, DataFlags):
     """All methods at equal MACs on the same images: accuracy, agreement, KL, GMACs and speed, as a table and a page.
 
     Each method's own work and the shortened last block are counted. Settings are found from the MACs: a budget is a
-    share of the unreduced model's, or what GTP takes that propagates so many tokens a layer.
+    share of the unreduced model's, or the cost of GTP at a given number of propagated tokens per layer.
 
     examples:
       gtp-vit compare --output compared
@@ -41,7 +41,7 @@ class Compare(ResumeFlags, DataFlags):
     macs: tuple[float, ...] = ()
     """Budgets as shares of the unreduced model's MACs."""
     at_propagate: tuple[int, ...] = ()
-    """Budgets as the MACs of GTP with so many propagated tokens a layer. Without any budget: 0.8, 0.65 and 0.55."""
+    """Budgets as the MACs of GTP with this many propagated tokens per layer. Without any budget: 0.8, 0.65 and 0.55."""
     recipes: tuple[str, ...] = ()
     """Files that gtp-vit tune wrote, or names of recipes in the package, to compare as well."""
     rounds: int = 7

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import Chosen, parse_with_method
+from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
@@ -25,7 +25,7 @@ from gtp_vit.show.scores import explain_scores, score_row, score_table
 
 
 @dataclass(frozen=True)
-class Evaluate(OutputFlags, ResumeFlags, DataFlags):
+class Evaluate(OutputFlags, MethodFlags, ResumeFlags, DataFlags):
     """Top-1 and top-5 accuracy of a reduced model, its agreement with and KL divergence to the unreduced one.
 
     Differences have paired 95 % intervals. An interrupted run resumes when it is started again with the same
@@ -38,8 +38,6 @@ class Evaluate(OutputFlags, ResumeFlags, DataFlags):
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val
     """
 
-    method: str = "gtp_plus"
-    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     results_file: Path | None = None
     """Write the figures here: .csv with timm's columns and ours, or .json."""
 
@@ -53,7 +51,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str]) -> None:
-    """All processes evaluate; the first one writes and prints, and only it must be able to."""
+    """Evaluate in all processes; only the first one writes and prints."""
     if distributed.is_first():
         check_writable(flags.results_file, flags.report)
     model = make_model(flags)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import answer, check_readable, write_page
-from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, data_settings, embedded_images, make_model
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import DataSettings, InMemory, open_images, spread_images
 from gtp_vit.runs import distributed
@@ -26,7 +25,7 @@ from gtp_vit.training.settings import Training
 
 
 @dataclass(frozen=True)
-class Finetune(Training, DataFlags):
+class Finetune(MethodFlags, Training, DataFlags):
     """Finetune a model with a method active; the defaults of training are the paper's recipe, whose method is gtp.
 
     Without labels (--no-labels) it learns from the unreduced model. A run that was stopped resumes when the same
@@ -38,8 +37,6 @@ class Finetune(Training, DataFlags):
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app finetune deit_small_patch16_224 --pretrained --data-dir imagenet
     """
 
-    method: str = "gtp_plus"
-    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     split: str = "train"
     """Split of the data set to learn from."""
     val_dir: Path | None = None
@@ -55,7 +52,7 @@ class Finetune(Training, DataFlags):
     output: Path = Path("finetuned")
     """Folder for the weights, what is needed to resume, the log, and a page with the curves."""
     restart: bool = False
-    """Begin anew where an earlier run was stopped, instead of resuming it."""
+    """Start over instead of resuming a run that was stopped."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -99,13 +96,10 @@ def main(words: Sequence[str]) -> None:
 
 def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any, Any]:
     """Images to learn from, and images to evaluate on if there are any."""
-    if flags.data_dir is None and not flags.dataset:
-        if flags.model != embedded.NAME:
-            raise GTPError(f"{flags.model} needs images: give --data-dir, a folder with one folder for each class")
-        images, labels = embedded.test_images()  # a demonstration: three quarters to learn from
-        cut = 3 * len(images) // 4
-        images = embedded.normalise(images)
-        return InMemory(images[:cut], labels[:cut]), InMemory(images[cut:], labels[cut:])
+    own = embedded_images(flags)
+    if own is not None:  # a demonstration: three quarters to learn from
+        cut = 3 * len(own) // 4
+        return InMemory(own.images[:cut], own.labels[:cut]), InMemory(own.images[cut:], own.labels[cut:])
     folder = flags.data_dir
     if folder is not None and has_split(folder, *EVALUATION) and not has_split(folder, flags.split, *TRAINING):
         raise GTPError(
@@ -119,7 +113,7 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
 
 
 def open_validation(flags: Finetune, model: Any) -> Any:
-    """None if the data has no split of its own for that: images that were learned from prove nothing."""
+    """The images to evaluate on; None if the data has no separate split, as training images prove nothing."""
     folder = flags.val_dir or flags.data_dir
     if flags.val_dir is None and not flags.dataset and folder is not None:
         if not has_split(folder, flags.val_split, *EVALUATION):
@@ -129,10 +123,10 @@ def open_validation(flags: Finetune, model: Any) -> Any:
 
 def _data_of(flags: Finetune, folder: Path | None, split: str) -> DataSettings:
     own = data_settings(flags, labels=flags.labels)
-    return dataclasses.replace(own, data_dir=folder or Path(), split=split, limit=0)  # limits are of whole data sets
+    return dataclasses.replace(own, data_dir=folder or Path(), split=split, limit=0)  # spread_images limits it
 
 
-TRAINING, EVALUATION = ("train", "training"), ("val", "valid", "validation", "eval", "evaluation")  # as timm has them
+TRAINING, EVALUATION = ("train", "training"), ("val", "valid", "validation", "eval", "evaluation")  # as timm names them
 
 
 def has_split(folder: Path, *names: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.core.costs import Convention
 from gtp_vit.inputs.models import create_model
@@ -17,7 +17,7 @@ from gtp_vit.show.timing import cost_table
 
 
 @dataclass(frozen=True)
-class Macs(OutputFlags):
+class Macs(OutputFlags, MethodFlags):
     """Count the multiply-accumulates of a model with and without token reduction, for one image.
 
     examples:
@@ -28,12 +28,10 @@ class Macs(OutputFlags):
 
     model: tyro.conf.Positional[str] = "deit_small_patch16_224"
     """Name of a timm model."""
-    method: str = "gtp_plus"
-    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     convention: Convention = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None
-    """Height and width of the images, if not the model's own."""
+    """Height and width of the images, if different from the model's own."""
     lossless: bool = True
     """The last block computes only what the head reads."""
 

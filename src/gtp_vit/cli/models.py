@@ -21,7 +21,7 @@ from gtp_vit.patch import host_of
 class Models(OutputFlags):
     """List models that can be patched: timm's plain vision transformers, and those inside the package.
 
-    Each is asked, without its weights, so that the whole list takes some seconds.
+    Each model is built without weights and checked, so the whole list takes some seconds.
 
     examples:
       gtp-vit models
@@ -32,7 +32,7 @@ class Models(OutputFlags):
     pattern: tyro.conf.Positional[str] = "*"
     """Which names, with * and ?."""
     details: bool = False
-    """Also tokens, channels, layers and GMACs of each; makes each model without weights."""
+    """Also show tokens, channels, layers and GMACs of each."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -58,9 +58,9 @@ def main(words: Sequence[str]) -> None:
 
 
 def _refused(candidates: Sequence[str]) -> dict[str, str]:
-    """Those that `patch` does not take, and why; some 30 ms each, so all of them take seconds."""
+    """The models that `patch` refuses, and why; about 30 ms each."""
     found = {}
-    with render.progress("asking each model") as progress:
+    with render.progress("checking each model") as progress:
         for index, name in enumerate(candidates):
             reason = refusal(name)
             if reason is not None:

@@ -14,16 +14,16 @@ from gtp_vit.cli.grid import lines_of
 from gtp_vit.cli.help import width
 from gtp_vit.show.results import plain
 
-PIPE = 220  # columns of a file or a pipe, which have no width
+PIPE = 220  # columns for a file or a pipe, which have no width
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table in the width that there is; figures are never cut."""
+    """Print a table in the available width; figures are never cut."""
     room = width() if sys.stdout.isatty() else PIPE
     text = "\n".join([*textwrap.wrap(title, room, break_long_words=False), *lines_of(columns, rows, room)])
     try:
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # a terminal without lines
+    except UnicodeEncodeError:  # a terminal that cannot draw lines
         text = text.translate(str.maketrans("─│┌┬┐├┼┤└┴┘", "-|+++++++++"))
     print(text)
 
@@ -40,14 +40,14 @@ def print_json(result: Any) -> None:
 
 @contextmanager
 def progress(text: str, *columns: str) -> Iterator[Callable[..., None]]:
-    """A progress bar with the time that is left, on standard error, so that --json stays clean.
+    """A progress bar with the remaining time, on standard error, so that --json stays clean.
 
-    `columns` are further texts of rich's, with the fields that the updates name.
+    `columns` are more of rich's text columns, with the fields that updates give.
     """
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    if not sys.stderr.isatty():  # a log: a line now and then
+    if not sys.stderr.isatty():  # a log: print a line now and then
         yield _line_by_line(text)
         return
     shown = [*Progress.get_default_columns(), *(TextColumn(column) for column in columns)]

@@ -55,7 +55,7 @@ class Reproduce(OutputFlags, ResumeFlags):
     workers: int = CORES
     """Processes that read images."""
     limit: int = 0
-    """Only the first so many images; 0 = all."""
+    """Only the first images, at most this many; 0 = all."""
     model: str = embedded.NAME
     """Model of figure-oversmoothing."""
     checkpoint: Path | None = None
@@ -77,7 +77,7 @@ def main(words: Sequence[str]) -> None:
     check_writable(flags.results_file, flags.report)
     if flags.weights_dir is not None and not flags.weights_dir.is_dir():
         raise GTPError(f"there is no folder {flags.weights_dir}; --weights-dir wants one with files of weights")
-    with contextlib.ExitStack() as journals:  # kept, all of them, until everything is written
+    with contextlib.ExitStack() as journals:  # all are kept until everything is written
         if flags.what == "figure-complexity":
             found = show_complexity()
         elif flags.what == "figure-oversmoothing":

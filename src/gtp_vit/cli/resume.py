@@ -17,10 +17,10 @@ from gtp_vit.show.results import plain
 
 @dataclass(frozen=True)
 class ResumeFlags:
-    """What to do with the journal of an earlier run."""
+    """Whether to use the journal of an earlier run."""
 
     restart: bool = False
-    """Discard what an interrupted run has finished, and begin anew instead of resuming it."""
+    """Discard what an interrupted run has finished, and start over instead of resuming it."""
 
 
 def open_journal(

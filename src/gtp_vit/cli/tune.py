@@ -52,7 +52,7 @@ class Tune(OutputFlags, ResumeFlags, DataFlags):
     max_kl: float | None = None
     """Target: the cheapest schedule whose KL divergence to the unreduced model is at most this."""
     min_agreement: float | None = None
-    """Target: the cheapest schedule that agrees with the unreduced model on so many percent of the images."""
+    """Target: the cheapest schedule that agrees with the unreduced model on at least this percentage of images."""
     curve: bool = False
     """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
     images: int = 320
@@ -60,17 +60,17 @@ class Tune(OutputFlags, ResumeFlags, DataFlags):
     evaluations: int = 150
     """How often the search goes through its images."""
     minutes: float = 0
-    """End the search after so many minutes; 0 = no limit."""
+    """End the search after this many minutes; 0 = no limit."""
     max_layers: int | None = None
-    """At most so many layers remove tokens."""
+    """Largest number of layers that remove tokens."""
     multiple_of: int = 1
-    """Numbers of tokens that are multiples of this, which some accelerators want."""
+    """Keep numbers of tokens that are multiples of this, which some accelerators need."""
     timing_batch: int = 8
     """Images in a batch where speed is measured."""
     search_seed: int = 0
     """Seed of the search; --seed is a setting of some methods."""
     output: Path | None = None
-    """Write the recipe here, as JSON; of a curve, one file for each, with its share of the MACs in its name."""
+    """Write the recipe here, as JSON; a curve becomes one file per recipe, with its share of the MACs in the name."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ def main(words: Sequence[str]) -> None:
         "name": flags.model,
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
-    # What was measured holds for a longer search, too. Only a time depends on threads.
+    # A longer search may reuse what was measured. Only times depend on threads.
     timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch} if flags.speedup else {}
     run = {"method": method.to_dict(), "target": targets, "limits": settings["limits"], "seed": flags.search_seed}
     run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed}
@@ -132,7 +132,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
-    """Which recipe goes into which file; of a curve, each into one of its own, with the share in its name."""
+    """Which recipe goes into which file; those of a curve have their share of the MACs in the name."""
     if flags.output is None:
         return {}
     if not flags.curve:
@@ -160,7 +160,7 @@ def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
             f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or replace these"
         )
     if not found:
-        raise GTPError("there is not one image in this data set; give a different --data-dir or --split")
+        raise GTPError("there are no images in this data set; give a different --data-dir or --split")
     return torch.cat(found)[: flags.images], problems
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from gtp_vit import embedded
-from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import answer, write_page
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
@@ -24,7 +24,7 @@ from gtp_vit.show.tokens import lost_text, panels, png, some_layers, token_table
 
 
 @dataclass(frozen=True)
-class Visualise(ModelFlags):
+class Visualise(MethodFlags, ModelFlags):
     """Draw which patches are left after each layer and where the others went: a PNG for each image, and one HTML page.
 
     examples:
@@ -34,8 +34,6 @@ class Visualise(ModelFlags):
 
     images: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Pictures; without any, fashion_vit shows some of its own."""
-    method: str = "gtp_plus"
-    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     layers: tuple[int, ...] = ()
     """Which layers to draw, counted from 0; four of them by default."""
     output: Path = Path("visualised")
@@ -75,7 +73,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
-    """Name, what the model sees as a picture, and as a tensor."""
+    """Each image's name, and what the model sees of it as a picture and as a tensor."""
     from PIL import Image
 
     if not flags.images:

@@ -1,4 +1,4 @@
-"""Labelled images, read as the model wants them: folders, Hugging Face data sets and WebDataset through timm's readers.
+"""Labelled images, prepared as the model needs them: folders, Hugging Face sets and WebDataset through timm's readers.
 
 An image that cannot be read does not end a run and is not replaced by another (as timm's own data sets do): it comes
 back with the reason, and the caller counts it.
@@ -53,8 +53,8 @@ class DataSettings:
     img_size: int | None = None
     crop_pct: float | None = None
     interpolation: str = ""
-    limit: int = 0  # only the first so many; 0 = all
-    labels: bool = True  # False: nobody reads them, so folders need not be the model's classes
+    limit: int = 0  # only the first images, at most this many; 0 = all
+    labels: bool = True  # False: they are not used, so folders need not be the model's classes
 
 
 class ImageFiles(Dataset[Item]):
@@ -104,12 +104,12 @@ class ImageStream(IterableDataset[Item]):
 
 
 def _number(label: Any) -> int:
-    """Splits without labels have -1 or None."""
+    """A label as a number; splits without labels have -1 or None."""
     return -1 if label is None else int(label)
 
 
 class InMemory(Dataset[Item]):
-    """Images that are prepared already."""
+    """Images that are already prepared."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
@@ -122,7 +122,7 @@ class InMemory(Dataset[Item]):
 
 
 def preparation(model: nn.Module, settings: DataSettings) -> dict[str, Any]:
-    """How this checkpoint wants its images: timm's data configuration of the model, with the user's changes."""
+    """How this checkpoint needs its images: timm's data configuration of the model, with the user's changes."""
     import timm.data
 
     inputs = host_of(model).inputs
@@ -191,7 +191,7 @@ def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = N
 
 
 class OneChannel:
-    """For models of grey images: a transform between a picture without colours and its one channel."""
+    """A transform for models of grey images: from a picture without colours to its one channel."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform
@@ -204,11 +204,11 @@ class OneChannel:
 
 
 class TorchvisionReader:
-    """One of torchvision's data sets, as timm's readers are."""
+    """A data set of torchvision with the interface of timm's readers."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.root = dataset, getattr(dataset, "root", "")
-        if hasattr(dataset, "loader"):  # its own waits for pipes, and makes white of 16-bit grey
+        if hasattr(dataset, "loader"):  # its own waits for pipes, and turns 16-bit grey into white
             dataset.loader = pictures.load_picture
 
     def __len__(self) -> int:
@@ -248,7 +248,7 @@ def batches(
         seen = 0
         for batch in loader:
             seen += len(batch.place) + len(batch.unreadable)
-            if seen > skip:  # the journal is written batch by batch, so a run ends between two of them
+            if seen > skip:  # the journal is written batch by batch, so a run stops between two of them
                 yield batch
         return
     rest = Subset(dataset, range(skip + rank, len(dataset), processes))  # type: ignore[arg-type]
@@ -266,14 +266,14 @@ def spread_images(dataset: Any, count: int) -> Any:
 
 
 def first_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
-    """The first images that can be read, at most so many, where and as the model takes them."""
+    """The first images that can be read, at most `count`, on the model's device and in its precision."""
     weight, found = next(model.parameters()), []
     for batch in batches(dataset, batch_size=count, workers=0):
         found.append(batch.images)
         if sum(map(len, found)) >= count:
             break
     if not any(map(len, found)):
-        raise GTPError("not one image could be read")
+        raise GTPError("none of the images could be read")
     return torch.cat(found)[:count].to(weight.device, weight.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Models by name: timm's, and the networks of our own that timm does not have."""
+"""Models by name: timm's, and our own networks that timm does not have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _own() -> list[str]:
 
 
 def names(pattern: str) -> list[str]:
-    """Names of models that may be of a kind that can be patched, timm's and ours, that match a pattern with * and ?."""
+    """Names of models that can perhaps be patched, timm's and ours, that match a pattern with * and ?."""
     import timm
 
     return fnmatch.filter([*_own(), *timm.list_models(module=["vision_transformer", "deit"])], pattern)
@@ -33,9 +33,9 @@ def names(pattern: str) -> list[str]:
 
 @functools.cache
 def refusal(name: str) -> str | None:
-    """Why `patch` refuses this model, None if it takes it: asked of the model itself, made without weights.
+    """Why `patch` refuses this model, None if it takes it: the model is built without weights and checked.
 
-    One block is enough to ask, as timm makes all blocks of such a model alike; that is some 15 times as quick.
+    One block is enough, as timm makes all blocks of such a model alike; that is about 15 times as fast.
     """
     import timm
 
@@ -86,8 +86,8 @@ def create_model(
         name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l, or fashion_vit, the small one in the package.
         pretrained: load timm's pre-trained weights.
         checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
-        img_size: height and width of the images, if not the model's own.
-        num_classes: how many classes the model has, if not its own number.
+        img_size: height and width of the images, if different from the model's own.
+        num_classes: how many classes the model has, if different from its own number.
         meta: without weights, for counting.
 
     >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
@@ -130,7 +130,7 @@ def create_model(
 
 
 def _check_patches(model: nn.Module, name: str, img_size: int | tuple[int, int] | None) -> None:
-    """A size that was asked for must be a whole number of patches: timm would leave out the rest without a word."""
+    """A size that was asked for must be a whole number of patches: timm would silently leave out the rest."""
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)

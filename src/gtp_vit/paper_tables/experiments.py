@@ -16,7 +16,9 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.methods import method_from_dict
 
 TABLES: dict[str, Any] = json.loads(Path(__file__).with_name("printed.json").read_text(encoding="utf-8"))["tables"]
-SETTINGS = {row["row"]: row for row in TABLES["hyperparameters"]["rows"]}  # which rows of other tables are "like"
+SETTINGS = {
+    row["row"]: row for row in TABLES["hyperparameters"]["rows"]
+}  # rows of other tables are "like" one of these
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def _experiment(table: dict[str, Any]) -> Experiment:
     return Experiment(table["title"], tuple(itertools.chain(*rows)))
 
 
-# Those without rows have no cells of accuracy; paper_tables/reproduce.py computes them by themselves.
+# Those without rows have no cells of accuracy; paper_tables/reproduce.py computes them.
 EXPERIMENTS = {name: _experiment(table) for name, table in TABLES.items() if {"rows", "same_as"} & set(table)}
 COMPUTED = {name: table["title"] for name, table in TABLES.items() if name not in EXPERIMENTS}
 EXTRA_MMACS: dict[str, dict[str, float]] = TABLES["figure-complexity"]["extra_mmacs"]

@@ -1,4 +1,4 @@
-"""reproduce: what the paper prints, what we find, how far apart that is; what is missing is said to be."""
+"""reproduce: what the paper prints, what we measure, and the deviation; missing figures say why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | Non
 
 
 class Failed(str):
-    """Says why there is no figure although weights and images were given."""
+    """A text that says why there is no figure although weights and images were given."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def reproduce(
 ) -> tuple[list[Reproduced], list[str]]:
     """Our values of all cells, and the images that could not be read.
 
-    GMACs come from sizes alone; accuracy is measured where weights and images are there, one model after the other,
+    GMACs come from sizes alone; accuracy is measured where there are weights and images, one model after the other,
     each with the journal that `journal_for` gives for its name, methods, models and images.
     """
     cells = list(cells)
@@ -132,7 +132,7 @@ def _accuracies(
 
 
 def _gmacs(cell: Cell) -> float | str:
-    """As the paper counts: torchprofile's convention, the last block whole."""
+    """GMACs as the paper counts them: torchprofile's convention, the whole last block."""
     model = create_model(cell.model.split(".", 1)[0], meta=True)
     try:
         return macs(model, cell.method, convention="torchprofile", lossless=False).total / 1e9
@@ -169,7 +169,7 @@ def oversmoothing(model: nn.Module, images: Tensor, number: int) -> dict[str, li
 
 
 def _mean_similarity(x: Tensor) -> float:
-    """Over all pairs of different tokens."""
+    """Mean cosine similarity over all pairs of different tokens."""
     unit = F.normalize(x.float(), dim=-1)
     count = x.shape[1]
     total = unit.sum(dim=1).square().sum(dim=1) - count

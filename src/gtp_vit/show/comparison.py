@@ -85,7 +85,7 @@ def comparison_table(rows: Sequence[Row]) -> Table:
 def comparison_sections(
     model: nn.Module, rows: Sequence[Row], found: Evaluation, images: Tensor, left_out: Sequence[str]
 ) -> list[Section]:
-    """Plots of KL, accuracy and speed over MACs, the table, pictures of the tokens, and which methods do not fit."""
+    """Plots of KL, accuracy and speed over MACs, the table, pictures of the tokens, and what was left out."""
     reduced = [row for row in rows if row.plan.method is not None]
     names = list(dict.fromkeys(row.plan.label for row in reduced))
 

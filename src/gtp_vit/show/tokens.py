@@ -21,7 +21,7 @@ SPACE = 10
 
 
 def some_layers(depth: int) -> tuple[int, ...]:
-    """Which layers are drawn where nobody says it."""
+    """Which layers are drawn by default."""
     return depth // 4, depth // 2, 3 * depth // 4, depth - 1
 
 
@@ -89,7 +89,7 @@ def _box(cell: int, grid: tuple[int, int]) -> tuple[int, int, int, int]:
 
 
 def _colour(number: int) -> tuple[int, int, int]:
-    """Neighbouring numbers get colours far apart."""
+    """A colour for a token; neighbouring numbers get very different ones."""
     red, green, blue = colorsys.hls_to_rgb(number * 0.618034 % 1, 0.45 + 0.25 * (number * 0.7548 % 1), 0.6)
     return int(255 * red), int(255 * green), int(255 * blue)
 
@@ -111,4 +111,4 @@ def token_table(found: Trace) -> Table:
 
 
 def lost_text(found: Trace) -> str:
-    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: what they knew is lost."
+    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: their information is lost."
