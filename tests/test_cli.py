@@ -207,7 +207,7 @@ def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_every_help_text_can_be_parsed(command):
-    options = getattr(importlib.import_module(COMMANDS[command][0]), command.capitalize())
+    options = getattr(importlib.import_module(f"gtp_vit.cli.{command}"), command.capitalize())
     examples = re.findall(rf"^ *(?:torchrun .*app|gtp-vit) {command}\b(.*?)(?:   .*)?$", options.__doc__, re.M)
     assert examples
     for example in examples:
