@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import timm
@@ -11,7 +12,7 @@ import torch
 
 from gtp_vit import METHODS, Identity, Method, macs
 from gtp_vit.errors import GTPError
-from gtp_vit.paper_tables.published import HYPERPARAMETERS
+from gtp_vit.paper_tables.experiments import EXPERIMENTS
 
 PAGE = """\
 # The methods
@@ -67,15 +68,17 @@ def properties() -> str:
 
 def settings() -> str:
     parts = []
-    for table in HYPERPARAMETERS.values():
+    for name, of_model in groupby(EXPERIMENTS["hyperparameters"].cells, key=lambda cell: cell.model):
         with torch.device("meta"):
-            model = timm.create_model(table.model)
-        columns = [table.title, *(f"{gmacs} printed" for gmacs in table.gmacs)]
+            model = timm.create_model(name)
+        by_row = {row: list(cells) for row, cells in groupby(of_model, key=lambda cell: cell.row)}
+        first = next(iter(by_row))
+        columns = [first.split(", ")[0], *(f"{cell.gmacs} printed" for cell in by_row[first])]
         rows = [columns, ["---"] * len(columns)]
-        for name, methods in table.methods.items():
-            rows.append(
-                [name, *(f"{said}: {_gmacs(model, m)}" for said, m in zip(_differing(methods), methods, strict=True))]
-            )
+        for row, cells in by_row.items():
+            methods = [cell.method for cell in cells]
+            said = [f"{text}: {_gmacs(model, m)}" for text, m in zip(_differing(methods), methods, strict=True)]
+            rows.append([row.split(", ")[1], *said])
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
     return "\n\n".join(parts)
 

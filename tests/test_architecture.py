@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs"},
     "search": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},
-    "show": {"core", "runs", "inputs", "measure", "search"},
+    "show": {"core", "patch", "recipes", "runs", "inputs", "measure", "search", "paper_tables"},
     "training": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "cli": {
         *("core", "methods", "embedded", "patch", "recipes"),
@@ -60,6 +60,23 @@ def test_imports_point_one_way(path):
         if name.startswith("gtp_vit."):
             other = name.split(".")[1]
             assert other in MAY_IMPORT[part] | {part, "errors"} or name == "gtp_vit.__version__", name
+
+
+# What commands share. Whatever else two of them need belongs into a part that a page or a program can use, too.
+SHARED = {"app", "flags", "words", "help", "grid", "render", "output", "resume", "source"}
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.stem)
+def test_no_command_imports_a_sibling(path):
+    modules = {file.stem for file in (SOURCE / "cli").glob("*.py")}
+    named = {part for name in imports(path) if name.startswith("gtp_vit.cli.") for part in name.split(".")[2:3]}
+    assert named & modules <= SHARED - {"app"}
+
+
+def test_only_the_command_line_imports_the_command_line():
+    for path in FILES:
+        if path.relative_to(SOURCE).parts[0] != "cli":
+            assert not any(name.startswith("gtp_vit.cli") for name in imports(path)), path
 
 
 # What timm's models, and ours, call their parts. Of these words some are settings of ours, too.

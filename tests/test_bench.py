@@ -277,7 +277,7 @@ def test_folders_that_do_not_fit_are_refused(model, folder, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(GTPError, match="no images in"):
         open_images(model, DataSettings(data_dir=tmp_path / "empty"))
-    with pytest.raises(GTPError, match="has 4 classes, but the model tells 10 apart"):
+    with pytest.raises(GTPError, match="has 4 classes, but the model has 10"):
         open_images(families.make("vit"), DataSettings(data_dir=folder))
 
 

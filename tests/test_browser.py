@@ -11,8 +11,8 @@ from PIL import Image
 from gtp_vit import METHODS
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.show.page import Section, picture, table, write_report
-from gtp_vit.show.pictures import png
 from gtp_vit.show.plot import curves
+from gtp_vit.show.tokens import png
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install Debian's package chromium")

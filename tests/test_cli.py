@@ -15,9 +15,10 @@ import families
 from gtp_vit import GTP, patch
 from gtp_vit.cli import benchmark, evaluate, source
 from gtp_vit.cli.app import COMMANDS, Exit, main
-from gtp_vit.cli.flags import parse, parse_with_method
+from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.errors import BadSetting
 from gtp_vit.measure.benchmark import Timing, against, interleave
+from gtp_vit.show.timing import Timed, verdict
 
 TINY = ["test_vit", "--method", "gtp", "--propagate", "4"]
 
@@ -206,12 +207,12 @@ def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_every_help_text_can_be_parsed(command):
-    options = getattr(importlib.import_module(COMMANDS[command][0]), command.capitalize())
+    options = getattr(importlib.import_module(f"gtp_vit.cli.{command}"), command.capitalize())
     examples = re.findall(rf"^ *(?:torchrun .*app|gtp-vit) {command}\b(.*?)(?:   .*)?$", options.__doc__, re.M)
     assert examples
     for example in examples:
         words = shlex.split(example)
-        found = parse_with_method(options, words)[0] if hasattr(options, "method") else parse(options, words)
+        found = parse_with_method(options, words)[0] if hasattr(options, "method") else parse_flags(options, words)
         if "--model" in words:
             assert found.model == words[words.index("--model") + 1]
 
@@ -260,8 +261,8 @@ def test_the_verdict_can_say_that_we_are_slower_and_why():
     model, images = families.make("vit"), families.images("vit")
 
     def words(method, *quartiles, loading=False, lossless=True):
-        entry = benchmark.Timed(4, loading, [timing(1, 1, 1), timing(*quartiles)])
-        return benchmark.verdict(entry, model, patch(model, method, lossless=lossless), images)
+        entry = Timed(4, loading, [timing(1, 1, 1), timing(*quartiles)])
+        return verdict(entry, model, patch(model, method, lossless=lossless), images)
 
     assert words(GTP(propagate=9), 1.2, 1.3, 1.4) == "batch 4: gtp is 1.30 times as fast as the unreduced model here."
     slower = words(GTP(propagate=9), 0.8, 0.9, 0.95)

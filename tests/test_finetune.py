@@ -4,7 +4,6 @@ import contextlib
 import copy
 import csv
 import dataclasses
-import gzip
 import json
 import os
 import signal
@@ -390,26 +389,31 @@ def test_augmentation_depends_on_the_draw_alone(folder):
     assert torch.equal(torch.random.get_rng_state(), before)  # the user's own numbers are left alone
 
 
-def test_grey_images_in_mnists_files(tmp_path):
+def test_grey_images_of_torchvisions_data_sets(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (12, 28, 28), dtype=np.uint8)
     labels = np.arange(12, dtype=np.uint8) % 10
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
     for name in ("train", "t10k"):
         head = b"\0\0\x08\x03" + np.array(pixels.shape, ">u4").tobytes()
-        (tmp_path / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pixels.tobytes()))
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
         head = b"\0\0\x08\x01" + np.array([12], ">u4").tobytes()
-        (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
     model = embedded.create(pretrained=False)
-    plain = open_images(model, DataSettings(data_dir=tmp_path))
+    data = DataSettings(data_dir=tmp_path, dataset="torch/fashion_mnist", crop_pct=1.0)
+    plain = open_images(model, data)
     assert len(plain) == 12
     torch.testing.assert_close(plain[3].image, embedded.normalise(torch.from_numpy(pixels[3:4]))[0])
     assert plain[3].label == 3
-    augmented = open_training_images(model, DataSettings(data_dir=tmp_path, split="train"), Training())
+    augmented = open_training_images(model, dataclasses.replace(data, split="train"), Training())
     assert not augmented[3].problem
     assert augmented[3].image.shape == (1, 28, 28)
     assert {Draws(augmented, 0, 0)[(draw, 5)].problem for draw in range(30)} == {""}
-    (tmp_path / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(GTPError, match="has no file train-labels-idx1-ubyte or train-labels"):
-        open_training_images(model, DataSettings(data_dir=tmp_path, split="train"), Training())
+    before = identity.identity("m", model, plain)["images"]
+    (raw / "t10k-labels-idx1-ubyte").unlink()
+    assert identity.identity("m", model, plain)["images"] != before
+    with pytest.raises(GTPError, match=r"no images in .*: Dataset not found"):
+        open_images(model, data)
 
 
 def test_parts_of_one_image(model, images, tmp_path):
@@ -601,7 +605,7 @@ def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
     assert main([*words, "--no-labels", "--output", str(tmp_path / "o"), "--val-dir", str(folder / "val")]) == Exit.OK
     assert "agreement" in capsys.readouterr().out
     assert main([*words, "--output", str(tmp_path / "p")]) == Exit.USAGE
-    assert "has 1 classes, but the model tells 4 apart" in capsys.readouterr().err
+    assert "has 1 classes, but the model has 4" in capsys.readouterr().err
 
 
 def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from torchvision.datasets import ImageFolder
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.inputs.data import DataSettings, ImageFiles, ImageStream, batches, first_images, open_images
-from gtp_vit.inputs.pictures import decode, load, open_picture
+from gtp_vit.inputs.pictures import decode, load_picture, open_picture
 from gtp_vit.measure.evaluate import UNREDUCED, evaluate
 from gtp_vit.runs import distributed
 
@@ -54,7 +54,7 @@ def test_sixteen_bits_of_grey_are_scaled_and_not_cut_off(tmp_path, ending):
         path.write_bytes(b"P5 40 40 65535\n" + GREY.astype(">u2").tobytes())
     else:
         Image.fromarray(GREY).save(path)
-    found = np.asarray(load(path))
+    found = np.asarray(load_picture(path))
     assert found.shape == (40, 40, 3)
     np.testing.assert_array_equal(found, EIGHT[:, :, None].repeat(3, axis=2))
 
@@ -63,9 +63,9 @@ def test_sixteen_bits_of_big_endian_tiff_and_of_decoded_pictures_are_scaled(tmp_
     path = tmp_path / "x.tif"
     big = Image.frombytes("I;16B", (40, 40), GREY.astype(">u2").tobytes())
     big.save(path)
-    np.testing.assert_array_equal(np.asarray(load(path))[:, :, 0], EIGHT)
+    np.testing.assert_array_equal(np.asarray(load_picture(path))[:, :, 0], EIGHT)
     Image.fromarray(GREY).save(path, tiffinfo={262: 0})  # says that 0 is white
-    np.testing.assert_array_equal(np.asarray(load(path))[:, :, 0], 255 - EIGHT)
+    np.testing.assert_array_equal(np.asarray(load_picture(path))[:, :, 0], 255 - EIGHT)
     np.testing.assert_array_equal(np.asarray(decode(Image.fromarray(GREY)))[:, :, 0], EIGHT)
     stream = ImageStream([(Image.fromarray(GREY), 1)], lambda image: torch.tensor(np.asarray(image)), (3, 40, 40))
     np.testing.assert_array_equal(next(iter(stream)).image[:, :, 0], EIGHT)
@@ -84,10 +84,10 @@ def test_the_usual_modes_become_rgb(tmp_path):
     for mode, ending in (("CMYK", "jpg"), ("LA", "png"), ("P", "gif"), ("RGBA", "webp"), ("1", "bmp")):
         path = tmp_path / f"{mode}.{ending}"
         colour.convert("RGBA" if mode == "RGBA" else "L" if mode == "1" else "RGB").convert(mode).save(path)
-        assert load(path).mode == "RGB"
+        assert load_picture(path).mode == "RGB"
     still = [Image.new("L", (40, 40), shade) for shade in (10, 200)]
     still[0].save(tmp_path / "moving.gif", save_all=True, append_images=still[1:])
-    assert np.asarray(load(tmp_path / "moving.gif")).max() == 10  # the first picture
+    assert np.asarray(load_picture(tmp_path / "moving.gif")).max() == 10  # the first picture
 
 
 def test_pictures_of_all_kinds_are_read_in_folders(model, folder):
@@ -131,7 +131,7 @@ def test_pipes_sockets_and_devices_are_unreadable_and_nobody_waits_for_them(mode
     assert len(names) == 4
     named = {problem.split(":")[0]: problem for problem in problems}
     assert set(named) == {"a/pipe.jpg", "a/s.png", "b/device.png", "b/nothing.png"}
-    assert "it is no file, but a folder, pipe, socket or device" in named["a/pipe.jpg"]
+    assert "it is not a file but a folder, pipe, socket or device" in named["a/pipe.jpg"]
 
 
 def test_torchvisions_folders_are_read_as_ours(model, folder, pipe):
@@ -141,14 +141,14 @@ def test_torchvisions_folders_are_read_as_ours(model, folder, pipe):
     assert isinstance(plain, ImageFolder)
     names = [os.path.basename(path) for path, _ in plain.samples]
     assert np.asarray(plain[names.index("grey16.png")][0]).min() == 0
-    assert "it is no file" in dataset[names.index("pipe.jpg")].problem
+    assert "it is not a file" in dataset[names.index("pipe.jpg")].problem
 
 
 def test_visualise_does_not_wait_for_a_pipe(pipe, tmp_path, capsys):
     words = ["visualise", "test_vit", str(pipe), "--checkpoint", weights(tmp_path), "--num-classes", "2"]
     assert main([*words, "--output", str(tmp_path / "v")]) == Exit.USAGE
     assert capsys.readouterr().err == (
-        f"gtp-vit: {pipe} cannot be read: it is no file, but a folder, pipe, socket or device\n"
+        f"gtp-vit: {pipe} cannot be read: it is not a file but a folder, pipe, socket or device\n"
     )
 
 
@@ -164,8 +164,8 @@ def test_what_was_not_read_shows_in_the_command(folder, pipe, tmp_path, capsys):
     words = ["evaluate", "test_vit", "--num-classes", "2", "--checkpoint", weights(tmp_path), "--data-dir", str(folder)]
     assert main([*words, "--propagate", "4", "--workers", "0"]) == Exit.INCOMPLETE
     note, error = capsys.readouterr().err.splitlines()
-    assert note == f"gtp-vit: not read in {folder}, because it is not taken for a picture: notes.txt"
-    assert "1 of the images could not be read and were not counted: a/pipe.jpg" in error
+    assert note == f"gtp-vit: not read in {folder}, because it does not look like a picture: notes.txt"
+    assert "1 of the images could not be read and were left out: a/pipe.jpg" in error
 
 
 def test_a_folder_without_pictures_says_what_is_wanted(model, tmp_path):
@@ -212,5 +212,5 @@ def test_the_first_images_are_those_that_can_be_read_and_are_where_the_model_is(
     assert (found.device.type, found.dtype, found.shape) == ("meta", torch.bfloat16, (2, 3, 32, 32))
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")
-    with pytest.raises(GTPError, match="not one image could be read"):
+    with pytest.raises(GTPError, match="none of the images could be read"):
         first_images(dataset, 2, model)

@@ -11,7 +11,7 @@ import families
 from gtp_vit import ATS, GTP, METHODS, GTPError, Identity, ToMe, create_model, macs, patch
 from gtp_vit.errors import UnknownName
 from gtp_vit.paper.selection import SELECTORS
-from gtp_vit.paper_tables.published import GMACS, HYPERPARAMETERS
+from gtp_vit.paper_tables.experiments import EXPERIMENTS
 from test_conformance import RIVALS_EXTRA, fits
 
 METHOD_CASES = [
@@ -83,16 +83,16 @@ def test_a_dynamic_grid_is_counted():
 def test_66_of_the_68_printed_cells_are_reproduced():
     """Of DeiT-S, DeiT-B, ViT-Medium-GAP (43 of 45), LV-ViT-S and -M (23 of 23); the two others cannot be."""
     missed, cells = [], 0
-    for name, row in GMACS.items():
-        model = create_model(name, meta=True)
-        for number, printed in enumerate(row):
-            counted = [
-                round(macs(model, GTP(propagate=number, graph=graph), convention="torchprofile").total / 1e9, 1)
-                for graph in ("mixed", "spatial")  # the table is the best of several settings
-            ]
-            cells += 1
-            if printed not in counted:
-                missed.append((name, number))
+    for cell in (*EXPERIMENTS["main"].cells, *EXPERIMENTS["no-class-token"].cells):
+        model = create_model(cell.model, meta=True)
+        number = 0 if cell.method is None else cell.method.propagate
+        counted = [
+            round(macs(model, GTP(propagate=number, graph=graph), convention="torchprofile").total / 1e9, 1)
+            for graph in ("mixed", "spatial")  # the table is the best of several settings
+        ]
+        cells += 1
+        if cell.gmacs not in counted:
+            missed.append((cell.model, number))
     assert cells == 68
     assert missed == [("deit_base_patch16_224", 11), ("deit_base_patch16_224", 14)]
 
@@ -107,7 +107,7 @@ def test_lvvit_equals_torchprofile_runs_of_the_official_code():
 
 # Computed beforehand, by formulas of their own, for the settings of the paper's appendix.
 COUNTED = {
-    "deit_s": {
+    "DeiT-S": {
         "DynamicViT": "3.46 2.98 2.56 2.23",
         "EViT": "3.48 3.03 2.64 2.31",
         "Evo-ViT": "3.64 3.03 2.73 2.43",
@@ -115,7 +115,7 @@ COUNTED = {
         "ToMe": "3.42 2.99 2.57 2.29",
         "GTP": "3.42 2.99 2.56 2.28",
     },
-    "deit_b": {
+    "DeiT-B": {
         "DynamicViT": "15.51 13.32 11.48 9.87 8.56",
         "EViT": "15.40 13.33 11.61 10.09 8.82",
         "Evo-ViT": "15.12 13.98 11.66 10.48 9.32",
@@ -129,17 +129,18 @@ COUNTED = {
 @pytest.mark.parametrize("backbone", COUNTED)
 def test_settings_of_the_papers_appendix(backbone):
     """Our count, and how far it is from the printed column: only Evo-ViT is more than 3 % heavier."""
-    table = HYPERPARAMETERS[backbone]
+    cells = [cell for cell in EXPERIMENTS["hyperparameters"].cells if cell.row.startswith(backbone)]
     with torch.device("meta"):
-        model = timm.create_model(table.model)
-    assert set(table.methods) == {*COUNTED[backbone], "ATS"}
+        model = timm.create_model(cells[0].model)
+    assert {cell.row for cell in cells} == {f"{backbone}, {name}" for name in (*COUNTED[backbone], "ATS")}
     heavier = set()
     for name, row in COUNTED[backbone].items():
-        for method, printed, expected in zip(table.methods[name], table.gmacs, map(float, row.split()), strict=True):
-            own = name in ("DynamicViT",)  # what the expected figures contain of the method's own work
-            counted = macs(model, method, include_method=own).total / 1e9
-            assert counted == pytest.approx(expected, abs=0.02 if name == "ToMe" else 0.0065), (name, method)
-            if counted > 1.03 * printed:
+        own = [cell for cell in cells if cell.row == f"{backbone}, {name}"]
+        for cell, expected in zip(own, map(float, row.split()), strict=True):
+            with_method = name == "DynamicViT"  # what the expected figures contain of the method's own work
+            counted = macs(model, cell.method, include_method=with_method).total / 1e9
+            assert counted == pytest.approx(expected, abs=0.02 if name == "ToMe" else 0.0065), cell
+            if counted > 1.03 * cell.gmacs:
                 heavier.add(name)
     assert heavier == {"Evo-ViT"}
 

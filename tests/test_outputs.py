@@ -394,7 +394,7 @@ def test_benchmark_asks_for_enough_images_before_it_times(tmp_path, monkeypatch,
     monkeypatch.setattr(benchmark_command, "interleave", lambda *_, **__: pytest.fail("it began to work"))
     words = ["benchmark", "test_vit", "-b", "1", "2", "--data-dir", str(tmp_path), "--rounds", "3"]
     assert main(words) == Exit.USAGE
-    assert "a batch of 2 images was to be read, but only 1 could be" in capsys.readouterr().err
+    assert "a batch needs 2 images, but only 1 could be read" in capsys.readouterr().err
 
 
 def test_visualise_says_what_share_of_the_removed_tokens_is_lost(tmp_path, capsys):

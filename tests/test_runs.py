@@ -116,7 +116,7 @@ def test_reproduce_refuses_other_weights_under_the_same_name(place, capsys, monk
     from gtp_vit.paper_tables.experiments import Cell, Experiment
 
     cells = [Cell("r", "c", "test_vit", None), Cell("r", "d", "test_vit", GTP(propagate=4))]
-    monkeypatch.setitem(command.EXPERIMENTS, "graph-type", Experiment("toy", lambda: cells))
+    monkeypatch.setitem(command.EXPERIMENTS, "graph-type", Experiment("toy", tuple(cells)))
     real = create_model
     monkeypatch.setattr("gtp_vit.paper_tables.reproduce.create_model", lambda *a, **k: real(*a, **k, num_classes=4))
     (place / "weights").mkdir()

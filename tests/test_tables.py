@@ -65,7 +65,7 @@ def test_a_table_without_rows():
 
 
 def test_brackets_are_text_and_not_markup(capsys):
-    render.table("[bold]title[/bold]", ["a [x]", "b"], [["[nan, nan]", "nan [nan, nan]"]])
+    render.print_table("[bold]title[/bold]", ["a [x]", "b"], [["[nan, nan]", "nan [nan, nan]"]])
     out = capsys.readouterr().out
     assert "[bold]title[/bold]" in out
     assert "nan [nan, nan]" in out

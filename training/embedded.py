@@ -10,6 +10,7 @@ and started again, it resumes after the last finished epoch. `--export` writes w
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
@@ -24,7 +26,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gtp_vit.embedded import create, normalise
-from gtp_vit.inputs.idx import IdxReader
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gtp_vit" / "embedded"
 
@@ -66,8 +67,16 @@ class Options:
 
 def read(folder: Path, split: str) -> tuple[Tensor, Tensor]:
     """Images [N, 28, 28] and labels [N], uint8, of split "train" or "test"."""
-    reader = IdxReader(folder, split)
-    return torch.tensor(reader.images), torch.tensor(reader.labels)
+    name = {"train": "train", "test": "t10k"}[split]
+    return read_idx(folder / f"{name}-images-idx3-ubyte", 3), read_idx(folder / f"{name}-labels-idx1-ubyte", 1)
+
+
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """A file of MNIST's kind, which may be gzipped: numbers of bytes and sizes, then the bytes."""
+    packed = path.with_name(f"{path.name}.gz")
+    content = gzip.decompress(packed.read_bytes()) if packed.is_file() else path.read_bytes()
+    sizes = np.frombuffer(content, ">u4", dimensions, offset=4)
+    return torch.tensor(np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(sizes))
 
 
 def augment(images: Tensor) -> Tensor:

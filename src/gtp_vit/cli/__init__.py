@@ -1,1 +1,1 @@
-"""The command gtp-vit: thin, each command calls a tool and renders what it returns."""
+"""The command gtp-vit: each command reads its flags, calls the package, and prints what `show` makes of the result."""

@@ -17,25 +17,19 @@ from typing import TextIO
 from gtp_vit.cli.help import listing
 from gtp_vit.errors import GTPError, Incomplete, check_name
 
-# name -> (module, what it does); modules are imported only when their command runs
-COMMANDS: dict[str, tuple[str, str]] = {
-    "benchmark": (
-        "gtp_vit.cli.benchmark",
-        "Measure the speed-up of a method on this machine, layer by layer cost included",
-    ),
-    "evaluate": ("gtp_vit.cli.evaluate", "Accuracy with a method on your images, against the unreduced model"),
-    "compare": ("gtp_vit.cli.compare", "All methods at equal MACs on the same images: table, plot, page"),
-    "tune": ("gtp_vit.cli.tune", "Give a target, get the schedule that changes the model least"),
-    "finetune": ("gtp_vit.cli.finetune", "Train with a method active, on one machine or many; no labels needed"),
-    "visualise": (
-        "gtp_vit.cli.visualise",
-        "Pictures of what is left of an image after each layer, and where the rest went",
-    ),
-    "reproduce": ("gtp_vit.cli.reproduce", "A table or figure of the paper: printed value, our value, deviation"),
-    "models": ("gtp_vit.cli.models", "List the models that can be patched"),
-    "methods": ("gtp_vit.cli.methods", "List the methods and their settings"),
-    "macs": ("gtp_vit.cli.macs", "Count MACs and tokens of each layer, without running the model"),
-    "check": ("gtp_vit.cli.check", "Show versions, hardware and known traps of this machine"),
+# what each command does; its module, of the same name, is imported only when it runs
+COMMANDS = {
+    "benchmark": "Measure the speed-up of a method on this machine, layer by layer cost included",
+    "evaluate": "Accuracy with a method on your images, against the unreduced model",
+    "compare": "All methods at equal MACs on the same images: table, plot, page",
+    "tune": "Give a target, get the schedule that changes the model least",
+    "finetune": "Train with a method active, on one machine or many; no labels needed",
+    "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
+    "reproduce": "A table or figure of the paper: printed value, our value, deviation",
+    "models": "List the models that can be patched",
+    "methods": "List the methods and their settings",
+    "macs": "Count MACs and tokens of each layer, without running the model",
+    "check": "Show versions, hardware and known traps of this machine",
 }
 
 # commands that resume where they were interrupted, if this flag says where
@@ -77,9 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            code = _run(list(sys.argv[1:] if arguments is None else arguments))
+            code = _run_command(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be caught
-    except BrokenPipeError:  # somebody read enough, e.g. head
+    except BrokenPipeError:  # the reader has enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
         return Exit.FAILED
     return code
@@ -93,15 +87,15 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """In one line, without the place in our source."""
+    """Print a warning on one line, without the place in our source."""
     print(f"gtp-vit: {message}".replace("\n", " "), file=sys.stderr)
 
 
-def _run(words: list[str]) -> int:
+def _run_command(words: list[str]) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help"):
-        print(HELP.format(commands=listing((name, text) for name, (_, text) in COMMANDS.items())))
+        print(HELP.format(commands=listing(COMMANDS.items())))
         return Exit.OK if words else Exit.USAGE
     if words[0] == "--version":
         import gtp_vit
@@ -110,7 +104,7 @@ def _run(words: list[str]) -> int:
         return Exit.OK
     try:
         name = check_name("command", words[0], COMMANDS)
-        importlib.import_module(COMMANDS[name][0]).main(words[1:])
+        importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
     except Incomplete as error:
         print(f"gtp-vit: {error}".replace("\n", " "), file=sys.stderr)
         return Exit.INCOMPLETE
@@ -123,12 +117,8 @@ def _run(words: list[str]) -> int:
         raise
     except KeyboardInterrupt:
         flag = RESUME_FLAG.get(words[0])
-        kept = (
-            f"with {flag} what was finished is kept, and the same command resumes from there"
-            if flag
-            else "run it again"
-        )
-        print(f"gtp-vit: interrupted; {kept}", file=sys.stderr)
+        kept = f"with {flag} what was finished is kept, and the same command resumes from there"
+        print(f"gtp-vit: interrupted; {kept if flag else 'run it again'}", file=sys.stderr)
         return Exit.INTERRUPTED
     except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)
         return Exit.OK if stop.code in (0, None) else Exit.USAGE

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse
-from gtp_vit.cli.output import OutputFlags, command, show
+from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.measure.environment import environment
+from gtp_vit.show.results import plain
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Check(OutputFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse(Check, words)
+    flags = parse_flags(Check, words)
     found = environment()
-    rows = [[key, str(value)] for key, value in render.plain(found).items()]
-    show(flags, command("check", words), "gtp-vit check", ["what", "found"], rows, found)
+    rows = [[key, str(value)] for key, value in plain(found).items()]
+    answer_with_table(flags, words, "gtp-vit check", ["what", "found"], rows, found)

@@ -17,26 +17,34 @@ from gtp_vit.patch import host_of
 from gtp_vit.recipes import Recipe, default_method, is_recipe, read_recipe
 
 Command = TypeVar("Command")
-# The schedule of GTP+ where none is given: known as soon as the model is.
+# Stands for the schedule of GTP+ if none is given, as it depends on the model.
 BY_MODEL = "as patch(model)"
 
 
-def parse(command: type[Command], words: Sequence[str]) -> Command:
+def parse_flags(command: type[Command], words: Sequence[str]) -> Command:
     """Read `words` into a command; tyro prints help and exits."""
     check_words(words, command)
     return _parsed(command, command, words)
 
 
 @dataclass(frozen=True)
+class MethodFlags:
+    """Which method; the flags of its settings are added by `parse_with_method`."""
+
+    method: str = "gtp_plus"
+    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
+
+
+@dataclass(frozen=True)
 class Chosen:
-    """What the user said of --method."""
+    """The method that the user chose, and which of its settings are given."""
 
     settings: Method
     given: frozenset[str]  # names of the settings that were written as flags
     recipe: Recipe | None  # if --method names one
 
     def for_model(self, model: Any) -> Method:
-        """The settings for this model: of GTP+ without a schedule what patch(model) does, changed as the flags say."""
+        """The settings for this model: GTP+ without a schedule does what patch(model) does, with the given flags."""
         host = host_of(model)
         if self.recipe is not None:
             self.recipe.check(host)
@@ -80,7 +88,7 @@ def _parsed(what: type[Any], command: type[Any], words: Sequence[str]) -> Any:
 
     value, others = _take(words, "--model")
     if value is not None and any(place.name == "--model" for place in flags_of(command)[1]):
-        words = [value, *others]  # --model NAME means the same as NAME in the first place
+        words = [value, *others]  # --model NAME means the same as NAME as the first word
     prog = f"gtp-vit {command.__name__.lower()}"
     return tyro.cli(what, args=list(words), prog=prog, description=description(command.__doc__ or ""))
 

@@ -1,4 +1,4 @@
-"""A table as lines of text, in the width that there is: texts on the left, figures on the right and always whole."""
+"""A table as lines of text, in the available width: texts on the left, figures on the right and never broken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 NARROWEST = 12  # columns that a text needs to be readable
-# What a column of figures has in it: numbers with what belongs to them, and words for those that are missing.
+# What a column of figures contains: numbers with their units and intervals, and words for missing ones.
 FIGURE = re.compile(r"[-+]?\d.*|[-+]?(nan|inf).*|-|not (timed|printed)|")
 GAP = "  "
 
@@ -25,12 +25,12 @@ def lines_of(columns: Sequence[str], rows: Rows, room: int) -> list[str]:
 
 
 def is_figures(cells: Sequence[str]) -> bool:
-    """Has a column nothing but figures?"""
+    """Does a column contain only figures?"""
     return any(cells) and all(FIGURE.fullmatch(cell) for cell in cells)
 
 
 def pieces(cell: str) -> list[str]:
-    """Where a cell may be broken: a figure in front of a bracket, a text between words and behind : , ( and =."""
+    """Where a cell may be broken: a figure in front of a bracket, a text between words and after : , ( and =."""
     where = r" (?=[\[(])" if FIGURE.fullmatch(cell) else r"(?<=[\s:,(=])"
     return [piece for piece in re.split(where, cell) if piece]
 
@@ -51,7 +51,7 @@ def fill(cell: str, width: int) -> list[str]:
 
 
 def narrowed(columns: Sequence[str], rows: Rows, natural: Sequence[int], room: int) -> list[int] | None:
-    """Widths of columns that are broken; None where there is no room even for that."""
+    """Widths of columns that are broken; None if even that does not fit."""
     widths = []
     for column, cells, full in zip(columns, _cells(columns, rows), natural, strict=True):
         words = [*column.split(), *(piece.rstrip() for cell in cells for piece in pieces(cell))]
@@ -59,7 +59,7 @@ def narrowed(columns: Sequence[str], rows: Rows, natural: Sequence[int], room: i
         widths.append(max([least, *map(len, words)]))
     if sum(widths) > room:
         return None
-    while sum(widths) < min(room, sum(natural)):  # the rest to the one that is broken most
+    while sum(widths) < min(room, sum(natural)):  # what is left goes to the column that is broken most
         widths[max(range(len(columns)), key=lambda index: natural[index] / max(widths[index], 1))] += 1
     return widths
 
@@ -102,7 +102,7 @@ def _plain(columns: Sequence[str], rows: Rows, widths: Sequence[int]) -> list[st
 
 
 def _block(columns: Sequence[str], row: Sequence[str], room: int) -> list[str]:
-    """One row: its first cell as a heading, and a line for each of the others that has something in it."""
+    """One row: its first cell as a heading, and a line for each of the others that is not empty."""
     names = max(map(len, columns))
     lines = [f"{columns[0]}: {row[0]}" if row[0] else columns[0]]
     for column, cell in zip(columns[1:], row[1:], strict=True):

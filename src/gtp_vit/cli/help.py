@@ -1,4 +1,4 @@
-"""Help texts at the width of the terminal; commands that do not fit are continued as a shell would read them."""
+"""Help texts at the width of the terminal; commands that do not fit are continued with backslashes."""
 
 from __future__ import annotations
 

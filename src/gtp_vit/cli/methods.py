@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from gtp_vit.cli.flags import parse
-from gtp_vit.cli.output import OutputFlags, command, show
+from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
 
@@ -28,13 +28,13 @@ class Methods(OutputFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse(Methods, words)
+    flags = parse_flags(Methods, words)
     if flags.name:
         method = METHODS[check_name("method", flags.name, METHODS)]
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         rows = [[f"--{name.replace('_', '-')}", repr(value)] for name, value in defaults.items()]
         title = f"{method.name}: {method.__doc__}"
-        show(flags, command("methods", words), title, ["setting", "default"], rows, defaults)
+        answer_with_table(flags, words, title, ["setting", "default"], rows, defaults)
         return
     rows = [
         [
@@ -47,4 +47,4 @@ def main(words: Sequence[str]) -> None:
         for m in METHODS.values()
     ]
     columns = ["method", "what it does", "class token", "learned parts", "licence of the original"]
-    show(flags, command("methods", words), "methods", columns, rows)
+    answer_with_table(flags, words, "methods", columns, rows)

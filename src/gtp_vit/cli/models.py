@@ -9,8 +9,8 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse
-from gtp_vit.cli.output import OutputFlags, command, show
+from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.errors import GTPError, shown
 from gtp_vit.inputs.models import create_model, names, nearest, refusal
 from gtp_vit.measure.macs import macs
@@ -21,7 +21,7 @@ from gtp_vit.patch import host_of
 class Models(OutputFlags):
     """List models that can be patched: timm's plain vision transformers, and those inside the package.
 
-    Each is asked, without its weights, so that the whole list takes some seconds.
+    Each model is built without weights and checked, so the whole list takes some seconds.
 
     examples:
       gtp-vit models
@@ -32,11 +32,11 @@ class Models(OutputFlags):
     pattern: tyro.conf.Positional[str] = "*"
     """Which names, with * and ?."""
     details: bool = False
-    """Also tokens, channels, layers and GMACs of each; makes each model without weights."""
+    """Also show tokens, channels, layers and GMACs of each."""
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse(Models, words)
+    flags = parse_flags(Models, words)
     alike = names(flags.pattern)
     refused = _refused(alike)
     found = [name for name in alike if name not in refused]
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> None:
         print("\n".join(found))  # a plain list, for pipes
         return
     if not flags.details:
-        show(flags, command("models", words), "models", ["model"], [[name] for name in found], found)
+        answer_with_table(flags, words, "models", ["model"], [[name] for name in found], found)
         return
     columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs"]
     with render.progress("counting") as progress:
@@ -54,13 +54,13 @@ def main(words: Sequence[str]) -> None:
         for index, name in enumerate(found):
             rows.append(_details(name))
             progress(index + 1, len(found))
-    show(flags, command("models", words), "models", columns, rows)
+    answer_with_table(flags, words, "models", columns, rows)
 
 
 def _refused(candidates: Sequence[str]) -> dict[str, str]:
-    """Those that `patch` does not take, and why; some 30 ms each, so all of them take seconds."""
+    """The models that `patch` refuses, and why; about 30 ms each."""
     found = {}
-    with render.progress("asking each model") as progress:
+    with render.progress("checking each model") as progress:
         for index, name in enumerate(candidates):
             reason = refusal(name)
             if reason is not None:

@@ -1,4 +1,4 @@
-"""How a command that has one table to show does it: for people, as JSON, or as a page."""
+"""How commands answer: tables or JSON, a page beside it, and an error if something is missing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
+from gtp_vit.errors import GTPError, Incomplete, Unreadable
+from gtp_vit.measure.evaluate import Evaluation
+from gtp_vit.show.page import Section, table, write_report
 
 
 @dataclass(frozen=True)
 class OutputFlags:
-    """Where a table goes."""
+    """Where the answer goes."""
 
     report: Path | None = None
     """Write an HTML page here."""
@@ -21,25 +24,52 @@ class OutputFlags:
     """Print JSON instead of a table."""
 
 
-def show(
-    flags: OutputFlags,
-    command_line: str,
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    as_json: Any = None,
+def answer_with_table(
+    flags: OutputFlags, words: Sequence[str], title: str, columns: list[str], rows: list[list[str]], result: Any = None
 ) -> None:
-    """Print the table, or `as_json` (the table's rows if None), and write the page if one is wanted."""
-    if flags.report is not None:
-        from gtp_vit.show.page import Section, table, write_report
+    """Answer with one table, or `result` as JSON (the table's rows if None), and write the page if one is wanted."""
+    write_page(flags, words, flags.report, title, "", [Section("Found", table(columns, rows))])
+    result = [dict(zip(columns, row, strict=True)) for row in rows] if result is None else result
+    answer(flags, result, (title, columns, rows))
 
-        write_report(flags.report, title, "", [Section("Found", table(columns, rows))], command_line)
+
+def answer(
+    flags: Any, result: Any, *tables: tuple[str, Sequence[str], Sequence[Sequence[str]]], text: str = ""
+) -> None:
+    """Print the result as JSON if the flags want that, else tables (title, columns, rows) and the text below them."""
     if flags.json:
-        render.as_json([dict(zip(columns, row, strict=True)) for row in rows] if as_json is None else as_json)
-    else:
-        render.table(title, columns, rows)
+        render.print_json(result)
+        return
+    for each in tables:
+        render.print_table(*each)
+    if text:
+        render.say(text)
 
 
-def command(name: str, words: Sequence[str]) -> str:
-    """The command as it was typed, for pages."""
-    return shlex.join(["gtp-vit", name, *words])
+def write_page(
+    flags: Any, words: Sequence[str], path: Path | None, title: str, lead: str, sections: Sequence[Section]
+) -> None:
+    """Write a page, with the command as it was typed, unless there is no path."""
+    if path is not None:
+        write_report(path, title, lead, sections, shlex.join(["gtp-vit", type(flags).__name__.lower(), *words]))
+
+
+def check_results_file(path: Path | None) -> None:
+    """Refuse names whose ending does not say what to write."""
+    if path is not None and path.suffix not in (".csv", ".json"):
+        raise GTPError(f"--results-file is {path}; its name must end in .csv or .json")
+
+
+def check_complete(found: Evaluation) -> None:
+    """Let the exit code say that something was left out, or is no number."""
+    if found.not_finite():
+        more = f"; {len(found.unreadable)} of the images could not be read" if found.unreadable else ""
+        raise Incomplete(f"{'; '.join(found.not_finite())}{more}")
+    check_readable(found.unreadable)
+
+
+def check_readable(unreadable: Sequence[str]) -> None:
+    """Let the exit code say that images were left out."""
+    if unreadable:
+        names = "; ".join(unreadable[:5])
+        raise Unreadable(f"{len(unreadable)} of the images could not be read and were left out: {names}")

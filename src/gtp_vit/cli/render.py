@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli.grid import lines_of
 from gtp_vit.cli.help import width
+from gtp_vit.show.results import plain
 
-PIPE = 220  # columns of a file or a pipe, which have no width
+PIPE = 220  # columns for a file or a pipe, which have no width
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table in the width that there is; figures are never cut."""
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table in the available width; figures are never cut."""
     room = width() if sys.stdout.isatty() else PIPE
     text = "\n".join([*textwrap.wrap(title, room, break_long_words=False), *lines_of(columns, rows, room)])
     try:
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # a terminal without lines
+    except UnicodeEncodeError:  # a terminal that cannot draw lines
         text = text.translate(str.maketrans("─│┌┬┐├┼┤└┴┘", "-|+++++++++"))
     print(text)
 
@@ -35,34 +33,21 @@ def say(text: str) -> None:
     print("\n".join(textwrap.fill(line, width()) for line in text.splitlines()) if sys.stdout.isatty() else text)
 
 
-def as_json(result: Any) -> None:
+def print_json(result: Any) -> None:
     """Print a result as JSON."""
     print(json.dumps(plain(result), indent=2, allow_nan=False))
 
 
-def plain(result: Any) -> Any:
-    """Dataclasses as dictionaries, all the way down; what is not finite as null, which is all that JSON has for it."""
-    if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        return {field.name: plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
-    if isinstance(result, dict):
-        return {key: plain(value) for key, value in result.items()}
-    if isinstance(result, (list, tuple)):
-        return [plain(item) for item in result]
-    if isinstance(result, float) and not math.isfinite(result):
-        return None
-    return str(result) if isinstance(result, Path) else result
-
-
 @contextmanager
 def progress(text: str, *columns: str) -> Iterator[Callable[..., None]]:
-    """A progress bar with the time that is left, on standard error, so that --json stays clean.
+    """A progress bar with the remaining time, on standard error, so that --json stays clean.
 
-    `columns` are further texts of rich's, with the fields that the updates name.
+    `columns` are more of rich's text columns, with the fields that updates give.
     """
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    if not sys.stderr.isatty():  # a log: a line now and then
+    if not sys.stderr.isatty():  # a log: print a line now and then
         yield _line_by_line(text)
         return
     shown = [*Progress.get_default_columns(), *(TextColumn(column) for column in columns)]

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.cli import render
 from gtp_vit.inputs.data import InMemory
 from gtp_vit.measure.identity import identity
 from gtp_vit.runs import distributed
 from gtp_vit.runs.journal import Journal
+from gtp_vit.show.results import plain
 
 
 @dataclass(frozen=True)
 class ResumeFlags:
-    """What to do with the journal of an earlier run."""
+    """Whether to use the journal of an earlier run."""
 
     restart: bool = False
-    """Discard what an interrupted run has finished, and begin anew instead of resuming it."""
+    """Discard what an interrupted run has finished, and start over instead of resuming it."""
 
 
 def open_journal(
@@ -34,7 +34,7 @@ def open_journal(
     needed = results is not None and not isinstance(dataset, InMemory)
     if not needed and distributed.share()[1] == 1:
         return nullcontext()
-    run = render.plain(identity(name, models, dataset, **settings))
+    run = plain(identity(name, models, dataset, **settings))
     distributed.check_same("weights, images or settings", run)
     if results is None or not needed or not distributed.is_first():
         return nullcontext()

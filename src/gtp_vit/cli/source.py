@@ -1,4 +1,4 @@
-"""Flags that several commands share: which model, which images; and what they mean."""
+"""Flags that several commands share: which model and which images, and how to open them."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Which model."""
+    """Which model to use."""
 
     model: tyro.conf.Positional[str] = embedded.NAME
     """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package."""
     pretrained: bool = False
     """Load timm's pre-trained weights. fashion_vit always has its own."""
     checkpoint: Path | None = None
-    """A file of weights: safetensors, or pth, of which no code is run."""
+    """A file of weights: safetensors, or pth; no code in it is run."""
     num_classes: int | None = None
-    """Classes of the model, if not its own number; for checkpoints of finetuned models."""
+    """Number of classes, if different from the model's own; for checkpoints of finetuned models."""
     img_size: int | None = None
-    """Height and width of the images, if not the model's own."""
+    """Height and width of the images, if different from the model's own."""
     threads: int = 0
     """CPU threads; 0 leaves torch's choice."""
 
 
 @dataclass(frozen=True)
 class DataFlags(ModelFlags):
-    """Which model on which images. Names are timm's."""
+    """Which model to use on which images, with timm's names."""
 
     data_dir: Path | None = None
     """Folder with one folder of images for each class, or with splits of such. fashion_vit has images of its own."""
@@ -53,11 +53,11 @@ class DataFlags(ModelFlags):
     workers: Annotated[int, tyro.conf.arg(aliases=["-j"])] = CORES
     """Processes that read images; by default as many as there are cores, at most 8."""
     limit: int = 0
-    """Only the first so many images; 0 = all."""
+    """Only the first images, at most this many; 0 = all."""
     crop_pct: float | None = None
-    """Share of the image that is evaluated, if not the checkpoint's own."""
+    """Share of the image that is evaluated, if different from the checkpoint's own."""
     interpolation: str = ""
-    """How images are resized, if not as the checkpoint wants it."""
+    """How images are resized, if different from the checkpoint's own."""
     device: str = "cpu"
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
 
@@ -72,7 +72,7 @@ def make_model(flags: ModelFlags) -> Any:
     if isinstance(flags, DataFlags) and flags.interpolation:
         check_name("--interpolation", flags.interpolation, INTERPOLATIONS)
     reason = refusal(flags.model) if flags.pretrained and ":" not in flags.model else None
-    if reason is not None:  # said before anything is downloaded
+    if reason is not None:  # before anything is downloaded
         raise UnsupportedBackbone(reason)
     model = create_model(
         flags.model,
@@ -85,33 +85,43 @@ def make_model(flags: ModelFlags) -> Any:
 
 
 def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
-    """The images of the flags, prepared as the model wants them; without `labels`, folders may be anything."""
+    """The images of the flags, prepared as the model wants them; without `labels`, folders need not be classes."""
     check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
     check_range("--workers", flags.workers, 0, 256, whole=True)
     check_range("--limit", flags.limit, 0, 10**9, whole=True)
-    if flags.data_dir is None and not flags.dataset:
-        if flags.model != embedded.NAME:
-            raise GTPError(f"{flags.model} needs images: give --data-dir, a folder with one folder for each class")
-        images, classes = embedded.test_images()
-        count = flags.limit or len(images)
-        return InMemory(embedded.normalise(images[:count]), classes[:count])
-    return open_images(
-        model,
-        DataSettings(
-            data_dir=flags.data_dir or Path(),
-            dataset=flags.dataset,
-            split=flags.split,
-            img_size=flags.img_size,
-            crop_pct=flags.crop_pct,
-            interpolation=flags.interpolation,
-            limit=flags.limit,
-            labels=labels,
-        ),
+    own = embedded_images(flags)
+    if own is not None:
+        count = flags.limit or len(own)
+        return InMemory(own.images[:count], own.labels[:count])
+    return open_images(model, data_settings(flags, labels=labels))
+
+
+def embedded_images(flags: DataFlags) -> InMemory | None:
+    """The images inside the package where the flags name none, which only their model can take; else None."""
+    if flags.data_dir is not None or flags.dataset:
+        return None
+    if flags.model != embedded.NAME:
+        raise GTPError(f"{flags.model} needs images: give --data-dir, a folder with one folder for each class")
+    images, classes = embedded.test_images()
+    return InMemory(embedded.normalise(images), classes)
+
+
+def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
+    """Where the images of the flags come from and how they are prepared."""
+    return DataSettings(
+        data_dir=flags.data_dir or Path(),
+        dataset=flags.dataset,
+        split=flags.split,
+        img_size=flags.img_size,
+        crop_pct=flags.crop_pct,
+        interpolation=flags.interpolation,
+        limit=flags.limit,
+        labels=labels,
     )
 
 
 def check_weights(flags: ModelFlags) -> None:
-    """Random weights make figures of accuracy meaningless; of a model that there is not, that is said first."""
+    """Refuse unknown models, and random weights, which make accuracy meaningless."""
     check_model_name(flags.model)
     real = flags.pretrained or flags.checkpoint is not None or flags.model == embedded.NAME
     if not real:

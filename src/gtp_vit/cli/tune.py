@@ -12,25 +12,24 @@ import torch
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
-from gtp_vit.cli.output import command
+from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
-from gtp_vit.errors import GTPError, Unreadable, check_range
-from gtp_vit.inputs.data import InMemory, batches
+from gtp_vit.errors import GTPError, check_range
+from gtp_vit.inputs.data import InMemory, batches, spread_images
 from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.search.climb import FEWEST_IMAGES
 from gtp_vit.search.space import Limits
 from gtp_vit.search.tune import Progress, curve, tune
-from gtp_vit.show.page import Section, paragraph, table, write_report
-from gtp_vit.show.plot import curves
+from gtp_vit.show.tuned import explain_recipes, recipe_sections, recipe_table
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True)
-class Tune(ResumeFlags, DataFlags):
+class Tune(OutputFlags, ResumeFlags, DataFlags):
     """Find the schedule and settings that change a model least at a given cost, on a few hundred images without labels.
 
     Give one target: --macs, --speedup (measured here), --max-kl or --min-agreement; without any it is --macs 0.65.
@@ -53,7 +52,7 @@ class Tune(ResumeFlags, DataFlags):
     max_kl: float | None = None
     """Target: the cheapest schedule whose KL divergence to the unreduced model is at most this."""
     min_agreement: float | None = None
-    """Target: the cheapest schedule that agrees with the unreduced model on so many percent of the images."""
+    """Target: the cheapest schedule that agrees with the unreduced model on at least this percentage of images."""
     curve: bool = False
     """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
     images: int = 320
@@ -61,21 +60,17 @@ class Tune(ResumeFlags, DataFlags):
     evaluations: int = 150
     """How often the search goes through its images."""
     minutes: float = 0
-    """End the search after so many minutes; 0 = no limit."""
+    """End the search after this many minutes; 0 = no limit."""
     max_layers: int | None = None
-    """At most so many layers remove tokens."""
+    """Largest number of layers that remove tokens."""
     multiple_of: int = 1
-    """Numbers of tokens that are multiples of this, which some accelerators want."""
+    """Keep numbers of tokens that are multiples of this, which some accelerators need."""
     timing_batch: int = 8
     """Images in a batch where speed is measured."""
     search_seed: int = 0
-    """Of the search; --seed is a setting of some methods."""
+    """Seed of the search; --seed is a setting of some methods."""
     output: Path | None = None
-    """Write the recipe here, as JSON; of a curve, one file for each, with its share of the MACs in its name."""
-    report: Path | None = None
-    """Write an HTML page here."""
-    json: bool = False
-    """Print JSON instead of a table."""
+    """Write the recipe here, as JSON; a curve becomes one file per recipe, with its share of the MACs in the name."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -110,11 +105,11 @@ def main(words: Sequence[str]) -> None:
         "name": flags.model,
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
-    # What was measured holds for a longer search, too. Only a time depends on threads.
+    # A longer search may reuse what was measured. Only times depend on threads.
     timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch} if flags.speedup else {}
     run = {"method": method.to_dict(), "target": targets, "limits": settings["limits"], "seed": flags.search_seed}
     run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed}
-    with open_journal(flags, flags.output, flags.model, model, images, **run) as journal, _progress() as progress:
+    with open_journal(flags, flags.output, flags.model, model, images, **run) as journal, _tuning_bar() as progress:
         settings |= {"journal": journal, "progress": progress}
         if flags.curve:
             recipes = curve(model, images, SHARES, **settings)
@@ -124,27 +119,17 @@ def main(words: Sequence[str]) -> None:
             write_atomically(path, recipe.to_json())
         if journal is not None and recipes[-1].found["interrupted"]:
             journal.keep = True
-    columns, cells = recipe_table(recipes)
-    if flags.report is not None:
-        sections = [Section("Recipes", table(columns, cells) + paragraph(explanation(recipes)))]
-        if flags.curve:
-            points = [(recipe.measured["share"], recipe.measured["held_out"]["kl"]) for recipe in recipes]
-            drawn = curves({method.name: points}, "MACs, as a share of the unreduced model's", "KL on held-out images")
-            sections.insert(0, Section("Damage over cost", drawn))
-        write_report(flags.report, f"{flags.model}, tuned", f"{method.name}.", sections, command("tune", words))
-    if flags.json:
-        render.as_json([recipe.to_dict() for recipe in recipes])
-    else:
-        render.table(f"{flags.model}, {method.name}", columns, cells)
-        render.say(explanation(recipes))
-        if flags.output is not None:
-            print(f"Written: {', '.join(map(str, written(flags, recipes)))}")
-    if unreadable:
-        raise Unreadable(f"{len(unreadable)} of the images could not be read and were not used: {unreadable[0]}")
+    write_page(flags, words, flags.report, f"{flags.model}, tuned", f"{method.name}.", recipe_sections(recipes))
+    text = explain_recipes(recipes)
+    if flags.output is not None:
+        text += f"\nWritten: {', '.join(map(str, written(flags, recipes)))}"
+    result = [recipe.to_dict() for recipe in recipes]
+    answer(flags, result, (f"{flags.model}, {method.name}", *recipe_table(recipes)), text=text)
+    check_readable(unreadable)
 
 
 def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
-    """Which recipe goes into which file; of a curve, each into one of its own, with the share in its name."""
+    """Which recipe goes into which file; those of a curve have their share of the MACs in the name."""
     if flags.output is None:
         return {}
     if not flags.curve:
@@ -155,13 +140,9 @@ def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
 
 def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
     """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
-    dataset = make_dataset(flags, model, labels=False)
-    if hasattr(dataset, "__len__"):
-        count = min(flags.images, len(dataset))
-        places = [index * len(dataset) // count for index in range(count)]
-        if isinstance(dataset, InMemory):
-            return dataset.images[places], []
-        dataset = torch.utils.data.Subset(dataset, places)
+    dataset = spread_images(make_dataset(flags, model, labels=False), flags.images)
+    if isinstance(dataset, InMemory):
+        return dataset.images, []
     found: list[torch.Tensor] = []
     problems: list[str] = []
     seen = 0
@@ -176,42 +157,12 @@ def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
             f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or replace these"
         )
     if not found:
-        raise GTPError("there is not one image in this data set; give another --data-dir or --split")
+        raise GTPError("there are no images in this data set; give a different --data-dir or --split")
     return torch.cat(found)[: flags.images], problems
 
 
-def recipe_table(recipes: Sequence[Recipe]) -> tuple[list[str], list[list[str]]]:
-    columns = ["GMACs", "share", "KL", "agreement %", "held-out KL", "held-out agreement %", "speed-up", "settings"]
-    cells = []
-    for recipe in recipes:
-        figures, held_out = recipe.measured, recipe.measured["held_out"]
-        timing = figures.get("speedup")
-        cells.append(
-            [
-                f"{figures['macs'] / 1e9:.4f}",
-                f"{figures['share']:.3f}",
-                f"{figures['kl']:.4f}",
-                f"{figures['agreement']:.1f}",
-                f"{held_out['kl']:.4f}",
-                f"{held_out['agreement']:.1f}",
-                "not timed" if timing is None else f"{timing['median']:.2f}",
-                str(recipe.method),
-            ]
-        )
-    return columns, cells
-
-
-def explanation(recipes: Sequence[Recipe]) -> str:
-    last = recipes[-1]
-    text = (
-        f"KL and agreement are to the unreduced model, on the {last.measured['images']} images of the search and on "
-        f"{last.measured['held_out']['images']} that it did not see; {last.found['candidates']} candidates."
-    )
-    return text + (" The search was interrupted: this is the best so far." if last.found["interrupted"] else "")
-
-
 @contextmanager
-def _progress() -> Iterator[Any]:
+def _tuning_bar() -> Iterator[Any]:
     with render.progress("tuning", "{task.fields[best]}") as update:
 
         def report(now: Progress) -> None:

@@ -10,22 +10,21 @@ from typing import Any
 import tyro
 
 from gtp_vit import embedded
-from gtp_vit.cli import render
-from gtp_vit.cli.flags import parse_with_method
-from gtp_vit.cli.output import command
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
+from gtp_vit.cli.output import answer, write_page
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
 from gtp_vit.inputs.data import DataSettings, make_transform, preparation
 from gtp_vit.inputs.pictures import open_picture
-from gtp_vit.measure.trace import Trace, trace
+from gtp_vit.measure.trace import trace
 from gtp_vit.patch import host_of, patch
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.show.page import Section, paragraph, picture, table, write_report
-from gtp_vit.show.pictures import panels, png
+from gtp_vit.show.page import Section, paragraph, picture, table
+from gtp_vit.show.tokens import lost_text, panels, png, some_layers, token_table
 
 
 @dataclass(frozen=True)
-class Visualise(ModelFlags):
+class Visualise(MethodFlags, ModelFlags):
     """Draw which patches are left after each layer and where the others went: a PNG for each image, and one HTML page.
 
     examples:
@@ -35,8 +34,6 @@ class Visualise(ModelFlags):
 
     images: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Pictures; without any, fashion_vit shows some of its own."""
-    method: str = "gtp_plus"
-    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
     layers: tuple[int, ...] = ()
     """Which layers to draw, counted from 0; four of them by default."""
     output: Path = Path("visualised")
@@ -53,38 +50,30 @@ def main(words: Sequence[str]) -> None:
     method = chosen.for_model(model)
     fast = patch(model, method)
     depth = host_of(model).vit.depth
-    layers = flags.layers or (depth // 4, depth // 2, 3 * depth // 4, depth - 1)
+    layers = flags.layers or some_layers(depth)
     wrong = [layer for layer in layers if not 0 <= layer < depth]
     if wrong:
         raise GTPError(f"--layers has {wrong[0]}; this model has layers 0 to {depth - 1}")
     sections, drawn = [], {}
+    caption = "Above: what is left, with the sizes of tokens. Below: which patches share one."
     for name, seen, tensor in _pictures(flags, model):
-        found = trace(fast, tensor[None])
+        found, path = trace(fast, tensor[None]), flags.output / f"{name}.png"
         data = png(panels(seen, found, layers))
-        write_atomically(flags.output / f"{name}.png", data)
-        drawn[str(flags.output / f"{name}.png")] = {
-            "kept": [layer.kept.shape[1] for layer in found.layers],
-            "lost": round(float(found.lost()[0]), 4),
-        }
-        sections.append(
-            Section(
-                name, picture(data, "Above: what is left, with the sizes of tokens. Below: which patches share one.")
-            )
-        )
-        sections.append(Section(f"{name}, layer by layer", table(*layer_table(found)) + paragraph(_lost(found))))
-    title = f"{flags.model} with {method}"
-    lead = (
-        "A patch in colour shares its token with the patches of the same colour; grey ones are alone, white ones lost."
-    )
-    write_report(flags.output / "index.html", title, lead, sections, command("visualise", words))
-    if flags.json:
-        render.as_json({"page": flags.output / "index.html", "pictures": drawn, "settings": method.to_dict()})
-    else:
-        print(f"Written: {flags.output / 'index.html'} and {len(drawn)} pictures")
+        write_atomically(path, data)
+        kept = [layer.kept.shape[1] for layer in found.layers]
+        drawn[str(path)] = {"kept": kept, "lost": round(float(found.lost()[0]), 4)}
+        sections.append(Section(name, picture(data, caption)))
+        text = table(*token_table(found)) + paragraph(lost_text(found))
+        sections.append(Section(f"{name}, layer by layer", text))
+    page = flags.output / "index.html"
+    lead = "A patch in colour shares its token with all of the same colour; grey ones are alone, white ones lost."
+    write_page(flags, words, page, f"{flags.model} with {method}", lead, sections)
+    result = {"page": page, "pictures": drawn, "settings": method.to_dict()}
+    answer(flags, result, text=f"Written: {page} and {len(drawn)} pictures")
 
 
 def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
-    """Name, what the model sees as a picture, and as a tensor."""
+    """Each image's name, and what the model sees of it as a picture and as a tensor."""
     from PIL import Image
 
     if not flags.images:
@@ -111,18 +100,3 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
         image = open_picture(path)
         found.append((f"{index}-{path.stem}", geometry(image), transform(image)))
     return found
-
-
-def layer_table(found: Trace) -> tuple[list[str], list[list[str]]]:
-    """Tokens, largest size and losses of each layer."""
-    rows = []
-    for number, layer in enumerate(found.layers):
-        largest = "1" if layer.size is None else f"{layer.size.max().item():.2f}"
-        rows.append(
-            [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1]), largest, f"{layer.lost.mean():.0%}"]
-        )
-    return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
-
-
-def _lost(found: Trace) -> str:
-    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: what they knew is lost."

@@ -1,6 +1,6 @@
 """The words of a command line, checked before the parser sees them: each mistake gets one line that says what to do.
 
-tyro's own answers take a dozen lines, and it takes a flag that is given twice, or without its value, without a word.
+tyro's own answers take a dozen lines, and it silently accepts a flag that is given twice, or without its value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gtp_vit.methods import METHODS
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """What may follow a flag, or stand in a place without one."""
+    """A flag or a positional word, and which values it takes."""
 
     name: str  # as it is written
     hint: Any  # type of its value
@@ -34,7 +34,7 @@ class Flag:
 
 
 def flags_of(*sources: Any) -> tuple[dict[str, Flag], list[Flag]]:
-    """The flags of some dataclasses by all their spellings, and what may stand without a flag."""
+    """The flags of some dataclasses by all their spellings, and the positional ones."""
     import tyro
 
     marker = get_args(tyro.conf.Positional[str])[1]
@@ -57,7 +57,7 @@ def flags_of(*sources: Any) -> tuple[dict[str, Flag], list[Flag]]:
 
 
 def check_words(words: Sequence[str], *sources: Any) -> None:
-    """Raise on unknown and doubled flags, values that are missing or cannot be read, and words that nothing takes."""
+    """Raise on unknown and doubled flags, values that are missing or cannot be read, and words that do not belong."""
     if {"-h", "--help"} & set(words):
         return
     named, places = flags_of(*sources)
@@ -88,7 +88,7 @@ def check_words(words: Sequence[str], *sources: Any) -> None:
 
 
 def looks_like_flag(word: str) -> bool:
-    """-x and --xyz, but not a negative number."""
+    """Is it -x or --xyz, but not a negative number?"""
     return re.match(r"-(?![\d.])", word) is not None
 
 
@@ -107,7 +107,7 @@ def _check_values(flag: Flag, written: str, values: Sequence[str]) -> None:
 
 
 def _check_loose(loose: Sequence[str], places: Sequence[Flag], named: Iterable[str]) -> None:
-    """Words without a flag fill the places that there are."""
+    """Raise if there are more words without a flag than places for them."""
     if "" in loose:
         raise BadSetting("a word of the command is empty; leave it out")
     if any(place.many for place in places) or len(loose) <= len(places):
@@ -119,7 +119,7 @@ def _check_loose(loose: Sequence[str], places: Sequence[Flag], named: Iterable[s
 
 
 def _unknown(written: str, named: Iterable[str]) -> Flag:
-    """Raise with close matches; a setting of a different method is no typing mistake."""
+    """Raise with close matches; a setting of a different method is not a typing mistake."""
     setting = written[2:].replace("-", "_")
     owners = [m.name for m in METHODS.values() if setting in {field.name for field in dataclasses.fields(m)}]
     if owners and written.startswith("--"):

@@ -1,1 +1,1 @@
-"""What goes in: models by name, and images as a model wants them."""
+"""Models by name, and images prepared as a model needs them."""

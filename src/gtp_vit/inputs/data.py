@@ -1,4 +1,4 @@
-"""Labelled images, read as the model wants them: folders, Hugging Face data sets and WebDataset through timm's readers.
+"""Labelled images, prepared as the model needs them: folders, Hugging Face sets and WebDataset through timm's readers.
 
 An image that cannot be read does not end a run and is not replaced by another (as timm's own data sets do): it comes
 back with the reason, and the caller counts it.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from gtp_vit.errors import GTPError, first_line
-from gtp_vit.inputs import folders, idx, pictures
+from gtp_vit.inputs import folders, pictures
 from gtp_vit.patch import host_of
 
 WANTED = "give a folder with one folder of images for each class"
@@ -53,8 +53,8 @@ class DataSettings:
     img_size: int | None = None
     crop_pct: float | None = None
     interpolation: str = ""
-    limit: int = 0  # only the first so many; 0 = all
-    labels: bool = True  # False: nobody reads them, so folders need not be the model's classes
+    limit: int = 0  # only the first images, at most this many; 0 = all
+    labels: bool = True  # False: they are not used, so folders need not be the model's classes
 
 
 class ImageFiles(Dataset[Item]):
@@ -74,7 +74,7 @@ class ImageFiles(Dataset[Item]):
             file, label = self.reader[index]
             with contextlib.closing(file):
                 return Item(index, self.transform(pictures.decode(file)), _number(label), name, "")
-        except Exception as error:  # decoders raise what they like
+        except Exception as error:  # decoders raise errors of many classes
             return Item(index, torch.zeros(self.shape), -1, name, first_line(error))
 
 
@@ -104,12 +104,12 @@ class ImageStream(IterableDataset[Item]):
 
 
 def _number(label: Any) -> int:
-    """Splits without labels have -1 or None."""
+    """A label as a number; splits without labels have -1 or None."""
     return -1 if label is None else int(label)
 
 
 class InMemory(Dataset[Item]):
-    """Images that are prepared already."""
+    """Images that are already prepared."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
@@ -122,7 +122,7 @@ class InMemory(Dataset[Item]):
 
 
 def preparation(model: nn.Module, settings: DataSettings) -> dict[str, Any]:
-    """How this checkpoint wants its images: timm's data configuration of the model, with the user's changes."""
+    """How this checkpoint needs its images: timm's data configuration of the model, with the user's changes."""
     import timm.data
 
     inputs = host_of(model).inputs
@@ -147,22 +147,17 @@ def open_images(
         raise GTPError(f"there is no folder {folder}{hint}")
     config = preparation(model, settings)
     shape = tuple(config["input_size"])
-    reader: Any
-    if not settings.dataset and idx.has_idx(folder):
-        config["crop_pct"] = settings.crop_pct or 1.0  # such images are small, and of one size
-        reader = idx.IdxReader(folder, settings.split)
-    else:
-        try:
-            how = folders.how_to_read(settings.dataset)
-            dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
-        except Exception as error:
-            none = f"no images in {folder}"
-            raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
-        if isinstance(dataset, IterableDataset):
-            return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
-        reader = dataset.reader if hasattr(dataset, "reader") else _Plain(dataset)
-        if not settings.dataset:
-            folders.name_others(Path(reader.root))
+    try:
+        how = folders.how_to_read(settings.dataset)
+        dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
+    except Exception as error:
+        none = f"no images in {folder}"
+        raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
+    if isinstance(dataset, IterableDataset):
+        return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
+    reader: Any = dataset.reader if hasattr(dataset, "reader") else TorchvisionReader(dataset)
+    if not settings.dataset:
+        folders.name_others(Path(reader.root))
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; {WANTED}")
     classes, wanted = len(getattr(reader, "class_to_idx", ())), host_of(model).inputs.classes
@@ -173,7 +168,7 @@ def open_images(
                 f"class {empty[0]} has no images in {folder}; put some there: the model wants {wanted} classes"
             )
         raise GTPError(
-            f"{folder} has {classes} classes, but the model tells {wanted} apart; give the model's own data, or a "
+            f"{folder} has {classes} classes, but the model has {wanted}; give the model's own data, or a "
             f"model with {classes} classes (--num-classes)"
         )
     return ImageFiles(reader, make_transform(config, augment), shape, settings.limit)
@@ -196,7 +191,7 @@ def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = N
 
 
 class OneChannel:
-    """For models of grey images: a transform between a picture without colours and its one channel."""
+    """A transform for models of grey images: from a picture without colours to its one channel."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform
@@ -208,13 +203,13 @@ class OneChannel:
         return f"OneChannel({self.transform})"
 
 
-class _Plain:
-    """torchvision's data sets have no reader."""
+class TorchvisionReader:
+    """A data set of torchvision with the interface of timm's readers."""
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        if hasattr(dataset, "loader"):  # its own waits for pipes, and makes white of 16-bit grey
-            dataset.loader = pictures.load
+        self.dataset, self.root = dataset, getattr(dataset, "root", "")
+        if hasattr(dataset, "loader"):  # its own waits for pipes, and turns 16-bit grey into white
+            dataset.loader = pictures.load_picture
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -234,7 +229,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches in the order of the data set, without its first `skip` images.
 
-    `share` is (rank, processes): the process then gets every so-manyth image from its rank on.
+    `share` is (rank, processes): the process then gets every n-th image, n = processes, from its rank on.
     """
     rank, processes = share
     if isinstance(dataset, InMemory):  # no copy, no process
@@ -253,22 +248,32 @@ def batches(
         seen = 0
         for batch in loader:
             seen += len(batch.place) + len(batch.unreadable)
-            if seen > skip:  # the journal is written batch by batch, so a run ends between two of them
+            if seen > skip:  # the journal is written batch by batch, so a run stops between two of them
                 yield batch
         return
     rest = Subset(dataset, range(skip + rank, len(dataset), processes))  # type: ignore[arg-type]
     yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=collate, pin_memory=pin)
 
 
+def spread_images(dataset: Any, count: int) -> Any:
+    """`count` images of a data set, evenly spread as its order is often by class; all if it has no more, or for 0."""
+    if not count or not hasattr(dataset, "__len__") or count >= len(dataset):
+        return dataset
+    places = [index * len(dataset) // count for index in range(count)]
+    if isinstance(dataset, InMemory):
+        return InMemory(dataset.images[places], dataset.labels[places])
+    return Subset(dataset, places)
+
+
 def first_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
-    """The first images that can be read, at most so many, where and as the model takes them."""
+    """The first images that can be read, at most `count`, on the model's device and in its precision."""
     weight, found = next(model.parameters()), []
     for batch in batches(dataset, batch_size=count, workers=0):
         found.append(batch.images)
         if sum(map(len, found)) >= count:
             break
     if not any(map(len, found)):
-        raise GTPError("not one image could be read")
+        raise GTPError("none of the images could be read")
     return torch.cat(found)[:count].to(weight.device, weight.dtype)
 
 

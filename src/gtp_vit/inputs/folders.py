@@ -1,4 +1,4 @@
-"""folders: which files of a folder of images are taken for pictures, and what is said about the others."""
+"""folders: which files of a folder are read as pictures, and a warning about the others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gtp_vit.runs import distributed
 
 
 def how_to_read(dataset: str) -> dict[str, str]:
-    """timm's own choice is .png, .jpg and .jpeg, and streams in 8 bits before we see them."""
+    """Options for timm, which by itself reads .png, .jpg and .jpeg only, and cuts streams to 8 bits."""
     if not dataset:
         return {"input_key": ";".join(pictures.ENDINGS)}
     return {"input_img_mode": ""} if dataset.startswith(("wds/", "hfids/")) else {}
 
 
 def name_others(folder: Path) -> None:
-    """A word about files that are not taken for pictures; hidden ones are nobody's pictures."""
+    """Warn about files that are not read as pictures, other than hidden ones."""
     others = [
         os.path.join(below, name)
         for below, _, names in os.walk(folder, followlinks=True)
@@ -28,7 +28,7 @@ def name_others(folder: Path) -> None:
     ]
     if others and distributed.is_first():
         warnings.warn(
-            f"not read in {folder}, because it is not taken for a picture: {os.path.relpath(min(others), folder)}"
+            f"not read in {folder}, because it does not look like a picture: {os.path.relpath(min(others), folder)}"
             + (f", and {len(others) - 1} more like it" if len(others) > 1 else ""),
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""Models by name: timm's, and the networks of our own that timm does not have."""
+"""Models by name: timm's, and our own networks that timm does not have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbon
 from gtp_vit.models import lvvit
 from gtp_vit.weights import load_weights
 
-LARGEST = 8192  # height and width of images: a quarter of a million patches of 16 x 16
+LARGEST_SIDE = 8192  # height and width of images: a quarter of a million patches of 16 x 16
 
 
 def _own() -> list[str]:
@@ -25,7 +25,7 @@ def _own() -> list[str]:
 
 
 def names(pattern: str) -> list[str]:
-    """Names of models that may be of a kind that can be patched, timm's and ours, that match a pattern with * and ?."""
+    """Names of models that can perhaps be patched, timm's and ours, that match a pattern with * and ?."""
     import timm
 
     return fnmatch.filter([*_own(), *timm.list_models(module=["vision_transformer", "deit"])], pattern)
@@ -33,9 +33,9 @@ def names(pattern: str) -> list[str]:
 
 @functools.cache
 def refusal(name: str) -> str | None:
-    """Why `patch` refuses this model, None if it takes it: asked of the model itself, made without weights.
+    """Why `patch` refuses this model, None if it takes it: the model is built without weights and checked.
 
-    One block is enough to ask, as timm makes all blocks of such a model alike; that is some 15 times as quick.
+    One block is enough, as timm makes all blocks of such a model alike; that is about 15 times as fast.
     """
     import timm
 
@@ -48,13 +48,13 @@ def refusal(name: str) -> str | None:
             except TypeError:  # an entry point that sets its depth itself
                 model = timm.create_model(name)
         backbones.find(model)
-    except Exception as error:  # timm raises what it likes
+    except Exception as error:  # timm raises errors of many classes
         return first_line(error)
     return None
 
 
 def check_model_name(name: str) -> None:
-    """Raise UnknownName with the nearest names if no model is called like this."""
+    """Raise UnknownName with the nearest names if no model has this name."""
     base = name.split(".", 1)[0]
     if name in _own() or ":" in base:  # timm's prefixes: hf-hub:, local-dir:
         return
@@ -86,8 +86,8 @@ def create_model(
         name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l, or fashion_vit, the small one in the package.
         pretrained: load timm's pre-trained weights.
         checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
-        img_size: height and width of the images, if not the model's own.
-        num_classes: of the model, if not its own number.
+        img_size: height and width of the images, if different from the model's own.
+        num_classes: how many classes the model has, if different from its own number.
         meta: without weights, for counting.
 
     >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
@@ -97,7 +97,7 @@ def create_model(
         raise GTPError("a model on the meta device has no weights; leave out pretrained and checkpoint")
     check_model_name(name)
     for side in () if img_size is None else img_size if isinstance(img_size, tuple) else (img_size,):
-        check_range("img_size", side, 1, LARGEST, whole=True, why="(pixels, height and width)")
+        check_range("img_size", side, 1, LARGEST_SIDE, whole=True, why="(pixels, height and width)")
     if num_classes is not None:
         check_range("num_classes", num_classes, 0, 10**6, whole=True)
     wanted = {"img_size": img_size, "num_classes": num_classes}
@@ -121,7 +121,7 @@ def create_model(
     try:
         with torch.device("meta") if meta else nullcontext():
             model = timm.create_model(name, pretrained=pretrained and checkpoint is None, **sizes).eval()
-    except Exception as error:  # timm, the hub and the network raise what they like
+    except Exception as error:  # timm, the hub and the network raise errors of many classes
         raise GTPError(f"timm cannot create {name!r}: {first_line(error)}") from error
     _check_patches(model, name, img_size)
     if checkpoint is not None:
@@ -130,7 +130,7 @@ def create_model(
 
 
 def _check_patches(model: nn.Module, name: str, img_size: int | tuple[int, int] | None) -> None:
-    """A size that was asked for must be a whole number of patches: timm would leave out the rest without a word."""
+    """A size that was asked for must be a whole number of patches: timm would silently leave out the rest."""
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)

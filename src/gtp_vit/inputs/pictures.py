@@ -12,44 +12,43 @@ import numpy as np
 
 from gtp_vit.errors import GTPError, first_line
 
-MOST_PIXELS = 100_000_000  # of one image; more is taken for a decompression bomb
-# What is taken for a picture in a folder. Those that this Pillow cannot decode count as unreadable: nobody may think
-# that they were seen.
+MOST_PIXELS = 100_000_000  # of one image; more is treated as a decompression bomb
+# Files with these endings are read as pictures. Those that this Pillow cannot decode are reported as unreadable.
 ENDINGS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".psd", ".avif", ".heic", ".heif", ".jxl", ".svg"),
 )
-# Where Pillow opens 16 bits of grey as 32-bit integers, as it depends on its version.
+# Formats of which some versions of Pillow open 16 bits of grey as 32-bit integers.
 SIXTEEN_BITS_AS_INTEGERS = ("PNG", "PPM")
 BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF's tags, and a value of the second
 
 
 def check_is_file(path: str | Path) -> None:
-    """Opening a pipe waits for somebody to write, and a device may never end."""
+    """Raise if it is not a regular file: opening a pipe waits for a writer, and a device may never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
-        raise GTPError("it is no file, but a folder, pipe, socket or device")
+        raise GTPError("it is not a file but a folder, pipe, socket or device")
 
 
 def open_picture(path: Path) -> Any:
-    """One picture of the user's, or a clear error."""
+    """A picture that the user named, or a clear error."""
     if not path.exists():
         raise GTPError(f"there is no picture {path}")
     try:
-        return load(path)
+        return load_picture(path)
     except Exception as error:
         raise GTPError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def load(path: str | Path) -> Any:
-    """Of a file, the first picture in it; raises what it likes."""
+def load_picture(path: str | Path) -> Any:
+    """The first picture of a file; raises errors of many classes."""
     check_is_file(path)
     with open(path, "rb") as file:
         return decode(file)
 
 
 def decode(file: Any) -> Any:
-    """An RGB picture, of a file or of a picture of any mode; pictures that are bombs, or cut off, raise."""
+    """An RGB picture, of a file or of a picture of any mode; decompression bombs and truncated pictures raise."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -61,7 +60,7 @@ def decode(file: Any) -> Any:
 
 
 def _eight_bits(image: Any) -> Any:
-    """Grey of more than 8 bits, which Pillow cuts off at 255 instead of scaling it: nearly all of it becomes white."""
+    """A picture with its grey values scaled to 8 bits; Pillow clips them at 255, so nearly all would be white."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_INTEGERS):

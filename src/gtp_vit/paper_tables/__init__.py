@@ -1,1 +1,1 @@
-"""The paper's tables: what is printed there, the settings behind it, and ours beside it."""
+"""The paper's tables: the printed figures with their settings, and ours beside them."""

@@ -1,4 +1,4 @@
-"""reproduce: what the paper prints, what we find, how far apart that is; what is missing is said to be."""
+"""reproduce: what the paper prints, what we measure, and the deviation; missing figures say why."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gtp_vit.paper_tables.experiments import Cell
 from gtp_vit.patch import patch
 from gtp_vit.runs.journal import Journal
 
-MISSING_DATA = "missing: no images (--data-dir)"
-FINETUNED = "missing: needs a finetuned checkpoint"
+NO_IMAGES = "missing: no images (--data-dir)"
+NO_CHECKPOINT = "missing: needs a finetuned checkpoint"
 JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None]
 
 
 class Failed(str):
-    """Says why there is no figure although weights and images were given."""
+    """A text that says why there is no figure although weights and images were given."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def reproduce(
 ) -> tuple[list[Reproduced], list[str]]:
     """Our values of all cells, and the images that could not be read.
 
-    GMACs come from sizes alone; accuracy is measured where weights and images are there, one model after the other,
+    GMACs come from sizes alone; accuracy is measured where there are weights and images, one model after the other,
     each with the journal that `journal_for` gives for its name, methods, models and images.
     """
     cells = list(cells)
@@ -105,11 +105,11 @@ def _accuracies(
     workers: int,
     journal_for: JournalFor,
 ) -> tuple[dict[Cell, float | str], Sequence[str]]:
-    found: dict[Cell, float | str] = {cell: FINETUNED for cell in cells if cell.finetuned}
+    found: dict[Cell, float | str] = {cell: NO_CHECKPOINT for cell in cells if cell.finetuned}
     plain = [cell for cell in cells if not cell.finetuned]
     file = find_weights(weights, name)
     if images_for is None:
-        return {**found, **dict.fromkeys(plain, MISSING_DATA)}, ()
+        return {**found, **dict.fromkeys(plain, NO_IMAGES)}, ()
     if file is None and not pretrained:
         return {**found, **dict.fromkeys(plain, f"missing: no weights of {name} (--weights-dir or --pretrained)")}, ()
     try:
@@ -132,7 +132,7 @@ def _accuracies(
 
 
 def _gmacs(cell: Cell) -> float | str:
-    """As the paper counts: torchprofile's convention, the last block whole."""
+    """GMACs as the paper counts them: torchprofile's convention, the whole last block."""
     model = create_model(cell.model.split(".", 1)[0], meta=True)
     try:
         return macs(model, cell.method, convention="torchprofile", lossless=False).total / 1e9
@@ -169,7 +169,7 @@ def oversmoothing(model: nn.Module, images: Tensor, number: int) -> dict[str, li
 
 
 def _mean_similarity(x: Tensor) -> float:
-    """Over all pairs of different tokens."""
+    """Mean cosine similarity over all pairs of different tokens."""
     unit = F.normalize(x.float(), dim=-1)
     count = x.shape[1]
     total = unit.sum(dim=1).square().sum(dim=1) - count

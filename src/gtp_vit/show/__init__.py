@@ -1,1 +1,1 @@
-"""Showing results: plots, pictures, tables and pages, for the command line and whoever else wants them."""
+"""Results as rows, tables, sentences, plots, pictures and pages, for the command line and any other front end."""

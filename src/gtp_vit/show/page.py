@@ -1,4 +1,4 @@
-"""report: one HTML page that holds all it shows and loads nothing: tables, plots, pictures, and how it was made."""
+"""page: one self-contained HTML page: tables, plots, pictures, and how it was made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Section:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], best: int | None = None) -> str:
-    """A table that scrolls by itself on a narrow screen; `best` is the row to point out."""
+    """A table that scrolls by itself on a narrow screen; `best` is the row to highlight."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = []
     for index, row in enumerate(rows):
@@ -83,7 +83,7 @@ def write_report(path: Path, title: str, lead: str, sections: Sequence[Section],
 
 
 def commit() -> str:
-    """Of the source tree that runs, if it is one: a package may be installed inside of anybody's repository."""
+    """The commit of the source tree that runs; an installed package may lie inside an unrelated repository."""
     source = Path(__file__).resolve().parents[3]
     asked = ["git", "-C", str(source), "rev-parse", "--show-toplevel", "--short", "HEAD"]
     here = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # hooks set GIT_DIR

@@ -1,4 +1,4 @@
-"""plot: a scatter of curves as SVG, with nothing but text: it opens everywhere and needs no library."""
+"""plot: curves with dots as SVG, written as text, so that it needs no library."""
 
 from __future__ import annotations
 

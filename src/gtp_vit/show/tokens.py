@@ -1,4 +1,4 @@
-"""visualise: the summarisation of an image as pictures: what is left after each layer, and where the rest went.
+"""tokens: what is left of an image after each layer and where the rest went, as pictures, a table and a sentence.
 
 Shapes: M0 patches of the image.
 """
@@ -14,9 +14,15 @@ import torch
 from torch import Tensor
 
 from gtp_vit.measure.trace import Trace
+from gtp_vit.show.results import Table
 
 CELL = 16  # pixels of a patch in a picture
-GAP = 10
+SPACE = 10
+
+
+def some_layers(depth: int) -> tuple[int, ...]:
+    """Which layers are drawn by default."""
+    return depth // 4, depth // 2, 3 * depth // 4, depth - 1
 
 
 def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> Any:
@@ -33,18 +39,18 @@ def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> A
     rows, columns = found.grid
     size = (columns * CELL, rows * CELL)
     image = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-    width = (len(layers) + 1) * (size[0] + GAP) - GAP
-    canvas = Image.new("RGB", (width, 2 * size[1] + GAP + 20), "white")
+    width = (len(layers) + 1) * (size[0] + SPACE) - SPACE
+    canvas = Image.new("RGB", (width, 2 * size[1] + SPACE + 20), "white")
     draw = ImageDraw.Draw(canvas)
     canvas.paste(image, (0, 20))
     draw.text((2, 4), f"{rows} x {columns} patches", fill="black")
     for index, layer in enumerate(layers):
-        left = (index + 1) * (size[0] + GAP)
+        left = (index + 1) * (size[0] + SPACE)
         kept, sizes = found.layers[layer].kept[which], found.layers[layer].size
         draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
         own = None if sizes is None else sizes[which]
         canvas.paste(only_kept(image, kept, found.grid, own), (left, 20))
-        canvas.paste(groups(image, found.layers[layer].owner[which], found.grid), (left, 20 + size[1] + GAP))
+        canvas.paste(groups(image, found.layers[layer].owner[which], found.grid), (left, 20 + size[1] + SPACE))
     return canvas
 
 
@@ -83,7 +89,7 @@ def _box(cell: int, grid: tuple[int, int]) -> tuple[int, int, int, int]:
 
 
 def _colour(number: int) -> tuple[int, int, int]:
-    """Neighbouring numbers get colours far apart."""
+    """A colour for a token; neighbouring numbers get very different ones."""
     red, green, blue = colorsys.hls_to_rgb(number * 0.618034 % 1, 0.45 + 0.25 * (number * 0.7548 % 1), 0.6)
     return int(255 * red), int(255 * green), int(255 * blue)
 
@@ -92,3 +98,17 @@ def png(picture: Any) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
+
+
+def token_table(found: Trace) -> Table:
+    """Tokens, largest size and losses of each layer."""
+    rows = []
+    for number, layer in enumerate(found.layers):
+        largest = "1" if layer.size is None else f"{layer.size.max().item():.2f}"
+        counts = [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1])]
+        rows.append([*counts, largest, f"{layer.lost.mean():.0%}"])
+    return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
+
+
+def lost_text(found: Trace) -> str:
+    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: their information is lost."

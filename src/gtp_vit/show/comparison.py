@@ -1,0 +1,134 @@
+"""comparison: methods at equal MACs as lines of a results file, a table, and the sections of a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.inputs.data import DataSettings
+from gtp_vit.measure.evaluate import Evaluation
+from gtp_vit.measure.trace import trace
+from gtp_vit.patch import patch
+from gtp_vit.search.compare import Row
+from gtp_vit.show.page import Section, paragraph, picture, table
+from gtp_vit.show.plot import curves
+from gtp_vit.show.results import Table
+from gtp_vit.show.scores import change_text, explain_scores, kl_text, score_row, with_bounds
+from gtp_vit.show.tokens import panels, png, some_layers
+
+
+def comparison_rows(
+    title: str, model: nn.Module, data: DataSettings, rows: Sequence[Row], found: Evaluation
+) -> list[dict[str, Any]]:
+    """The lines of a results file, each with its distance to the best plan of its budget."""
+    behind = _against_best(rows, found)
+    return [
+        score_row(title, model, data, found, row.plan.name, row.plan.macs)
+        | {
+            "method": "" if row.plan.method is None else row.plan.label,
+            "budget_gmacs": round(row.plan.budget / 1e9, 6),
+            "speedup": None if row.timing is None else round(row.timing.speedup, 4),
+            "images_per_second": None if row.rate is None else round(row.rate, 2),
+            "settings": {} if row.plan.method is None else row.plan.method.to_dict(),
+        }
+        | behind[row.plan.name]
+        for row in rows
+    ]
+
+
+def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str, Any]]:
+    """How far each is from the plan with the least KL at the same budget, with paired intervals."""
+    kl = {score.name: math.inf if score.not_finite else score.kl.value for score in found.scores}
+    plans = [row.plan for row in rows]
+    best = {}
+    for own in plans:
+        rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
+        best[own.name] = min(rivals, key=kl.__getitem__)
+    behind: dict[str, dict[str, Any]] = {name: {"best_at_budget": other} for name, other in best.items()}
+    wanted = [(name, other, figure) for name, other in best.items() for figure in ("kl", "agreement", "top1")]
+    for (name, _, figure), interval in zip(wanted, found.differences(wanted), strict=True):
+        behind[name] |= with_bounds(f"{figure}_minus_best", interval)
+    return behind
+
+
+def comparison_table(rows: Sequence[Row]) -> Table:
+    """A row for each plan."""
+    columns = [
+        "method",
+        "GMACs",
+        "top-1 %",
+        "change",
+        "agreement %",
+        "KL to unreduced",
+        "speed-up",
+        "img/s",
+        "settings",
+    ]
+    cells = []
+    for row in rows:
+        plan, score, speed = row.plan, row.score, "not timed"
+        if row.timing is not None:
+            low, high = row.timing.speedup_quartiles
+            speed = f"{row.timing.speedup:.2f} ({low:.2f} .. {high:.2f})"
+        gmacs = f"{plan.macs / 1e9:.{3 if plan.macs > 1e8 else 4}f}"
+        accuracy = [f"{score.top1.value:.2f}", change_text(score.top1_change), f"{score.agreement.value:.2f}"]
+        rate = "not timed" if row.rate is None else f"{row.rate:.1f}"
+        settings = "" if plan.method is None else str(plan.method)
+        cells.append([plan.label, gmacs, *accuracy, kl_text(score), speed, rate, settings])
+    return columns, cells
+
+
+def comparison_sections(
+    model: nn.Module, rows: Sequence[Row], found: Evaluation, images: Tensor, left_out: Sequence[str]
+) -> list[Section]:
+    """Plots of KL, accuracy and speed over MACs, the table, pictures of the tokens, and what was left out."""
+    reduced = [row for row in rows if row.plan.method is not None]
+    names = list(dict.fromkeys(row.plan.label for row in reduced))
+
+    def series(x: Callable[[Any], float], y: Callable[[Any], float]) -> dict[str, list[tuple[float, float]]]:
+        return {name: [(x(row), y(row)) for row in reduced if row.plan.label == name] for name in names}
+
+    def cost(row: Row) -> float:
+        return row.plan.macs / rows[0].plan.macs
+
+    def top1(row: Row) -> float:
+        return row.score.top1.value
+
+    share = "MACs, as a share of the unreduced model's"
+    damage = curves(series(cost, lambda row: row.score.kl.value), share, "KL to the unreduced model", log_y=True)
+    damage += paragraph("Lower is better: how far the class probabilities are from the unreduced model's.")
+    sections = [Section("Damage over cost", damage + curves(series(cost, top1), share, "top-1 accuracy, %"))]
+    if all(row.timing is not None for row in reduced):
+        pareto = curves(series(lambda row: row.timing.speedup, top1), "speed-up", "top-1 accuracy, %")
+        text = f"Interleaved medians at batch {len(images)}, {torch.get_num_threads()} threads."
+        sections.append(Section("Accuracy over speed", pareto + paragraph(text)))
+    finite = [index for index in range(1, len(rows)) if not rows[index].score.not_finite]
+    best = min(finite, key=lambda index: rows[index].score.kl.value, default=None)
+    cautions = {row.plan.method.caution() for row in reduced if row.plan.method is not None} - {None}
+    text = f"{explain_scores(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least KL."
+    notes = "".join(map(paragraph, [text, *sorted(map(str, cautions))]))
+    sections.append(Section("All figures", table(*comparison_table(rows), best) + notes))
+    sections.append(Section("What is left of an image", _token_pictures(model, reduced, images)))
+    return sections + ([Section("Left out", "".join(map(paragraph, left_out)))] if left_out else [])
+
+
+def _token_pictures(model: nn.Module, rows: Sequence[Row], images: Tensor) -> str:
+    """One image through each method at the tightest budget."""
+    from PIL import Image
+
+    tightest = min(row.plan.budget for row in rows)
+    pixels = images[0].float().cpu()
+    pixels = (pixels - pixels.amin()) / (pixels.amax() - pixels.amin()).clamp(min=1e-6)
+    seen = Image.fromarray((255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy())
+    shown = []
+    for method in (row.plan.method for row in rows if row.plan.budget == tightest):
+        if method is not None:
+            found = trace(patch(model, method, quiet=True), images[:1])
+            drawn = png(panels(seen, found, some_layers(len(found.layers))))
+            text = f"{method}: above what is left, with sizes, below which patches share a token."
+            shown.append(picture(drawn, text))
+    return "".join(shown)
