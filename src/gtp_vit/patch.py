@@ -67,10 +67,9 @@ def patch(
     reducer = method.build(host.vit).train(tower.training)
     tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
-    kinds: tuple[Any, Any] = type(root), type(tower)
+    tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
     if root is not tower:
-        root.__class__ = _patched_root(kinds[0], host.path)
-    tower.__class__ = _patched_class(kinds[1], host.backbone.forwards)
+        root.__class__ = _patched_class(root.__class__, PatchedRoot, host.path)
     return root
 
 
@@ -110,12 +109,13 @@ class Patched:
     """Marks the classes that `patch` makes, and lets their instances be pickled and copied."""
 
     original: type
-    path = ""  # of the ViT in the model
+    made_of: tuple[type, type, str]  # the arguments of `_patched_class`
+    path: str  # of the ViT in the model
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made at run time, so a pickle stores its two bases instead.
+        # The class is made at run time, so a pickle says how.
         model: Any = self
-        return _restore, (self.original, model.reduction.backbone.forwards), model.__getstate__()
+        return _restore, self.made_of, model.__getstate__()
 
     @property
     def kernels(self) -> str:
@@ -128,12 +128,8 @@ class Patched:
         return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
 
 
-class PatchedRoot(Patched):
-    """Marks the class of a model around a patched ViT, which holds the reduction."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        model: Any = self
-        return _restore_root, (self.original, self.path), model.__getstate__()
+class PatchedRoot:
+    """What a model around a patched ViT has of the reduction."""
 
     @property
     def reduction(self) -> Reduction:
@@ -150,25 +146,15 @@ def tower_of(model: Any) -> Any:
 
 
 @functools.cache
-def _patched_class(original: Any, forwards: Any) -> Any:
-    name = f"Reduced{original.__name__}"
-    return type(name, (Patched, forwards, original), {"original": original, "__module__": original.__module__})
+def _patched_class(original: Any, mixin: Any, path: str) -> Any:
+    # A model around a ViT keeps its name: some libraries look models up by the name of their class.
+    name = original.__name__ if path else f"Reduced{original.__name__}"
+    own = {"original": original, "made_of": (original, mixin, path), "path": path, "__module__": original.__module__}
+    return type(name, (Patched, mixin, original), own)
 
 
-@functools.cache
-def _patched_root(original: Any, path: str) -> Any:
-    # Keeps its name: some libraries look models up by class name.
-    own = {"original": original, "path": path, "__module__": original.__module__, "__qualname__": original.__qualname__}
-    return type(original.__name__, (PatchedRoot, original), own)
-
-
-def _restore(original: type, forwards: type) -> Any:
-    cls = _patched_class(original, forwards)
-    return cls.__new__(cls)
-
-
-def _restore_root(original: type, path: str) -> Any:
-    cls = _patched_root(original, path)
+def _restore(original: type, mixin: type, path: str) -> Any:
+    cls = _patched_class(original, mixin, path)
     return cls.__new__(cls)
 
 

@@ -12,12 +12,11 @@ from gtp_vit.cli.words import check_words, flags_of, looks_like_flag
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
-from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.patch import host_of
-from gtp_vit.recipes import Recipe, default_method, is_recipe, read_recipe
+from gtp_vit.recipes import DEFAULT, Recipe, default_method, is_recipe, read_recipe
 
 Command = TypeVar("Command")
-# Stands for the schedule of GTP+ if none is given, as it depends on the model.
+# Stands for the schedule of the default method if none is given, as it depends on the model.
 BY_MODEL = "as patch(model)"
 
 
@@ -48,7 +47,7 @@ class Chosen:
         host = host_of(model)
         if self.recipe is not None:
             self.recipe.check(host)
-        if getattr(self.settings, "propagate", None) != BY_MODEL:
+        if BY_MODEL not in vars(self.settings).values():
             return self.settings
         changes = {name: getattr(self.settings, name) for name in self.given}
         return dataclasses.replace(default_method(host), **changes)
@@ -66,8 +65,8 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     chosen = str(default) if value is None else value
     recipe = read_recipe(chosen) if is_recipe(chosen) else None
     start = METHODS[check_name("method", chosen, METHODS)]() if recipe is None else recipe.method
-    if by_model and recipe is None and isinstance(start, GTPPlus):
-        start = dataclasses.replace(start, propagate=BY_MODEL)
+    if by_model and recipe is None and type(start) is DEFAULT:
+        start = dataclasses.replace(start, **{str(DEFAULT.schedule): BY_MODEL})
     check_words(words, command, type(start))
     both = dataclasses.make_dataclass(
         command.__name__,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.kernels import native, twins
+from gtp_vit.kernels import native
 from gtp_vit.kernels.checks import DTYPES
 from gtp_vit.kernels.operator import Operator, Ops
 from gtp_vit.kernels.ops import attention, neighbours, reduce
@@ -24,20 +24,7 @@ ONE_THREAD = (
     "kernels='torch' may be faster here"
 )
 
-__all__ = [
-    "KERNELS",
-    "Kernels",
-    "Operator",
-    "Ops",
-    "attention",
-    "check",
-    "choose",
-    "exporting",
-    "neighbours",
-    "reduce",
-    "status",
-    "twins",
-]
+__all__ = ["Kernels", "Operator", "Ops", "attention", "check", "choose", "exporting", "neighbours", "reduce", "status"]
 
 
 def check(kernels: Kernels, *, quiet: bool = False) -> None:

@@ -86,9 +86,6 @@ def _listed(dataset: ImageFiles) -> Iterator[str]:
     if isinstance(samples, list) and samples and isinstance(samples[0][0], (str, os.PathLike)):
         for path, label in samples[:count]:
             yield f"{os.path.relpath(path, reader.root)} {_size(path)} {label}"
-    elif hasattr(reader, "images"):  # files like MNIST's, in memory
-        for image, label in zip(reader.images[:count], reader.labels[:count], strict=True):
-            yield f"{hashlib.sha256(image.tobytes()).hexdigest()} {label}"
     elif hasattr(getattr(reader, "dataset", None), "_fingerprint"):  # a Hugging Face data set has its own
         yield f"{reader.dataset._fingerprint} {count}"
     else:

@@ -25,6 +25,7 @@ from gtp_vit.recipes.files import is_file, is_folder, read_json
 FORMAT = 1
 KEYS = ("model", "sizes", "method", "found", "measured")
 FOLDER = Path(__file__).parent
+DEFAULT: type[Method] = GTPPlus
 DEFAULT_SHARE = 0.65
 
 
@@ -182,7 +183,7 @@ def default_method(host: Host) -> Method:
         if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
             return recipe.method
     costs = host.costs()
-    return costs.around(GTPPlus, DEFAULT_SHARE * costs.whole)[1]
+    return costs.around(DEFAULT, DEFAULT_SHARE * costs.whole)[1]
 
 
 def resolve(source: Any, host: Host) -> Any:
@@ -191,9 +192,9 @@ def resolve(source: Any, host: Host) -> Any:
     The name of a method means its defaults. Those of GTP+ depend on the model: the 8 tokens a layer of its class are
     nearly all that a ViT-L has.
     """
-    name = GTPPlus.name if source is None else source if isinstance(source, str) else ""
+    name = DEFAULT.name if source is None else source if isinstance(source, str) else ""
     if name in METHODS:
-        return default_method(host) if name == GTPPlus.name else METHODS[name]()
+        return default_method(host) if name == DEFAULT.name else METHODS[name]()
     recipe = read_recipe(source) if isinstance(source, (str, Path)) else source
     if not isinstance(recipe, Recipe):
         return source

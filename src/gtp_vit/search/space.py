@@ -39,20 +39,15 @@ class Space:
     def __init__(self, costs: Costs, method: Method, limits: Limits) -> None:
         assert method.schedule is not None
         self.costs, self.method, self.limits, self.field = costs, method, limits, method.schedule
-        self.vit = vit = costs.vit
+        self.vit, self.whole = costs.vit, costs.whole  # whole: MACs of the unreduced model, every block in full
         # After the last layer image tokens are unused if the head reads prefix tokens only.
-        self.layers = range(vit.depth if vit.head_reads_image_tokens else vit.depth - 1)
+        self.layers = range(self.vit.depth - (not self.vit.head_reads_image_tokens))
 
     @property
     def fewest(self) -> int:
         """Image tokens that must stay: one, or as many as make the total a multiple of `multiple_of`."""
         step, prefix = self.limits.multiple_of, self.vit.prefix
         return 1 if step == 1 else (prefix // step + 1) * step - prefix
-
-    @property
-    def whole(self) -> int:
-        """MACs of the unreduced model, every block in full."""
-        return self.costs.whole
 
     def cost(self, plan: Sequence[int]) -> int:
         """MACs of a schedule, the method's own and the shortened last block counted."""

@@ -119,18 +119,8 @@ def tune(
                 kl = found.damage.mean_kl
                 progress(Progress(done + share * budget / evaluations, found.method, kl, cost))
 
-        seconds = 60 * minutes * budget / evaluations
-        return search(
-            ruler,
-            space,
-            target,
-            images=searched,
-            evaluations=budget,
-            seconds=seconds,
-            seed=seed,
-            report=report,
-            start=start,
-        )
+        limit = {"evaluations": budget, "seconds": 60 * minutes * budget / evaluations}
+        return search(ruler, space, target, images=searched, **limit, seed=seed, report=report, start=start)
 
     begin = time.time()
     timing = None
