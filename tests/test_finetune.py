@@ -44,7 +44,7 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.inputs.data import Batch, DataSettings, InMemory, Item, open_images
+from gtp_vit.inputs.data import Batch, DataSettings, InMemory, Item, make_transform, open_images
 from gtp_vit.measure import identity
 from gtp_vit.measure.kept import Kept
 from gtp_vit.training import dynamicvit
@@ -875,3 +875,13 @@ def test_the_command_wants_weights_and_images(words, tmp_path, capsys):
     assert "has images to evaluate on, but no folder train to learn from" in capsys.readouterr().err
     assert main([*words, "--device", "nothing"]) == Exit.USAGE
     assert "device 'nothing' cannot be used" in capsys.readouterr().err
+
+
+def test_the_strongest_augmentation_is_no_unreadable_image():
+    config = {"input_size": (3, 64, 64), "mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bicubic"}
+    transform = make_transform(config, Training(auto_augment="rand-m10-inc1").augment())
+    operations = next(step.ops for step in transform.transforms if hasattr(step, "ops"))
+    (strongest,) = [each for each in operations if each.name == "PosterizeIncreasing"]
+    strongest.prob = 1.0
+    picture = Image.new("RGB", (8, 8), "white")
+    assert strongest(picture).getextrema() == ((0, 0),) * 3  # no bit is kept: black, as Pillow had it before 13

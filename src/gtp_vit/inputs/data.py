@@ -182,12 +182,23 @@ def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = N
     if grey:  # timm's transforms want three channels
         config = {**config, "mean": config["mean"] * 3, "std": config["std"] * 3}
     transform = timm.data.create_transform(**config, is_training=augment is not None, **(augment or {}))
+    for step in transform.transforms:
+        for operation in getattr(step, "ops", ()):  # of RandAugment
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = posterize
     if augment is not None and max(config["input_size"][1:]) <= 32:
         from torchvision.transforms import RandomCrop
 
         shift = 0 if augment["scale"][0] == 1 else 4  # as DeiT does with small images, which it never enlarges
         transform.transforms[0] = RandomCrop(config["input_size"][1:], padding=shift)
     return OneChannel(transform) if grey else transform
+
+
+def posterize(picture: Any, bits: int, **_: Any) -> Any:
+    """The picture with the highest bits of each channel; timm asks for none at times, which Pillow refuses since 13."""
+    from PIL import Image, ImageOps
+
+    return ImageOps.posterize(picture, bits) if bits else Image.new(picture.mode, picture.size)
 
 
 class OneChannel:
