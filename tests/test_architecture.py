@@ -86,6 +86,9 @@ HOSTS_OWN = {
     *("head_dist", "fc_norm", "embed_dim", "no_weight_decay", "cls_token", "pos_embed", "qkv", "norm1", "norm2"),
     *("drop_path1", "drop_path2", "ls1", "ls2", "num_classes", "grad_checkpointing", "img_size", "patch_size"),
 }
+# Words that only a model's own are read of a model.
+OF_A_MODEL = {"blocks", "norm", "head", "attn", "mlp", "norm_pre", "head_drop", "forward_intermediates"}
+MODELS = {"model", "plain", "fast", "tower", "root", "student", "teacher", "block", "original"}
 OURS_TOO = {"num_classes", "grad_checkpointing", "img_size"}
 SETTINGS = {"flags", "settings", "self", "options"}  # what ours are read from
 
@@ -95,10 +98,14 @@ def attributes(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
+            of_model = isinstance(node.value, ast.Name) and node.value.id in MODELS
+            found |= {f"model.{node.attr}"} if node.attr in OF_A_MODEL and of_model else set()
             ours = node.attr in OURS_TOO and isinstance(node.value, ast.Name) and node.value.id in SETTINGS
             found |= set() if ours else {node.attr}
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
-            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
+            found |= {
+                each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            }
     return found
 
 
@@ -106,7 +113,9 @@ def attributes(path: Path) -> set[str]:
 def test_only_backbones_read_a_models_attributes(path):
     """Others ask the backbone. Networks of our own, and the embedded model, are made where they are."""
     if path.relative_to(SOURCE).parts[0] not in ("backbones", "models", "embedded"):
-        assert not attributes(path) & HOSTS_OWN
+        read = attributes(path)
+        assert not read & HOSTS_OWN
+        assert not [name for name in read if name.startswith("model.")]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -664,7 +664,7 @@ def test_models_and_labels_that_do_not_fit(model, images, tmp_path):
         go(timm.create_model("test_vit", num_classes=0), images, tmp_path)
     with pytest.raises(GTPError, match="has one output, whose softmax is always 1"):
         go(timm.create_model("test_vit", num_classes=1), images, tmp_path)
-    with pytest.raises(GTPError, match="logits of every token"):
+    with pytest.raises(GTPError, match="an output for every token"):
         go(families.make("all_tokens"), images, tmp_path)
     with pytest.raises(GTPError, match="an image has label 10; the model has classes 0 to 9"):
         go(model, InMemory(images.images, torch.full((24,), 10)), tmp_path)

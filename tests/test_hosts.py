@@ -2,10 +2,14 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import timm
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import families
 from gtp_vit import (
@@ -231,3 +235,87 @@ def test_costs_are_measured_where_the_model_is():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert macs(model) == expected
     assert host_of(model).costs().whole == expected.total
+
+
+def test_counting_leaves_no_trace_in_the_model():
+    """Neither in buffers that a forward pass changes, nor in torch's switches, in any mode and with many threads."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("peak", torch.zeros(()))
+            self.calls = 0
+
+        def forward(self, x):
+            self.peak = torch.maximum(self.peak, x.abs().max())
+            self.calls += 1
+            return x.relu()
+
+    model = families.make("lvvit").train()
+    model.blocks[0].mlp.act = Counts()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    images = families.images("lvvit")
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: int(macs(model)), range(8)))
+    assert len(found) == 1
+    assert int(macs(model, images=images)) in found
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(type(value) is torch.Tensor for value in after.values())
+    assert model.training
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+class Looks(nn.Module):
+    """Decides by the data, which tensors without data do not have."""
+
+    def forward(self, x):
+        return x.clamp(max=10.0) if x.abs().max() > 1e4 else nn.functional.gelu(x)
+
+
+def test_modules_that_look_at_their_data_are_counted_as_well():
+    model = families.make("vit")
+    expected = macs(model)
+    model.blocks[1].mlp.act = Looks()
+    assert macs(model) == expected
+    assert is_patched(patch(model))
+
+
+@pytest.mark.parametrize("pool", ["token", "avg", "map", ""])
+@pytest.mark.parametrize("patches", [1, 2])
+def test_images_of_one_or_two_patches_are_counted(pool, patches):
+    sizes = {**families.SMALL, "img_size": (8, 8 * patches), "class_token": pool != "map"}
+    model = timm.create_model("vit_tiny_patch16_224", **sizes, global_pool=pool).eval().requires_grad_(False)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(torch.randn(1, 3, 8, 8 * patches))
+    assert 2 * macs(model).total == counter.get_total_flops()
+
+
+def test_the_default_of_a_model_whose_last_block_is_most_of_it_removes_nothing():
+    model = timm.create_model("vit_tiny_patch16_224", **{**families.SMALL, "depth": 1})
+    assert patch(model).reduction.method == GTPPlus(propagate=(0,))
+
+
+def test_a_vit_under_two_names_is_refused(root):
+    root.alias = root.visual
+    with pytest.raises(UnsupportedBackbone, match=r"at visual\.trunk and at alias\.trunk"):
+        patch(root, GTP())
+
+
+@pytest.mark.parametrize("method", [GTP(propagate=5), GTPPlus(propagate=5)], ids=str)
+def test_the_plain_form_of_reduce_equals_the_fused_one(method):
+    fast, images = patch(families.make("vit"), method), families.images("vit")
+    seen, fused, reduce = [], fast.reducer.fused, patch(families.make("vit"), method).reducer.reduce
+
+    def both(layer, tokens, branch, stats, norm):
+        after, normed = fused(layer, tokens, branch, stats, norm)
+        seen.append((after, reduce(layer, tokens.add(branch), stats)))
+        return after, normed
+
+    fast.reducer.fused = both
+    with torch.no_grad():
+        run(fast, images)
+    assert len(seen) == 4
+    for one, other in seen:
+        torch.testing.assert_close(one.x, other.x)
+        assert torch.equal(one.cell, other.cell)

@@ -71,7 +71,7 @@ def forbid_images(model):
 WITHOUT_CLASSES = {
     "features": (lambda: small(num_classes=0), "has no classifier: its output is 24 features"),
     "one output": (lambda: small(num_classes=1), "has one output, .* two or more classes"),
-    "every token": (lambda: small(global_pool=""), "logits of every token, .* global_pool"),
+    "every token": (lambda: small(global_pool=""), "an output for every token, .* global_pool"),
     "clip": (lambda: small("vit_base_patch16_clip_quickgelu_224", num_classes=512), "embedding of 512 numbers"),
     "distilled features": (
         lambda: small("deit_tiny_distilled_patch16_224", num_classes=0),

@@ -79,6 +79,11 @@ def test_pruning_loses_everything():
     assert found.lost().tolist() == [1, 1, 1]
 
 
+def test_what_is_propagated_with_no_strength_is_lost():
+    found = trace(patch(families.make("vit"), GTP(propagate=7, alpha=0)), families.images("vit"))
+    assert found.lost().tolist() == [1, 1, 1]
+
+
 def test_nothing_is_skipped_and_nothing_is_removed_by_identity():
     found = trace(patch(families.make("vit"), Identity()), families.images("vit"))
     assert all(layer.kept.shape[1] == 64 and layer.removed.shape[1] == 0 for layer in found.layers)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gtp_vit.backbones.parts import check_images, is_overridden, project, through
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Output, quiet_copy
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 
@@ -127,8 +127,7 @@ class TimmViT(Backbone):
         vit, weight = self.describe(model), next(model.parameters())
         tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
-            output = self.head(model, tokens)
-        shape = (output[0] if isinstance(output, tuple) else output).shape  # a distilled model in training has two
+            shape = self.head(quiet_copy(model), tokens).shape
         if len(shape) == 3:
             return Output("tokens", shape[2])
         if isinstance(model.head, nn.Identity) or shape[1] == 0:
@@ -221,6 +220,9 @@ class TimmViT(Backbone):
 
     def undecayed(self, model: Any) -> set[str]:
         return set(model.no_weight_decay())
+
+    def embedding_parameters(self, model: Any) -> set[str]:
+        return {"cls_token", "pos_embed"}
 
     def classifier(self, model: Any) -> nn.Module:
         return model.head

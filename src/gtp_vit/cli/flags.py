@@ -30,7 +30,7 @@ def parse_flags(command: type[Command], words: Sequence[str]) -> Command:
 class MethodFlags:
     """Which method; the flags of its settings are added by `parse_with_method`."""
 
-    method: str = "gtp_plus"
+    method: str = DEFAULT.name
     """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
 
 

@@ -18,7 +18,7 @@ from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_mode
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import InMemory, batches, spread_images
 from gtp_vit.measure.class_output import check_class_output
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.search.climb import FEWEST_IMAGES
 from gtp_vit.search.space import Limits
@@ -43,8 +43,8 @@ class Tune(OutputFlags, ResumeFlags, DataFlags):
       gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir calibration --method tome --curve --output curve.json
     """
 
-    method: str = "gtp_plus"
-    """A method that has a schedule: gtp_plus, gtp or tome; its settings are where the search begins."""
+    method: str = DEFAULT.name
+    """A method that has a schedule, such as gtp_plus, gtp or tome; its settings are where the search begins."""
     macs: float | None = None
     """Target: share of the unreduced model's MACs."""
     speedup: float | None = None
@@ -114,7 +114,7 @@ def main(words: Sequence[str]) -> None:
         if flags.curve:
             recipes = curve(model, images, SHARES, **settings)
         else:
-            recipes = [tune(model, images, **(targets or {"macs": 0.65}), **settings)]
+            recipes = [tune(model, images, **(targets or {"macs": DEFAULT_SHARE}), **settings)]
         for path, recipe in written(flags, recipes).items():
             write_atomically(path, recipe.to_json())
         if journal is not None and recipes[-1].found["interrupted"]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.schedule import weaker
 from gtp_vit.core.settings import checked
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
@@ -176,6 +177,9 @@ class Method:
         """These settings at a share of their strength: 1 = unchanged, 0 = nothing is removed."""
         if share == 1:
             return self
+        if self.schedule is not None:
+            weaker_one = weaker(getattr(self, self.schedule), share, vit.depth, vit.image_tokens)
+            return dataclasses.replace(self, **{self.schedule: weaker_one})
         raise BadSetting(
             f"{self.name} has no strength that could grow during training; leave out shrink_start and shrink_epochs"
         )

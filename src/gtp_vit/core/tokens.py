@@ -33,7 +33,7 @@ class Tokens:
     name: Tensor | None = None  # [B, M]: its identity, once a method has made tokens that are in no cell
     size: Tensor | None = None  # [B, M] float32: patches it stands for, as the method counts them; None = one each
     owner: Tensor | None = None  # [B, M0]: index of the token that stands for each patch, -1 = lost; with follow=True
-    table: Any = None  # a backbone's table by cell, e.g. of rotary positions
+    table: Any = None  # what a backbone looks up by cell, e.g. rotary positions; row M0 is for tokens in no cell
     carry: Any = None  # the method's own state, e.g. GTP's graph
     ops: Ops = Ops.TORCH  # the operators of this forward pass
 

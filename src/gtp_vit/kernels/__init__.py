@@ -1,6 +1,6 @@
 """The hot spots as operators, each with a native kernel and a pure-torch twin of the same signature.
 
-`choose` is the one place that decides which of the two runs; `status` says what it decided and why.
+`choose` is the one place that decides which of the two runs, `obstacle` says why, `status` what this machine has.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def check_class_output(model: nn.Module) -> None:
     kind, width = output
     if kind == "tokens":
         raise BadSetting(
-            f"the model has logits of every token, {width} each; {NEEDED}: create it with pooling, e.g. "
+            f"the model has an output for every token, {width} numbers each; {NEEDED}: create it with pooling, e.g. "
             "global_pool='token'"
         )
     if kind == "features":

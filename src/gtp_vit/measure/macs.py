@@ -1,4 +1,4 @@
-"""macs: how many multiply-accumulates a forward pass takes, from the model's shapes and its schedule alone."""
+"""macs: how many multiply-accumulates a forward pass takes, from what its parts cost and its schedule."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def macs(
     grid: tuple[int, int] | None = None,
     images: Tensor | None = None,
 ) -> Macs:
-    """Count the MACs of a forward pass that returns logits, for one image.
+    """Count the MACs of a forward pass of a ViT, head included, for one image; of a model around one, those of its ViT.
 
     Args:
         model: a patched or plain model.
@@ -49,7 +49,8 @@ def macs(
     check_name("convention", convention, CONVENTIONS)
     if method is not None and not isinstance(method, Method):
         raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=8)")
-    if grid is not None and not (len(grid) == 2 and min(grid) > 0):
+    whole = isinstance(grid, (tuple, list)) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
+    if grid is not None and not (whole and min(grid) > 0):
         raise BadSetting(f"grid is {grid!r}; give rows and columns of the patch grid, e.g. (14, 14)")
     if is_patched(model):
         reduction: Any = model.reduction
@@ -57,7 +58,7 @@ def macs(
         lossless = reduction.lossless if lossless is None else lossless
     host = host_of(model)
     if images is not None and grid is None:
-        with torch.no_grad():
+        with torch.no_grad(), eval_mode(host.tower):
             grid = host.backbone.embed(host.tower, images[:1]).grid
     costs = host.costs(grid, convention)
     reducer = (method or Identity()).build(host.vit)

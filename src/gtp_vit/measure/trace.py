@@ -32,7 +32,7 @@ class LayerTrace:
 
     kept: Tensor  # [B, K]       patches still there after this layer
     removed: Tensor  # [B, P]       patches that this layer removed
-    size: Tensor | None  # [B, K]       how many patches each kept token stands for; None = one each
+    size: Tensor | None  # [B, K]       patches each kept token stands for, as its method counts; None = one each
     owner: Tensor  # [B, M0]      for each patch the index in `kept` of the token that stands for it; -1 = lost
 
     @property

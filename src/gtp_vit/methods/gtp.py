@@ -6,7 +6,6 @@ come, and an option has the other one. Bugs of the released code are fixed, and 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, spread, weaker
+from gtp_vit.core.schedule import Schedule, removals, spread
 from gtp_vit.core.tokens import Tokens, receivers
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.paper import graph as graphs
@@ -109,9 +108,6 @@ class GTP(Method):
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> GTP:
         return cls(propagate=spread(strength, vit.depth, vit.image_tokens))
-
-    def weakened(self, vit: VitInfo, share: float) -> GTP:
-        return dataclasses.replace(self, propagate=weaker(self.propagate, share, vit.depth, vit.image_tokens))
 
     def _extra_neighbour(self, vit: VitInfo) -> int:
         return int(self.official_offbyone and not vit.class_token)
@@ -207,9 +203,12 @@ class GTPReducer(Reducer):
         owner = None
         if tokens.owner is not None:
             kept, gone = split(scores, removed)
-            owner = tokens.owners(kept, gone, receivers(self._weights(tokens, kept, gone)))
+            owner = tokens.owners(kept, gone, receivers(self.method.alpha * self._weights(tokens, kept, gone)))
         counted = size[:, tokens.prefix :] if self.method.proportional_attention else None
         return tokens.but(x=x, size=counted, cell=cell, owner=owner), None if norm is None else normed
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        return self.fused(layer, tokens, torch.zeros_like(tokens.x), stats, None)[0]
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
         return tokens.key_sizes
@@ -227,7 +226,7 @@ class GTPReducer(Reducer):
             counted = F.pad(tokens.sizes, (tokens.prefix, 0), value=1.0).unsqueeze(-1)
             size = summarise(counted, tokens.prefix, kept, gone, flow, strength)[:, tokens.prefix :, 0]
         x = summarise(tokens.x, tokens.prefix, kept, gone, weights, method.alpha)
-        owner = None if tokens.owner is None else tokens.owners(kept, gone, receivers(weights))
+        owner = None if tokens.owner is None else tokens.owners(kept, gone, receivers(method.alpha * weights))
         return tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=size, owner=owner)
 
     def _scores(self, layer: int, tokens: Tokens, features: Tensor | None, stats: Stats) -> Tensor:

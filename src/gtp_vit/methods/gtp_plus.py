@@ -13,7 +13,6 @@ Shapes: B batch, N tokens, M image tokens, K kept, P removed, C channels.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, searched, weaker, whole_tokens
+from gtp_vit.core.schedule import Schedule, removals, searched, whole_tokens
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels import Operator, Ops, checks, native
@@ -67,9 +66,6 @@ class GTPPlus(Method):
         scale = strength / max(1 - strength, 1e-9)
         return cls(propagate=tuple(whole_tokens([scale * number for number in shape], vit.image_tokens)))
 
-    def weakened(self, vit: VitInfo, share: float) -> GTPPlus:
-        return dataclasses.replace(self, propagate=weaker(self.propagate, share, vit.depth, vit.image_tokens))
-
 
 class GTPPlusReducer(Reducer):
     """GTP+ in a forward pass."""
@@ -109,6 +105,9 @@ class GTPPlusReducer(Reducer):
         owner = tokens.owners(kept, gone, target)
         tokens = tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=new_size, owner=owner)
         return tokens, None if norm is None else normed
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        return self.fused(layer, tokens, torch.zeros_like(tokens.x), stats, None)[0]
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
         power, weights = self.method.proportional_attention, tokens.key_sizes

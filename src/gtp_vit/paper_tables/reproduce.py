@@ -24,7 +24,7 @@ from gtp_vit.methods.identity import Identity
 from gtp_vit.methods.tome import ToMe
 from gtp_vit.paper import complexity
 from gtp_vit.paper_tables.experiments import Cell
-from gtp_vit.patch import patch
+from gtp_vit.patch import patch, tower_of
 from gtp_vit.runs.journal import Journal
 
 NO_IMAGES = "missing: no images (--data-dir)"
@@ -157,7 +157,7 @@ def oversmoothing(model: nn.Module, images: Tensor, number: int) -> dict[str, li
     for method in (Identity(), GTP(propagate=number), ToMe(r=number)):
         seen: list[Tokens] = []
         with torch.no_grad(), eval_mode(model):
-            run(patch(model, method), images, observe=seen.append)
+            run(tower_of(patch(model, method)), images, observe=seen.append)
         found[str(method)] = [_mean_similarity(tokens.image) for tokens in seen[1:]]
         wrong = [layer for layer, value in enumerate(found[str(method)]) if not math.isfinite(value)]
         if wrong:

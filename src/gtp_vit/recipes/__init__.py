@@ -183,7 +183,8 @@ def default_method(host: Host) -> Method:
         if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
             return recipe.method
     costs = host.costs()
-    return costs.around(DEFAULT, DEFAULT_SHARE * costs.whole)[1]
+    unreduced = costs.with_method(DEFAULT.at(host.vit, 0))  # the shortened last block may be enough for a small model
+    return costs.around(DEFAULT, min(DEFAULT_SHARE * costs.whole, unreduced))[1]
 
 
 def resolve(source: Any, host: Host) -> Any:

@@ -6,6 +6,7 @@ import dataclasses
 
 from torch import nn
 
+from gtp_vit.core.costs import Costs
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods import METHODS
@@ -19,9 +20,13 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     >>> at_macs(timm.create_model("deit_tiny_patch16_224"), "evit", 0.7e9).keep_rate
     0.6015625
     """
-    cls = METHODS[check_name("method", name, METHODS)]
-    costs = host_of(model).costs()
-    return min(costs.around(cls, target), key=lambda method: abs(costs.with_method(method) - target))
+    return nearest(host_of(model).costs(), name, target)
+
+
+def nearest(costs: Costs, name: str, target: float) -> Method:
+    """The named method at the cost nearest to `target` MACs, of a model whose parts have these costs."""
+    around = costs.around(METHODS[check_name("method", name, METHODS)], target)
+    return min(around, key=lambda method: abs(costs.with_method(method) - target))
 
 
 def starting_point(method: Method | str, vit: VitInfo) -> Method:

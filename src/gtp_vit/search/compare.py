@@ -22,7 +22,7 @@ from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import host_of, patch
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.journal import Journal
-from gtp_vit.search.budget import at_macs
+from gtp_vit.search.budget import nearest
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,25 @@ def plan(
     _once("method", methods)
     _once("budget", [f"{budget / 1e9:g} GMACs" for budget in budgets])
     _once("recipe", [str(recipe.method) for recipe in recipes])
-    whole = macs(model).total
+    host = host_of(model)
+    costs = host.costs()
+    whole = costs.whole
     found, left_out = [Plan(UNREDUCED, UNREDUCED, None, whole, whole)], []
     texts = _distinct(budgets)
     for budget, text in zip(budgets, texts, strict=True):
         for name in methods or [name for name in METHODS if name != Identity.name]:
             try:
-                method = at_macs(model, name, budget)
+                method = nearest(costs, name, budget)
             except GTPError as error:
                 if methods:
                     raise BadSetting(f"{name} cannot be compared here: {error}") from error
                 left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
                 continue
-            cost = macs(model, method, lossless=True).total
+            cost = costs.with_method(method)
             found.append(Plan(f"{name} @ {text}", name, method, budget, cost))
     for number, recipe in enumerate(recipes):
-        recipe.check(host_of(model))
-        cost = macs(model, recipe.method, lossless=True).total
+        recipe.check(host)
+        cost = costs.with_method(recipe.method)
         label = f"{recipe.method.name}, tuned"
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
         budget = near if abs(near - cost) <= 0.01 * near else cost  # else nothing is at its budget

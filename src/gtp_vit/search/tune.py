@@ -22,7 +22,7 @@ from gtp_vit.measure.benchmark import Timing, benchmark_models
 from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.measure.eval_mode import measures_in_eval_mode
 from gtp_vit.patch import host_of, patch, unpatch
-from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
+from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import starting_point
 from gtp_vit.search.climb import Best, Ruler, check_images, search
@@ -53,7 +53,7 @@ def tune(
     speedup: float | None = None,
     max_kl: float | None = None,
     min_agreement: float | None = None,
-    method: Method | str = "gtp_plus",
+    method: Method | str = DEFAULT.name,
     limits: Limits = Limits(),  # noqa: B008  it is frozen
     evaluations: int = 150,
     minutes: float = 0,

@@ -40,7 +40,7 @@ class Protocol:
     eval_mode: bool = False  # no dropout and no stochastic depth in training
     frozen: float = 0.0  # share of the run in which only the learned parts of the method are trained
     learned_lr: float | None = None  # of these parts; None: 100 times the model's
-    untrained: tuple[str, ...] = ()  # parameters of the model that stay as they are
+    trains_embedding: bool = True  # are prefix tokens and position embedding trained?
 
     def with_settings(self, settings: Training) -> Protocol:
         """This protocol with the user's settings, which take precedence."""
@@ -120,7 +120,7 @@ class DynamicViTProtocol(Protocol):
 
     drop_path: float = 0.0
     frozen: float = 5 / 30
-    untrained: tuple[str, ...] = ("cls_token", "pos_embed")
+    trains_embedding: bool = False
 
     def check(self, method: Any, settings: Training) -> None:
         if method.keep_ratio == 1:

@@ -50,8 +50,9 @@ class Trainee:
         host = host_of(plain)
         if not host.backbone.drop_paths(host.tower, protocol.drop_path) and settings.drop_path:
             raise BadSetting(f"{type(plain).__name__} has no stochastic depth; leave out --drop-path")
+        untrained = set() if protocol.trains_embedding else host.backbone.embedding_parameters(host.tower)
         for name, parameter in plain.named_parameters():
-            parameter.requires_grad_(name not in protocol.untrained)
+            parameter.requires_grad_(name not in untrained)
         host.backbone.save_memory(host.tower, settings.grad_checkpointing)
         self.model: Any = patch(plain, method, quiet=True)
         self.student = Student(self.model, protocol, settings)
