@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import torch
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, spread, weaker
+from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 
 
@@ -32,29 +31,18 @@ class Toy(Method):
     def build(self, vit: VitInfo) -> ToyReducer:
         return ToyReducer(self, vit)
 
-    @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> Toy:
-        return cls(dropped=spread(strength, vit.depth, vit.image_tokens))
-
-    def weakened(self, vit: VitInfo, share: float) -> Toy:
-        return dataclasses.replace(self, dropped=weaker(self.dropped, share, vit.depth, vit.image_tokens))
-
 
 class ToyReducer(Reducer):
     """The toy in a forward pass."""
 
     def __init__(self, method: Toy, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.channels = torch.nn.ParameterDict({"weight": torch.ones(vit.dim)})
         if method.channels is not None:
             from safetensors.torch import load_file
 
             self.load_state_dict(load_file(method.channels))
         self.plan = self.removals(vit.grid)
-
-    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        return removals(self.method.dropped, self.vit.depth, grid[0] * grid[1])
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return Ask() if self.removals_of(tokens)[layer] else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -61,11 +60,9 @@ def find(model: nn.Module) -> Host:
             reason = backbone.refusal(tower)
             if reason is not None:
                 raise UnsupportedBackbone(f"{f'{path}: ' if path else ''}{reason}. The model was left as it is")
-            other = next((name for name, module in _others(model, path) if module is tower), None) if path else None
-            if other is not None:
-                raise UnsupportedBackbone(
-                    f"{type(model).__name__} has its ViT at {path} and at {other}, and only one would be reduced"
-                )
+            names = [name for name, module in model.named_modules(remove_duplicate=False) if module is tower]
+            if len(names) > 1:
+                raise UnsupportedBackbone(f"the ViT is at {' and at '.join(names)}, and only one would be reduced")
             return Host(model, path, backbone)
     inside = wrapped(model)
     if inside is not None:
@@ -82,11 +79,6 @@ def find(model: nn.Module) -> Host:
         f"{type(model).__module__}.{type(model).__qualname__} is not a supported ViT; supported are timm's "
         "VisionTransformer and VisionTransformerDistilled, and gtp_vit's LVViT. The model was left as it is"
     )
-
-
-def _others(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """All modules under all their names, but for the one at `path`."""
-    return ((name, module) for name, module in model.named_modules(remove_duplicate=False) if name != path)
 
 
 def wrapped(model: nn.Module) -> str | None:

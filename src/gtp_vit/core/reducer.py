@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.schedule import weaker
+from gtp_vit.core.schedule import removals, share_at, spread, weaker, weaker_share
 from gtp_vit.core.settings import checked
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
@@ -56,13 +56,16 @@ class Reducer(nn.Module):
     adaptive = False  # does the number of tokens depend on the image?
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
 
-    def __init__(self, vit: VitInfo) -> None:
+    def __init__(self, vit: VitInfo, method: Any = None) -> None:
         super().__init__()
-        self.vit = vit
+        self.vit, self.method = vit, method
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        """How many image tokens each layer removes on this grid, between attention and MLP."""
-        return (0,) * self.vit.depth
+        """How many image tokens each layer removes on this grid, for methods that say so; `steps` is true of all."""
+        if self.method is None or self.method.schedule is None:
+            return (0,) * self.vit.depth
+        given = getattr(self.method, self.method.schedule)
+        return removals(given, self.vit.depth, grid[0] * grid[1], type(self.method).at_most)
 
     def removals_of(self, tokens: Tokens) -> tuple[int, ...]:
         """`removals` on the grid of these tokens."""
@@ -151,6 +154,10 @@ class Method:
     learned: ClassVar[str] = "none"  # parts that must be trained
     asks: ClassVar[str] = "nothing"  # what it needs from attention
     schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
+    at_most: ClassVar[Callable[[int], int] | None] = (
+        None  # of these many tokens, how many can leave a layer; None = all
+    )
+    share_left: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
     files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts, submodules of the same names
     tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges
 
@@ -171,6 +178,10 @@ class Method:
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> Method:
         """Settings of a strength from 0, which removes nothing, to 1, the most; the model's MACs never rise with it."""
+        if cls.schedule is not None:
+            return cls(**{cls.schedule: spread(strength, vit.depth, vit.image_tokens)})
+        if cls.share_left is not None:
+            return cls(**{cls.share_left: share_at(strength)})
         raise BadSetting(f"{cls.name} has no setting that says how much is removed")
 
     def weakened(self, vit: VitInfo, share: float) -> Method:
@@ -178,8 +189,10 @@ class Method:
         if share == 1:
             return self
         if self.schedule is not None:
-            weaker_one = weaker(getattr(self, self.schedule), share, vit.depth, vit.image_tokens)
+            weaker_one = weaker(getattr(self, self.schedule), share, vit.depth, vit.image_tokens, type(self).at_most)
             return dataclasses.replace(self, **{self.schedule: weaker_one})
+        if self.share_left is not None:
+            return dataclasses.replace(self, **{self.share_left: weaker_share(getattr(self, self.share_left), share)})
         raise BadSetting(
             f"{self.name} has no strength that could grow during training; leave out shrink_start and shrink_epochs"
         )

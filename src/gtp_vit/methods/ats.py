@@ -105,8 +105,7 @@ class ATSReducer(Reducer):
     """ATS in a forward pass. Padding has size 0."""
 
     def __init__(self, method: ATS, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         layers = tuple(range(vit.depth // 4, vit.depth)) if method.layers is None else method.layers
         self.layers = check_layers("layers", layers, vit.depth) if method.budget is None else ()
         self.adaptive = bool(self.layers)

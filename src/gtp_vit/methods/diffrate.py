@@ -77,8 +77,7 @@ class DiffRateReducer(Reducer):
     """DiffRate in a forward pass. Tokens are sorted by class attention in every layer that reduces."""
 
     def __init__(self, method: DiffRate, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.both = self.plans(vit.grid)
         self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
 

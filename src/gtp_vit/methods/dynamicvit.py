@@ -7,7 +7,6 @@ Shapes: B batch, N tokens, M image tokens, C channels.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, share_at, weaker_share
+from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_range
 from gtp_vit.tensors import at_least_float32, split
@@ -33,6 +32,7 @@ class DynamicViT(Method):
     name: ClassVar[str] = "dynamicvit"
     source: ClassVar[Source] = Source("arXiv 2106.02034 (NeurIPS 2021)", "raoyongming/DynamicViT", "MIT")
     learned: ClassVar[str] = "a predictor for each stage"
+    share_left: ClassVar[str | None] = "keep_ratio"
     files: ClassVar[tuple[str, ...]] = ("predictors",)
 
     keep_ratio: float = 0.7
@@ -47,13 +47,6 @@ class DynamicViT(Method):
     def build(self, vit: VitInfo) -> DynamicViTReducer:
         check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
         return DynamicViTReducer(self, vit)
-
-    @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> DynamicViT:
-        return cls(keep_ratio=share_at(strength))
-
-    def weakened(self, vit: VitInfo, share: float) -> DynamicViT:
-        return dataclasses.replace(self, keep_ratio=weaker_share(self.keep_ratio, share))
 
     def caution(self) -> str | None:
         if self.predictors is not None or self.keep_ratio == 1:
@@ -97,12 +90,11 @@ class DynamicViTReducer(Reducer):
     """DynamicViT in a forward pass."""
 
     def __init__(self, method: DynamicViT, vit: VitInfo) -> None:
-        super().__init__(vit)
+        super().__init__(vit, method)
         if vit.dim % 4:
             raise BadSetting(
                 f"DynamicViT's predictors need a number of channels that is a multiple of 4, not {vit.dim}"
             )
-        self.method = method
         self.layers = check_layers("pruning_loc", method.pruning_loc, vit.depth)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(method.seed)

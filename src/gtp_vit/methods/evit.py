@@ -5,7 +5,6 @@ Shapes: B batch, M image tokens, K kept, P fused.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import ClassVar
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, share_at, weaker_share
+from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import full_precision, select_rows, split
@@ -27,6 +26,7 @@ class EViT(Method):
     source: ClassVar[Source] = Source("arXiv 2202.07800 (ICLR 2022)", "youweiliang/evit", "Apache-2.0")
     needs_class_token: ClassVar[bool] = True
     asks: ClassVar[str] = "class row"
+    share_left: ClassVar[str | None] = "keep_rate"
 
     keep_rate: float = 0.7
     """Share of its image tokens that each of the layers in `drop_loc` keeps (the paper's k)."""
@@ -40,20 +40,12 @@ class EViT(Method):
         check_range("keep_rate", self.keep_rate, 0, 1, above_low=True)
         return EViTReducer(self, vit)
 
-    @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> EViT:
-        return cls(keep_rate=share_at(strength))
-
-    def weakened(self, vit: VitInfo, share: float) -> EViT:
-        return dataclasses.replace(self, keep_rate=weaker_share(self.keep_rate, share))
-
 
 class EViTReducer(Reducer):
     """EViT in a forward pass; `carry` is the name of the next fused token."""
 
     def __init__(self, method: EViT, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.layers = check_layers("drop_loc", method.drop_loc, vit.depth)
         self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
 

@@ -5,7 +5,6 @@ Shapes: B batch, M image tokens, M0 patches, K informative tokens, C channels.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, share_at, weaker_share
+from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.tensors import full_precision, select_rows, split
@@ -31,6 +30,7 @@ class EvoViT(Method):
     source: ClassVar[Source] = Source("arXiv 2108.01390 (AAAI 2022)", "YifanXu74/Evo-ViT", "MIT")
     needs_class_token: ClassVar[bool] = True
     asks: ClassVar[str] = "class row"
+    share_left: ClassVar[str | None] = "keep_ratio"
 
     keep_ratio: float = 0.5
     """Share of the image tokens that is informative (the paper's p)."""
@@ -55,13 +55,6 @@ class EvoViT(Method):
             raise BadSetting("head='pooled' is for models whose head reads the class token; this one's pools by itself")
         return EvoViTReducer(self, vit)
 
-    @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> EvoViT:
-        return cls(keep_ratio=share_at(strength))
-
-    def weakened(self, vit: VitInfo, share: float) -> EvoViT:
-        return dataclasses.replace(self, keep_ratio=weaker_share(self.keep_ratio, share))
-
 
 class Waiting(NamedTuple):
     """Evo-ViT's state between layers."""
@@ -76,8 +69,7 @@ class EvoViTReducer(Reducer):
     """Evo-ViT in a forward pass. Tokens keep their raster order: those that wait come back to their places."""
 
     def __init__(self, method: EvoViT, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         stages = (vit.depth // 3, 2 * vit.depth // 3) if method.stages is None else method.stages
         stages = check_layers("stages", tuple(dict.fromkeys(stages)), vit.depth, first=1)  # the first needs a score
         first = stages[0] if stages else vit.depth

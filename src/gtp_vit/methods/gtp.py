@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, spread
+from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens, receivers
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.paper import graph as graphs
@@ -105,10 +105,6 @@ class GTP(Method):
             raise BadSetting(f"{found} needs a class token, and this model has none; use select='mixed' or 'broad'")
         return GTPReducer(self, vit)
 
-    @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> GTP:
-        return cls(propagate=spread(strength, vit.depth, vit.image_tokens))
-
     def _extra_neighbour(self, vit: VitInfo) -> int:
         return int(self.official_offbyone and not vit.class_token)
 
@@ -133,8 +129,7 @@ class GTPReducer(Reducer):
     """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, W neighbours, K kept, P propagated."""
 
     def __init__(self, method: GTP, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
         edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows)
         self.edit = edit if method.theta < 1 else None
@@ -155,9 +150,6 @@ class GTPReducer(Reducer):
         generator = torch.Generator("cpu").manual_seed(method.seed)
         # No buffer: .half() would round it and to_empty() would lose it.
         self.noise = random_scores(vit.depth, cells, generator)
-
-    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        return removals(self.method.propagate, self.vit.depth, grid[0] * grid[1])
 
     def start(self, tokens: Tokens) -> Tokens:
         plan = self.removals_of(tokens)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, searched, whole_tokens
+from gtp_vit.core.schedule import Schedule, searched, whole_tokens
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels import Operator, Ops, checks, native
@@ -71,13 +71,9 @@ class GTPPlusReducer(Reducer):
     """GTP+ in a forward pass."""
 
     def __init__(self, method: GTPPlus, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
         self.ask_importance = Ask(frozenset({"class_row" if vit.class_token else "column_sums"}), heads="mean")
-
-    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        return removals(self.method.propagate, self.vit.depth, grid[0] * grid[1])
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_importance if self.removals_of(tokens)[layer] else None

@@ -60,8 +60,7 @@ class PPTReducer(Reducer):
     """PPT in a forward pass."""
 
     def __init__(self, method: PPT, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.layers = check_layers("pp_loc_list", method.pp_loc_list, vit.depth)
         self.plan = self.removals(vit.grid)
         self.ask_all = Ask(frozenset({"class_row", "keys", "values"}), heads="mean")

@@ -6,7 +6,6 @@ Shapes: B batch, M image tokens, A and B' tokens of the two halves, r merged pai
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +17,7 @@ from torch import Tensor
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.merging import average, match, matching_macs, mean_keys, mergeable
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import Schedule, removals, spread, weaker
+from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 
@@ -31,6 +30,7 @@ class ToMe(Method):
     source: ClassVar[Source] = Source("arXiv 2210.09461 (ICLR 2023)", "facebookresearch/ToMe", "CC-BY-NC-4.0")
     asks: ClassVar[str] = "keys"
     schedule: ClassVar[str | None] = "r"
+    at_most: ClassVar[Callable[[int], int] | None] = mergeable
 
     r: Schedule = 8
     """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
@@ -45,25 +45,14 @@ class ToMe(Method):
             raise BadSetting("weighted_pool needs a head that averages the image tokens, and this model's does not")
         return ToMeReducer(self, vit)
 
-    @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> ToMe:
-        return cls(r=spread(strength, vit.depth, vit.image_tokens))
-
-    def weakened(self, vit: VitInfo, share: float) -> ToMe:
-        return dataclasses.replace(self, r=weaker(self.r, share, vit.depth, vit.image_tokens, mergeable))
-
 
 class ToMeReducer(Reducer):
     """ToMe in a forward pass."""
 
     def __init__(self, method: ToMe, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
         self.ask_keys = Ask(frozenset({"keys"}))
-
-    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        return removals(self.method.r, self.vit.depth, grid[0] * grid[1], mergeable)
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.ask_keys if self.removals_of(tokens)[layer] else None

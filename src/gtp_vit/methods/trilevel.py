@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
-from gtp_vit.core.schedule import check_layers, share_at, weaker_share
+from gtp_vit.core.schedule import check_layers, weaker_share
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import select_rows, split
@@ -32,6 +32,7 @@ class TriLevel(Method):
     source: ClassVar[Source] = Source("arXiv 2211.10801 (AAAI 2023)", "ZLKong/Tri-Level-ViT", "MIT")
     needs_class_token: ClassVar[bool] = True
     asks: ClassVar[str] = "class row; the map where attn_ratio < 1"
+    share_left: ClassVar[str | None] = "keep_ratio"
 
     keep_ratio: float = 0.7
     """Share of its image tokens that each of the layers in `pruning_loc` keeps (the paper's R_T)."""
@@ -45,10 +46,6 @@ class TriLevel(Method):
         check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
         check_range("attn_ratio", self.attn_ratio, 0, 1, above_low=True)
         return TriLevelReducer(self, vit)
-
-    @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> TriLevel:
-        return cls(keep_ratio=share_at(strength))
 
     def weakened(self, vit: VitInfo, share: float) -> TriLevel:
         keep, attend = (weaker_share(ratio, share) for ratio in (self.keep_ratio, self.attn_ratio))
@@ -65,8 +62,7 @@ class TriLevelReducer(Reducer):
     """Tri-Level in a forward pass; `carry` is the mask of the attention map, [B, N, N]."""
 
     def __init__(self, method: TriLevel, vit: VitInfo) -> None:
-        super().__init__(vit)
-        self.method = method
+        super().__init__(vit, method)
         self.layers = check_layers("pruning_loc", method.pruning_loc, vit.depth)
         self.masks = method.attn_ratio < 1
         self.wanted = frozenset({"class_row", "map"} if self.masks else {"class_row"})
