@@ -25,6 +25,40 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def exporting() -> bool:
+    """Is torch.export or torch.jit.trace recording a program? It should contain operators that every engine has."""
+    if torch.jit.is_tracing():
+        return True
+    exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
+    if exporting is not None:
+        return bool(exporting())
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+def largest_first(scores: Tensor) -> Tensor:
+    """Places of the scores [B, M] from the largest to the smallest; of equal ones the earlier comes first.
+
+    Engines have no stable sort, but a topk, which in most of them puts the earlier of equal scores first as well.
+    """
+    if exporting():
+        return scores.topk(scores.shape[-1], dim=-1).indices
+    return scores.sort(dim=-1, descending=True, stable=True).indices
+
+
+def smallest_first(scores: Tensor) -> Tensor:
+    """Places of the scores [B, M] from the smallest to the largest; of equal ones the earlier comes first."""
+    if exporting():
+        return scores.topk(scores.shape[-1], dim=-1, largest=False).indices
+    return scores.sort(dim=-1, stable=True).indices
+
+
+def in_order(places: Tensor) -> Tensor:
+    """Places [B, K], none of them twice, in ascending order."""
+    if exporting():
+        return places.topk(places.shape[-1], dim=-1, largest=False).values
+    return places.sort(dim=-1).values
+
+
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
     """x[b, index[b]] for x [B, N, D] and index [B, K].
 
@@ -42,6 +76,6 @@ def split(scores: Tensor, removed: int) -> tuple[Tensor, Tensor]:
     Returns the indices of both, [B, K] and [B, P], each in ascending order. Of equal scores the earlier token stays,
     whatever the batch: a stable sort depends on nothing but the row. NaN counts as large.
     """
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    order = largest_first(scores)
     kept = scores.shape[-1] - removed
-    return order[:, :kept].sort(dim=-1).values, order[:, kept:].sort(dim=-1).values
+    return in_order(order[:, :kept]), in_order(order[:, kept:])

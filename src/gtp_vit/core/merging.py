@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Stats
 from gtp_vit.core.reducer import Step, VitInfo
-from gtp_vit.tensors import at_least_float32, full_precision
+from gtp_vit.tensors import at_least_float32, full_precision, in_order, largest_first
 
 
 class Pairs(NamedTuple):
@@ -40,9 +40,9 @@ def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
     with full_precision(metric):
         unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
         best, partner = (unit[:, prefix % 2 :: 2] @ unit[:, 1 - prefix % 2 :: 2].transpose(1, 2)).max(dim=-1)
-    order = best.sort(dim=-1, descending=True, stable=True).indices
+    order = largest_first(best)
     merged, rest = order[:, :r], order[:, r:]
-    rest = rest.sort(dim=-1).values if keep_order else rest
+    rest = in_order(rest) if keep_order else rest
     kept = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
     return Pairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
 

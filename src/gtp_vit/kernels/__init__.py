@@ -16,6 +16,7 @@ from gtp_vit.kernels import native
 from gtp_vit.kernels.checks import DTYPES
 from gtp_vit.kernels.operator import Operator, Ops
 from gtp_vit.kernels.ops import attention, neighbours, reduce
+from gtp_vit.tensors import exporting
 
 Kernels = Literal["auto", "native", "torch"]
 KERNELS = ("auto", "native", "torch")
@@ -24,7 +25,7 @@ ONE_THREAD = (
     "kernels='torch' may be faster here"
 )
 
-__all__ = ["Kernels", "Operator", "Ops", "attention", "check", "choose", "exporting", "neighbours", "reduce", "status"]
+__all__ = ["Kernels", "Operator", "Ops", "attention", "check", "choose", "neighbours", "reduce", "status"]
 
 
 def check(kernels: Kernels, *, quiet: bool = False) -> None:
@@ -46,7 +47,9 @@ def check(kernels: Kernels, *, quiet: bool = False) -> None:
 
 def choose(kernels: Kernels, x: Tensor) -> Ops:
     """The operators of this forward pass, whose embedded tokens are `x`."""
-    return Ops.NATIVE if obstacle(kernels, x) is None else Ops.TORCH
+    if obstacle(kernels, x) is None:
+        return Ops.NATIVE
+    return Ops.PORTABLE if exporting() else Ops.TORCH
 
 
 def obstacle(kernels: Kernels, x: Tensor) -> str | None:
@@ -81,11 +84,3 @@ def _transformed() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
     )
-
-
-def exporting() -> bool:
-    """Is torch.export running?"""
-    exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
-    if exporting is not None:
-        return bool(exporting())
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()

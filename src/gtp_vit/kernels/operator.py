@@ -29,6 +29,7 @@ class Ops(Enum):
 
     TORCH = "torch"  # the twins
     NATIVE = "native"  # C++ on a CPU
+    PORTABLE = "portable"  # for programs that an engine will run: no operator that only torch has
 
     @property
     def fuses_norm(self) -> bool:

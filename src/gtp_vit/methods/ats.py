@@ -19,13 +19,12 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, check_layers, removals, share_at, weaker
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.tensors import split
+from gtp_vit.tensors import exporting, smallest_first, split
 
 Minimum = Literal["lowest", "zero"]
 
@@ -84,9 +83,9 @@ def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor
         steps: the number of steps.
         from_zero: does the distribution begin at 0, so that the lowest token may stay?
     """
-    ordered, order = scores.masked_fill(~valid, -1.0).sort(dim=1, stable=True)
+    order = smallest_first(scores.masked_fill(~valid, -1.0))
     real = valid.gather(1, order)
-    total = ordered.masked_fill(~real, 0.0).cumsum(dim=1)
+    total = scores.gather(1, order).masked_fill(~real, 0.0).cumsum(dim=1)
     lowest = torch.zeros_like(total[:, :1])
     if not from_zero:
         lowest = total.masked_fill(~real, torch.inf).amin(dim=1, keepdim=True)
@@ -126,7 +125,7 @@ class ATSReducer(Reducer):
         return tuple(Step(step.keys, step.after, step.after, step.after) for step in super().steps(grid))
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        if self.adaptive and kernels.exporting():
+        if self.adaptive and exporting():
             raise BadSetting(
                 "a model that keeps a different number of tokens in each image has no fixed shapes and cannot "
                 "be exported; use ATS(budget=...)"

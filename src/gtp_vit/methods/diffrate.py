@@ -21,7 +21,7 @@ from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, removals, weaker
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSchedule
-from gtp_vit.tensors import full_precision, select_rows
+from gtp_vit.tensors import full_precision, largest_first, select_rows
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -108,7 +108,7 @@ class DiffRateReducer(Reducer):
         if dropped + merged == 0:
             return tokens
         assert stats.class_row is not None
-        order = stats.class_row.sort(dim=1, descending=True, stable=True).indices
+        order = largest_first(stats.class_row)
         left = order.shape[1] - dropped - merged
         if merged == 0:
             return tokens.keep(order[:, :left])

@@ -28,7 +28,7 @@ from gtp_vit.core.schedule import Schedule, searched, whole_tokens
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels import Operator, Ops, checks, native
-from gtp_vit.tensors import at_least_float32, full_precision, select_rows, split
+from gtp_vit.tensors import at_least_float32, full_precision, in_order, select_rows, split
 
 BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
 
@@ -226,6 +226,45 @@ def merge_cheapest(
     return x, normed, new_size, kept, gone, target
 
 
+def merge_cheapest_portably(
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
+    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`merge_cheapest` in few operators that every engine has and runs fast; without the LayerNorm.
+
+    There is no order by importance: which of two tokens matters more is a comparison of all pairs. Of equally important
+    ones neither does. Merging is a product with a matrix of zeros and ones.
+    """
+    x = x + branch
+    prefix, left = x.shape[1] - importance.shape[1], importance.shape[1] - removed
+    image = x[:, prefix:]
+    length = image.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
+    unit = image / length
+    matters_more = importance.unsqueeze(1) > importance.unsqueeze(2)  # [B, i, j]: j more than i
+    similarity = torch.where(matters_more, unit @ unit.transpose(1, 2), -2.0)
+    pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
+    # Far beyond the largest distance between two tokens, for pairs that cannot merge.
+    apart = torch.where(matters_more, (1 - similarity).clamp(min=0).square() * pair, 1e9)
+    cost = (importance / importance.mean(dim=1, keepdim=True) + floor) * apart.amin(dim=2).sqrt()
+    order = cost.topk(cost.shape[1], dim=1).indices  # one topk, so that no token is in both, whatever is equal
+    kept, gone = in_order(order[:, :left]), order[:, left:]
+    offered = select_rows(select_rows(similarity, gone).transpose(1, 2), kept)  # [B, K, P]
+    target = offered.argmax(dim=1)
+    goes = (target.unsqueeze(1) == torch.arange(left, device=x.device)[:, None]).to(x.dtype)  # [B, K, P]
+    packed = torch.cat([image, size.unsqueeze(2), length], dim=2)  # one gather for all three
+    (stay, own, longest), (move, given, lengths) = (
+        select_rows(packed, places).split([image.shape[2], 1, 1], dim=2) for places in (kept, gone)
+    )
+    new_size = own + goes @ given
+    merged = (stay * own + goes @ (move * given)) / new_size
+    if keep_norm:
+        longest = torch.maximum(longest, (goes * lengths.transpose(1, 2)).amax(dim=2, keepdim=True))
+        now = merged.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
+        merged = merged * torch.where(new_size > own, longest / now, 1.0)
+    x = torch.cat([x[:, :prefix], merged], dim=1)
+    return x, x.new_empty(0), new_size.squeeze(2), kept, gone, target
+
+
 def _flops(x: tuple[int, ...], importance: tuple[int, ...]) -> int:
     """Operations of the twin's strips; the kernel's tiles follow the triangle more closely."""
     return 2 * x[0] * x[2] * similarities(importance[1])
@@ -234,7 +273,7 @@ def _flops(x: tuple[int, ...], importance: tuple[int, ...]) -> int:
 conserve: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = Operator(
     "conserve",
     merge_cheapest,
-    {Ops.NATIVE: native.conserve},
+    {Ops.NATIVE: native.conserve, Ops.PORTABLE: merge_cheapest_portably},
     check=checks.check_conserve,
     fits=checks.fits_conserve,
     fake=native.conserve_results,

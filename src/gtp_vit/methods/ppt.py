@@ -22,6 +22,7 @@ from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import check_layers, removals
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
+from gtp_vit.tensors import largest_first
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -80,7 +81,7 @@ class PPTReducer(Reducer):
             scores = importance(stats)
             merging = scores.var(dim=1, keepdim=True) < self.method.threshold  # [B, 1]
             merged = match(mean_keys(stats), tokens.prefix, removed, keep_order=True)
-            order = scores.sort(dim=1, descending=True, stable=True).indices
+            order = largest_first(scores)
             left = order.shape[1] - removed
             kept = torch.where(merging, merged.kept, order[:, :left])
             gone = torch.where(merging, merged.gone, order[:, left:])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gtp_vit.tensors import exporting
+
 
 @dataclass(frozen=True)
 class Sparsify:
@@ -37,7 +39,10 @@ def zero_below(probs: Tensor, k: int) -> Tensor:
     """
     if k < 1:
         return probs
-    threshold = probs.detach().kthvalue(k, dim=-1, keepdim=True).values
+    if exporting():  # engines have a topk
+        threshold = probs.topk(probs.shape[-1] - k + 1, dim=-1).values[..., -1:]
+    else:
+        threshold = probs.detach().kthvalue(k, dim=-1, keepdim=True).values
     return probs * ~(probs < threshold)
 
 
