@@ -405,10 +405,20 @@ def test_compiles_as_one_graph(family, method):
     assert torch.equal(logits(compiled, images), logits(fast, images))
 
 
+# Operators that ONNX or OpenVINO do not have.
+ONLY_IN_TORCH = {
+    *("aten.sort.stable", "aten.sort.default", "aten.argsort.default", "aten.argsort.stable", "aten.kthvalue.default"),
+    *("aten.view.dtype", "aten.scatter_reduce.two"),
+}
+
+
 def exports_with_a_dynamic_batch(family: str, method: Method, strict: bool) -> None:
     fast, images = patch(families.make(family), method), families.images(family)
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
-    exported = torch.export.export(fast, (images,), dynamic_shapes=shapes, strict=strict).module()
+    program = torch.export.export(fast, (images,), dynamic_shapes=shapes, strict=strict)
+    used = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert not used & ONLY_IN_TORCH
+    exported = program.module()
     for batch in (1, 2, 5):
         others = families.images(family, batch)
         close(logits(exported, others), logits(fast, others), 1e-6)
@@ -422,6 +432,15 @@ def test_every_method_exports_with_a_dynamic_batch(method):
 @pairs([*STATIC_DEFAULTS, EXTRA[0]], families.FEW)
 def test_exports_strictly_with_a_dynamic_batch(family, method):
     exports_with_a_dynamic_batch(family, method, strict=True)
+
+
+@pytest.mark.parametrize("method", STATIC_DEFAULTS, ids=str)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*")
+def test_every_method_can_be_traced(method):
+    fast, images = patch(families.make("vit"), method), families.images("vit")
+    with torch.no_grad():
+        traced = torch.jit.trace(fast, (images,))
+        close(traced(images), fast(images), 1e-6)
 
 
 @few_pairs

@@ -27,7 +27,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def exporting() -> bool:
     """Is torch.export or torch.jit.trace recording a program? It should contain operators that every engine has."""
-    if torch.jit.is_tracing():
+    if torch._C._get_tracing_state() is not None:
         return True
     exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
     if exporting is not None:
@@ -36,27 +36,25 @@ def exporting() -> bool:
 
 
 def largest_first(scores: Tensor) -> Tensor:
-    """Places of the scores [B, M] from the largest to the smallest; of equal ones the earlier comes first.
-
-    Engines have no stable sort, but a topk, which in most of them puts the earlier of equal scores first as well.
-    """
-    if exporting():
-        return scores.topk(scores.shape[-1], dim=-1).indices
-    return scores.sort(dim=-1, descending=True, stable=True).indices
+    """Places of the scores [B, M] from the largest to the smallest; of equal ones the earlier comes first."""
+    if not exporting():
+        return scores.sort(dim=-1, descending=True, stable=True).indices
+    # Engines have no stable sort, and which of equal values a topk takes is undefined: so it gets ranks, all different.
+    before = torch.ones(scores.shape[-1], scores.shape[-1], dtype=torch.bool, device=scores.device).tril(-1)
+    own, others = scores.unsqueeze(-1), scores.unsqueeze(-2)
+    rank = ((others > own) | ((others == own) & before)).sum(dim=-1)
+    return in_order(rank, values=False)
 
 
 def smallest_first(scores: Tensor) -> Tensor:
     """Places of the scores [B, M] from the smallest to the largest; of equal ones the earlier comes first."""
-    if exporting():
-        return scores.topk(scores.shape[-1], dim=-1, largest=False).indices
-    return scores.sort(dim=-1, stable=True).indices
+    return largest_first(-scores) if exporting() else scores.sort(dim=-1, stable=True).indices
 
 
-def in_order(places: Tensor) -> Tensor:
-    """Places [B, K], none of them twice, in ascending order."""
-    if exporting():
-        return places.topk(places.shape[-1], dim=-1, largest=False).values
-    return places.sort(dim=-1).values
+def in_order(numbers: Tensor, *, values: bool = True) -> Tensor:
+    """Numbers [B, K], none of them twice, in ascending order; or their places in that order."""
+    found = numbers.topk(numbers.shape[-1], dim=-1, largest=False) if exporting() else numbers.sort(dim=-1)
+    return found.values if values else found.indices
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
