@@ -20,10 +20,10 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
     >>> at_macs(timm.create_model("deit_tiny_patch16_224"), "evit", 0.7e9).keep_rate
     0.6015625
     """
-    return nearest(host_of(model).costs(), name, target)
+    return at_cost(host_of(model).costs(), name, target)
 
 
-def nearest(costs: Costs, name: str, target: float) -> Method:
+def at_cost(costs: Costs, name: str, target: float) -> Method:
     """The named method at the cost nearest to `target` MACs, of a model whose parts have these costs."""
     around = costs.around(METHODS[check_name("method", name, METHODS)], target)
     return min(around, key=lambda method: abs(costs.with_method(method) - target))

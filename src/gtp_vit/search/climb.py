@@ -52,7 +52,7 @@ class Damage:
         return 100 * float(self.same.mean())
 
 
-def check_images(images: Any, model: Any) -> None:
+def check_enough_images(images: Any, model: Any) -> None:
     """Raise BadSetting unless `images` is a tensor of enough images that the model takes."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""

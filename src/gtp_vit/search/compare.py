@@ -22,7 +22,7 @@ from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import host_of, patch
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.journal import Journal
-from gtp_vit.search.budget import nearest
+from gtp_vit.search.budget import at_cost
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def plan(
     for budget, text in zip(budgets, texts, strict=True):
         for name in methods or [name for name in METHODS if name != Identity.name]:
             try:
-                method = nearest(costs, name, budget)
+                method = at_cost(costs, name, budget)
             except GTPError as error:
                 if methods:
                     raise BadSetting(f"{name} cannot be compared here: {error}") from error

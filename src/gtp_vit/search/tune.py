@@ -25,7 +25,7 @@ from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import starting_point
-from gtp_vit.search.climb import Best, Ruler, check_images, search
+from gtp_vit.search.climb import Best, Ruler, check_enough_images, search
 from gtp_vit.search.space import Limits, Space, cheapest
 
 HELD_OUT = 0.2  # share of the images that the search does not see
@@ -103,7 +103,7 @@ def tune(
     host = host_of(plain)
     vit = host.vit
     check_class_output(plain)
-    check_images(images, plain)
+    check_enough_images(images, plain)
     settings = starting_point(method, vit)
     settings.build(vit)  # raises if they do not fit
     space = Space(host.costs(), settings, limits)
