@@ -88,7 +88,7 @@ def test_a_model_around_a_vit_is_patched_along_the_path(root):
         assert torch.equal(fast(images), 2 * alone(images) + 1)
         assert fast.encode_image(images).shape[1] == 1 + 64 - 4 * 5
         assert root.encode_image(images).shape[1] == 65
-        torch.testing.assert_close(patch(root, Identity())(images), root(images), atol=1e-6, rtol=0)
+        torch.testing.assert_close(patch(root, Identity())(images), root(images), atol=5e-6, rtol=0)
     assert list(fast.state_dict()) == list(root.state_dict())
 
 

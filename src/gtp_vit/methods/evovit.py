@@ -124,7 +124,7 @@ class EvoViTReducer(Reducer):
             return tokens.but(carry=Waiting(row))
         row, t = row[:, : waiting.chosen.shape[1]], self.method.tradeoff  # without the representative token
         score = waiting.score.scatter(1, waiting.chosen, (1 - t) * waiting.score.gather(1, waiting.chosen) + t * row)
-        return tokens.but(carry=waiting._replace(score=score))
+        return tokens.but(carry=Waiting(score, waiting.chosen, waiting.x, waiting.mean))
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
         waiting = tokens.carry

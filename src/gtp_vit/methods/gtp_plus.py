@@ -241,10 +241,12 @@ def merge_cheapest_portably(
     length = image.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
     unit = image / length
     matters_more = importance.unsqueeze(1) > importance.unsqueeze(2)  # [B, i, j]: j more than i
-    similarity = torch.where(matters_more, unit @ unit.transpose(1, 2), -2.0)
+    cosine = unit @ unit.transpose(1, 2)
+    mergeable = matters_more & (cosine > -1.5)  # False for NaN
+    similarity = torch.where(mergeable, cosine, -2.0)
     pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
     # Far beyond the largest distance between two tokens, for pairs that cannot merge.
-    apart = torch.where(matters_more, (1 - similarity).clamp(min=0).square() * pair, 1e9)
+    apart = torch.where(mergeable, (1 - similarity).clamp(min=0).square() * pair, 1e9)
     cost = (importance / importance.mean(dim=1, keepdim=True) + floor) * apart.amin(dim=2).sqrt()
     order = cost.topk(cost.shape[1], dim=1).indices  # one topk, so that no token is in both, whatever is equal
     kept, gone = in_order(order[:, :left]), order[:, left:]
