@@ -123,6 +123,11 @@ def test_files_say_what_they_are(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
+def test_no_kernel_file_is_called_like_a_standard_module():
+    """make runs kernels/sources.py as a script, which puts its folder in front of the standard library."""
+    assert not {path.stem for path in SOURCE.glob("kernels/*.py")} & sys.stdlib_module_names
+
+
 def test_importing_the_package_imports_torch_only():
     code = "import sys, json, gtp_vit; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

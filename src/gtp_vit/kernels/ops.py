@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gtp_vit.kernels import checks, native, twins
-from gtp_vit.kernels.operator import Operator, Ops
+from gtp_vit.kernels.operators import Operator, Ops
 
 Shape = tuple[int, ...]
 
