@@ -82,6 +82,24 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
         torch.testing.assert_close(one[index], other[index], **close)
 
 
+@pytest.mark.parametrize(("tokens", "channels", "batch"), [(17, 8, 2), (197, 64, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype):
+    torch.manual_seed(tokens)
+    x, branch = torch.randn(2, batch, tokens, channels).to(dtype)
+    importance, size = torch.rand(batch, tokens - 1), torch.randint(1, 4, (batch, tokens - 1)).float()
+    arguments = (x, branch, importance, size, tokens // 3, 0.5, True, None, None, 0.0)
+    one, other = conserve.twin(*arguments), conserve.by_set[Ops.PORTABLE](*arguments)
+    assert one[0].dtype == other[0].dtype == dtype
+    for b in range(batch):  # those that leave are in another order
+        assert one[3][b].tolist() == other[3][b].tolist()
+        goes = [dict(zip(found[4][b].tolist(), found[5][b].tolist(), strict=True)) for found in (one, other)]
+        assert goes[0] == goes[1]
+    assert torch.equal(one[2], other[2].to(one[2].dtype))
+    close = {"rtol": 8e-3, "atol": 8e-3} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(one[0], other[0], **close)
+
+
 def by_definition(x, branch, importance, size, removed, floor, keep_norm, kept, gone, target):
     """What merging by these decisions must give, in float64 and one token at a time; and each token's cost."""
     features, prefix = (x.double() + branch.double())[0], x.shape[1] - importance.shape[1]

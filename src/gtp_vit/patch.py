@@ -11,6 +11,7 @@ from torch import nn
 
 from gtp_vit import backbones, recipes
 from gtp_vit.backbones import Host
+from gtp_vit.backbones.parts import shell
 from gtp_vit.core.loop import Reduction
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import BadSetting, shown
@@ -90,8 +91,8 @@ def unpatch(model: Model) -> Model:
     root: Any = _shells(model, path)
     tower: Any = root.get_submodule(path)
     del tower.reduction, tower.reducer
-    for shell in {id(module): module for module in (root, tower)}.values():
-        shell.__class__ = type(shell).original
+    for module in {root, tower}:
+        module.__class__ = type(module).original
     return root
 
 
@@ -160,18 +161,8 @@ def _restore(original: type, mixin: type, path: str) -> Any:
 
 def _shells(model: nn.Module, path: str) -> nn.Module:
     """The same module tree with shells for the model and every module along `path`."""
-    root = shell = _shell(model)
+    root = here = shell(model)
     for name in path.split(".") if path else ():
-        inner = _shell(shell.get_submodule(name))
-        shell._modules[name] = inner
-        shell = inner
+        here._modules[name] = inner = shell(here.get_submodule(name))
+        here = inner
     return root
-
-
-def _shell(model: Model) -> Model:
-    """A new module with its own dictionaries of parameters, buffers and children, whose entries are shared."""
-    shell = type(model).__new__(type(model))
-    for name, value in vars(model).items():
-        if name != "_compiled_call_impl":  # left by model.compile(); it would run the original
-            shell.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
-    return shell

@@ -43,7 +43,7 @@ def largest_first(scores: Tensor) -> Tensor:
     before = torch.ones(scores.shape[-1], scores.shape[-1], dtype=torch.bool, device=scores.device).tril(-1)
     own, others = scores.unsqueeze(-1), scores.unsqueeze(-2)
     rank = ((others > own) | ((others == own) & before)).sum(dim=-1)
-    return in_order(rank, values=False)
+    return rank.topk(rank.shape[-1], dim=-1, largest=False).indices
 
 
 def smallest_first(scores: Tensor) -> Tensor:
@@ -51,10 +51,15 @@ def smallest_first(scores: Tensor) -> Tensor:
     return largest_first(-scores) if exporting() else scores.sort(dim=-1, stable=True).indices
 
 
-def in_order(numbers: Tensor, *, values: bool = True) -> Tensor:
-    """Numbers [B, K], none of them twice, in ascending order; or their places in that order."""
-    found = numbers.topk(numbers.shape[-1], dim=-1, largest=False) if exporting() else numbers.sort(dim=-1)
-    return found.values if values else found.indices
+def in_order(numbers: Tensor) -> Tensor:
+    """Numbers [B, K], none of them twice, in ascending order."""
+    return (numbers.topk(numbers.shape[-1], dim=-1, largest=False) if exporting() else numbers.sort(dim=-1)).values
+
+
+def behind_prefix(index: Tensor, prefix: int) -> Tensor:
+    """Rows of the prefix tokens and of the image tokens at `index` [B, K] in the whole sequence, [B, prefix + K]."""
+    first = torch.arange(prefix, device=index.device).expand(index.shape[0], -1)
+    return torch.cat([first, index + prefix], dim=1)
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:

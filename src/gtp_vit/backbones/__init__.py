@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gtp_vit.backbones.lvvit import LVViTBackbone
+from gtp_vit.backbones.parts import quiet_copy
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.costs import Convention, Costs, measure_costs
@@ -48,7 +49,7 @@ class Host:
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
         """MACs of the ViT, part by part."""
-        return measure_costs(self.backbone, self.tower, grid, convention)
+        return measure_costs(self.backbone, quiet_copy(self.tower), grid, convention)
 
 
 def find(model: nn.Module) -> Host:
@@ -62,7 +63,10 @@ def find(model: nn.Module) -> Host:
                 raise UnsupportedBackbone(f"{f'{path}: ' if path else ''}{reason}. The model was left as it is")
             names = [name for name, module in model.named_modules(remove_duplicate=False) if module is tower]
             if len(names) > 1:
-                raise UnsupportedBackbone(f"the ViT is at {' and at '.join(names)}, and only one would be reduced")
+                raise UnsupportedBackbone(
+                    f"the ViT is at {' and at '.join(names)}, and only one would be reduced; patch model.{path} "
+                    "and put it in all these places"
+                )
             return Host(model, path, backbone)
     inside = wrapped(model)
     if inside is not None:

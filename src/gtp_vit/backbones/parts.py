@@ -1,17 +1,19 @@
-"""Shared by backbones: checking images, calling a model's own modules, splitting heads.
+"""Shared by backbones: checking images, copying and calling a model's own modules, splitting heads.
 
 Shapes: B batch, N tokens, H heads, D head dimension.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.errors import BadInput
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def check_images(images: Any, first: nn.Conv2d, size: tuple[int, int] | None, patch: tuple[int, int] | None) -> None:
@@ -48,6 +50,29 @@ def check_images(images: Any, first: nn.Conv2d, size: tuple[int, int] | None, pa
         )
     if patch is not None and (shape[2] % patch[0] or shape[3] % patch[1]):
         raise BadInput(f"images are {shape[2]} x {shape[3]}; both must be multiples of the patch size {patch}")
+
+
+def shell(module: Module) -> Module:
+    """A new module with its own dictionaries of parameters, buffers and children, whose entries are shared."""
+    found = type(module).__new__(type(module))
+    for name, value in vars(module).items():
+        if name != "_compiled_call_impl":  # left by module.compile(); it would run the original
+            found.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
+    return found
+
+
+def quiet_copy(module: Module) -> Module:
+    """Shells of all modules in eval mode, with buffers of their own and without hooks.
+
+    For running parts of a user's model: its hooks expect real images, and its buffers are not ours to change.
+    """
+    copy = shell(module)
+    copy.training = False
+    copy._forward_hooks.clear()
+    copy._forward_pre_hooks.clear()
+    copy._buffers.update({name: each.clone() for name, each in module._buffers.items() if each is not None})
+    copy._modules.update({name: quiet_copy(child) for name, child in module._modules.items() if child is not None})
+    return copy
 
 
 def through(module: nn.Module, x: Tensor) -> Tensor:

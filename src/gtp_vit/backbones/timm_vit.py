@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import check_images, is_overridden, project, through
+from gtp_vit.backbones.parts import check_images, is_overridden, project, quiet_copy, through
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output, quiet_copy
+from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 

@@ -124,18 +124,3 @@ class Backbone(Protocol):
     def token_classifier(self, model: nn.Module) -> nn.Module | None:
         """The layer that scores classes for every image token; None if the model has none."""
         return None
-
-
-def quiet_copy(module: nn.Module) -> nn.Module:
-    """The same modules and weights in eval mode, with buffers of their own and without hooks.
-
-    For looking at a model: its user's hooks expect real images, and a buffer that a forward pass changes is the user's.
-    """
-    copy = module.__class__.__new__(module.__class__)
-    copy.__dict__.update(vars(module), _forward_hooks={}, _forward_pre_hooks={}, training=False)
-    copy.__dict__["_parameters"] = dict(module._parameters)
-    copy.__dict__["_buffers"] = {name: None if each is None else each.clone() for name, each in module._buffers.items()}
-    copy.__dict__["_modules"] = {
-        name: None if child is None else quiet_copy(child) for name, child in module._modules.items()
-    }
-    return copy

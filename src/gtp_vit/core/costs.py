@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from gtp_vit.core.backbone import Backbone, quiet_copy
+from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, Step, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
@@ -75,9 +75,10 @@ class Costs:
         Args:
             reducer: reduces its tokens.
             steps: image tokens of each layer.
-            lossless: does the last block compute prefix tokens only?
+            lossless: does the last block compute prefix tokens only, where nothing reads the others?
             include_method: count the method's own work too.
         """
+        lossless = lossless and not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
         prefix, layers = self.vit.prefix, []
         for layer, (cost, step) in enumerate(zip(self.blocks, steps, strict=True)):
             keys, queries, rows, mlp = (prefix + number for number in (step.keys, step.rows, step.rows, step.mlp))
@@ -102,8 +103,7 @@ class Costs:
     def with_method(self, method: Method) -> int:
         """MACs of the model with these settings, the shortened last block and the method's own work counted."""
         reducer = method.build(self.vit)
-        lossless = not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
-        return self.of(reducer, reducer.steps(self.grid), lossless=lossless).total
+        return self.of(reducer, reducer.steps(self.grid), lossless=True).total
 
     def around(self, method: type[Method], target: float) -> tuple[Method, Method]:
         """Two neighbouring settings of a method: one costs a little more than `target` MACs, one at most that."""
@@ -111,9 +111,8 @@ class Costs:
         low, high = 0.0, 1.0
         dearest, cheapest = cost(method.at(self.vit, low)), cost(method.at(self.vit, high))
         if not cheapest <= target <= dearest * 1.0001:
-            least, most = sorted(
-                (cheapest, dearest)
-            )  # on the smallest models a method's own work costs more than it saves
+            # On the smallest models a method's own work costs more than it saves.
+            least, most = sorted((cheapest, dearest))
             raise BadSetting(
                 f"{target / 1e9:.4g} GMACs cannot be reached by {method.name} here; it takes {least / 1e9:.4g} to "
                 f"{most / 1e9:.4g}: ask for a share of {least / self.whole:.2f} to {most / self.whole:.2f}"
@@ -131,11 +130,10 @@ def measure_costs(
 
     Args:
         backbone: the model's.
-        model: the ViT, on any device including meta; it is not changed.
+        model: the ViT, on any device including meta; a copy that may be run, see `Host.costs`.
         grid: rows and columns of the patch grid; None = the model's own.
         convention: what is counted.
     """
-    model = quiet_copy(model)
     # A few tokens of zeros are quicker than tensors without data. Not in half precision, whose products end some
     # processes with SIGILL, nor on other devices; but there, too, where a module looks at its data.
     kinds = {(each.device.type, each.dtype) for each in model.parameters()}

@@ -21,6 +21,7 @@ from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
 from gtp_vit.kernels import Kernels
+from gtp_vit.tensors import behind_prefix
 
 
 @dataclass(frozen=True)
@@ -138,5 +139,5 @@ def mlp_part(backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int,
 
 def _rows_of(q: Tensor, kept: Tensor, prefix: int) -> Tensor:
     """Queries [B, H, N, D] of the prefix tokens and of the image tokens `kept` [B, K]."""
-    rows = torch.cat([torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1)
+    rows = behind_prefix(kept, prefix)
     return q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))

@@ -154,9 +154,7 @@ class Method:
     learned: ClassVar[str] = "none"  # parts that must be trained
     asks: ClassVar[str] = "nothing"  # what it needs from attention
     schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
-    at_most: ClassVar[Callable[[int], int] | None] = (
-        None  # of these many tokens, how many can leave a layer; None = all
-    )
+    at_most: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
     share_left: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
     files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts, submodules of the same names
     tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges

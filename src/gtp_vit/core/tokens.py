@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gtp_vit.kernels import Ops
 from gtp_vit.paper.propagation import summarise
-from gtp_vit.tensors import select_rows
+from gtp_vit.tensors import behind_prefix, select_rows
 
 SAME: Any = ...  # leaves a field unchanged; None is a value of some fields
 
@@ -92,10 +92,8 @@ class Tokens:
 
     def keep(self, index: Tensor) -> Tokens:
         """Keep the prefix and the image tokens at `index` [B, K], and their fields."""
-        prefix = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
-        rows = torch.cat([prefix, index + self.prefix], dim=1)
         return self.but(
-            x=select_rows(self.x, rows),
+            x=select_rows(self.x, behind_prefix(index, self.prefix)),
             cell=self.cell.gather(1, index),
             name=None if self.name is None else self.name.gather(1, index),
             size=None if self.size is None else self.size.gather(1, index),

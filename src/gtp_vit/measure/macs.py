@@ -62,13 +62,12 @@ def macs(
             grid = host.backbone.embed(host.tower, images[:1]).grid
     costs = host.costs(grid, convention)
     reducer = (method or Identity()).build(host.vit)
-    lossless = bool(lossless) and not (host.vit.head_reads_image_tokens or reducer.reads_image_tokens)
     if images is not None and reducer.adaptive:
         assert method is not None
         every = steps_on(patch(host.model, method), images)
     else:
         every = [reducer.steps(costs.grid)]
-    return _mean([costs.of(reducer, steps, lossless=lossless, include_method=include_method) for steps in every])
+    return _mean([costs.of(reducer, steps, lossless=bool(lossless), include_method=include_method) for steps in every])
 
 
 def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
@@ -76,9 +75,7 @@ def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
     seen: list[Tokens] = []
     with torch.no_grad(), eval_mode(model):
         run(tower_of(model), images, observe=seen.append)
-    counts = []
-    for tokens in seen:
-        counts.append((tokens.sizes > 0).sum(dim=1).tolist())
+    counts = [(tokens.sizes > 0).sum(dim=1).tolist() for tokens in seen]
     layers = [
         [Step(b, a, a, a) for b, a in zip(before, after, strict=True)] for before, after in itertools.pairwise(counts)
     ]

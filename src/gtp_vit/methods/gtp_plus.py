@@ -235,35 +235,37 @@ def merge_cheapest_portably(
     There is no order by importance: which of two tokens matters more is a comparison of all pairs. Of equally important
     ones neither does. Merging is a product with a matrix of zeros and ones.
     """
-    x = x + branch
-    prefix, left = x.shape[1] - importance.shape[1], importance.shape[1] - removed
-    image = x[:, prefix:]
-    length = image.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
-    unit = image / length
-    matters_more = importance.unsqueeze(1) > importance.unsqueeze(2)  # [B, i, j]: j more than i
-    cosine = unit @ unit.transpose(1, 2)
-    mergeable = matters_more & (cosine > -1.5)  # False for NaN
-    similarity = torch.where(mergeable, cosine, -2.0)
-    pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
-    # Far beyond the largest distance between two tokens, for pairs that cannot merge.
-    apart = torch.where(mergeable, (1 - similarity).clamp(min=0).square() * pair, 1e9)
-    cost = (importance / importance.mean(dim=1, keepdim=True) + floor) * apart.amin(dim=2).sqrt()
-    order = cost.topk(cost.shape[1], dim=1).indices  # one topk, so that no token is in both, whatever is equal
-    kept, gone = in_order(order[:, :left]), order[:, left:]
-    offered = select_rows(select_rows(similarity, gone).transpose(1, 2), kept)  # [B, K, P]
-    target = offered.argmax(dim=1)
-    goes = (target.unsqueeze(1) == torch.arange(left, device=x.device)[:, None]).to(x.dtype)  # [B, K, P]
-    packed = torch.cat([image, size.unsqueeze(2), length], dim=2)  # one gather for all three
-    (stay, own, longest), (move, given, lengths) = (
-        select_rows(packed, places).split([image.shape[2], 1, 1], dim=2) for places in (kept, gone)
-    )
-    new_size = own + goes @ given
-    merged = (stay * own + goes @ (move * given)) / new_size
-    if keep_norm:
-        longest = torch.maximum(longest, (goes * lengths.transpose(1, 2)).amax(dim=2, keepdim=True))
-        now = merged.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
-        merged = merged * torch.where(new_size > own, longest / now, 1.0)
-    x = torch.cat([x[:, :prefix], merged], dim=1)
+    dtype = x.dtype
+    with full_precision(x):
+        x = at_least_float32(x) + at_least_float32(branch)
+        prefix, left = x.shape[1] - importance.shape[1], importance.shape[1] - removed
+        image = x[:, prefix:]
+        length = image.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
+        unit = image / length
+        matters_more = importance.unsqueeze(1) > importance.unsqueeze(2)  # [B, i, j]: j more than i
+        cosine = unit @ unit.transpose(1, 2)
+        mergeable = matters_more & (cosine > -1.5)  # False for NaN
+        similarity = torch.where(mergeable, cosine, -2.0)
+        pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
+        # Far beyond the largest distance between two tokens, for pairs that cannot merge.
+        apart = torch.where(mergeable, (1 - similarity).clamp(min=0).square() * pair, 1e9)
+        cost = (importance / importance.mean(dim=1, keepdim=True) + floor) * apart.amin(dim=2).sqrt()
+        order = cost.topk(cost.shape[1], dim=1).indices  # one topk, so that no token is in both, whatever is equal
+        kept, gone = in_order(order[:, :left]), order[:, left:]
+        offered = select_rows(select_rows(similarity, gone).transpose(1, 2), kept)  # [B, K, P]
+        target = offered.argmax(dim=1)
+        goes = (target.unsqueeze(1) == torch.arange(left, device=x.device)[:, None]).to(x.dtype)  # [B, K, P]
+        packed = torch.cat([image, size.unsqueeze(2), length], dim=2)  # one gather for all three
+        (stay, own, longest), (move, given, lengths) = (
+            select_rows(packed, places).split([image.shape[2], 1, 1], dim=2) for places in (kept, gone)
+        )
+        new_size = own + goes @ given
+        merged = (stay * own + goes @ (move * given)) / new_size
+        if keep_norm:
+            longest = torch.maximum(longest, (goes * lengths.transpose(1, 2)).amax(dim=2, keepdim=True))
+            now = merged.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
+            merged = merged * torch.where(new_size > own, longest / now, 1.0)
+    x = torch.cat([x[:, :prefix], merged], dim=1).to(dtype)  # rounded once
     return x, x.new_empty(0), new_size.squeeze(2), kept, gone, target
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.tensors import full_precision, select_rows
+from gtp_vit.tensors import behind_prefix, full_precision, select_rows
 
 
 def propagate(kept: Tensor, weights: Tensor, propagated: Tensor, alpha: float) -> Tensor:
@@ -32,10 +32,9 @@ def summarise(
         alpha: how strongly.
         retain: what each kept token keeps of itself, [B, K], for methods that average; None = all, as in GTP.
     """
-    stay = torch.cat([torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1), kept + prefix], dim=1)
     # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
     weights = F.pad(weights, (0, 0, prefix, 0))
-    own = select_rows(values, stay)
+    own = select_rows(values, behind_prefix(kept, prefix))
     if retain is not None:
         own = own * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(-1).to(own.dtype)
     return propagate(own, weights, select_rows(values, gone + prefix), alpha)

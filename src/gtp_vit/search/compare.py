@@ -15,7 +15,6 @@ from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.inputs.data import Item
 from gtp_vit.measure.benchmark import Timing, benchmark_models
 from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, ImagesDone, Score, evaluate
-from gtp_vit.measure.macs import macs
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
@@ -105,7 +104,8 @@ def _distinct(budgets: Sequence[float]) -> list[str]:
 
 def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
     """MACs of GTP that propagates these numbers of tokens a layer: what the paper calls a budget."""
-    return [macs(model, GTP(propagate=number), lossless=True).total for number in numbers]
+    costs = host_of(model).costs()
+    return [costs.with_method(GTP(propagate=number)) for number in numbers]
 
 
 def models_of(model: nn.Module, plans: Sequence[Plan]) -> dict[str, nn.Module]:
