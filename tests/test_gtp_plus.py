@@ -73,6 +73,10 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
     weight, bias = torch.randn(2, channels).to(dtype)
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, weight, bias, 1e-6)
     one, other = conserve.twin(*arguments), kernels.native.conserve(*arguments)
+    alike = (x, branch, importance, None, *arguments[4:])
+    for each in (conserve.twin, kernels.native.conserve):
+        for found, wanted in zip(each(*alike), each(*alike[:3], torch.ones_like(size), *alike[4:]), strict=True):
+            assert torch.equal(found, wanted)
     for index in (3, 4, 5):
         assert torch.equal(one[index], other[index])
     assert torch.equal(one[2], other[2])
@@ -84,10 +88,12 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
 
 @pytest.mark.parametrize(("tokens", "channels", "batch"), [(17, 8, 2), (197, 64, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype):
+@pytest.mark.parametrize("sizes", [True, False])
+def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype, sizes):
     torch.manual_seed(tokens)
     x, branch = torch.randn(2, batch, tokens, channels).to(dtype)
     importance, size = torch.rand(batch, tokens - 1), torch.randint(1, 4, (batch, tokens - 1)).float()
+    size = size if sizes else None
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, None, None, 0.0)
     one, other = conserve.twin(*arguments), conserve.by_set[Ops.PORTABLE](*arguments)
     assert one[0].dtype == other[0].dtype == dtype
@@ -212,7 +218,7 @@ def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_twin(where, value)
         assert torch.equal(one[1:], other)
 
 
-@pytest.mark.parametrize("ops", Ops)
+@pytest.mark.parametrize("ops", [Ops.TORCH, Ops.NATIVE])
 def test_nan_is_similar_to_nobody(ops):
     """Token 2 is NaN: it neither leaves nor receives, though it is the most important one."""
     if ops is Ops.NATIVE and kernels.native.PROBLEM is not None:
@@ -226,6 +232,15 @@ def test_nan_is_similar_to_nobody(ops):
     assert 2 in kept[0].tolist()
     assert kept[0].tolist().index(2) not in target[0].tolist()
     assert found.isnan().any(dim=2).sum() == 1
+
+
+def test_the_portable_form_does_not_hide_nan():
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    x[0, 2] = torch.nan
+    arguments = (torch.zeros_like(x), torch.rand(2, 6), torch.ones(2, 6), 3, 0.5, True, None, None, 0.0)
+    found = conserve(Ops.PORTABLE, x, *arguments)[0]
+    assert found[0].isnan().any()
+    assert found[1].isfinite().all()
 
 
 @needs_native

@@ -145,27 +145,27 @@ def fits_reduce(
 
 
 def check_conserve(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None,
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, norm_weight: Tensor | None,
     norm_bias: Tensor | None,
 ) -> None:  # fmt: skip
     """x and branch [B, N, C], importance and size [B, M]."""
     batch, _, count = _check_tokens("conserve", x, branch, importance, norm_weight, norm_bias)
-    if size.shape != (batch, count):
+    if size is not None and size.shape != (batch, count):
         _refuse("conserve", "importance and size must both be [B, M]", importance=importance, size=size)
     if not 0 <= removed < count:
         _refuse("conserve", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance)
 
 
 def fits_conserve(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None,
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, norm_weight: Tensor | None,
     norm_bias: Tensor | None,
 ) -> bool:  # fmt: skip
     """May these go into native code?"""
     return (
         _fit_tokens(x, branch, norm_weight, norm_bias)
         and removed > 0
-        and size.dtype == torch.float32
-        and (importance.is_cpu and size.is_cpu and importance.is_floating_point())
+        and (size is None or (size.dtype == torch.float32 and size.is_cpu))
+        and (importance.is_cpu and importance.is_floating_point())
     )
 
 

@@ -176,23 +176,24 @@ def reduce(
 
 
 def conserve_results(
-    x: Tensor, importance: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None
+    x: Tensor, importance: Tensor, removed: int, norm_weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, tokens, channels = x.shape
     left, stay = tokens - removed, importance.shape[1] - removed
     kept, gone, target = (x.new_empty(batch, count, dtype=torch.int64) for count in (stay, removed, removed))
     normed = x.new_empty((0,) if norm_weight is None else (batch, left, channels))
-    return x.new_empty(batch, left, channels), normed, size.new_empty(batch, stay), kept, gone, target
+    size = x.new_empty(batch, stay, dtype=torch.float32)
+    return x.new_empty(batch, left, channels), normed, size, kept, gone, target
 
 
 def conserve(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, floor: float, keep_norm: bool,
     norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    x, branch, size = x.contiguous(), branch.to(x.dtype).contiguous(), size.contiguous()
-    importance = importance.float().contiguous()
+    x, branch, importance = x.contiguous(), branch.to(x.dtype).contiguous(), importance.float().contiguous()
+    size = torch.ones_like(importance) if size is None else size.contiguous()
     batch, tokens, channels = x.shape
-    results = conserve_results(x, importance, size, removed, norm_weight)
+    results = conserve_results(x, importance, removed, norm_weight)
     x_out, normed_out, size_out, kept, gone, target = results
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()

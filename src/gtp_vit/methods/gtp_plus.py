@@ -28,7 +28,7 @@ from gtp_vit.core.schedule import Schedule, searched, whole_tokens
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_range
 from gtp_vit.kernels import Operator, Ops, checks, native
-from gtp_vit.tensors import at_least_float32, full_precision, in_order, select_rows, split
+from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
 
 BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
 
@@ -92,7 +92,7 @@ class GTPPlusReducer(Reducer):
             tokens.x,
             branch,
             importance,
-            tokens.sizes,
+            tokens.size,
             removed,
             self.method.floor,
             self.method.keep_norm,
@@ -163,7 +163,7 @@ def merge_cheapest(
     x: Tensor,
     branch: Tensor,
     importance: Tensor,
-    size: Tensor,
+    size: Tensor | None,
     removed: int,
     floor: float,
     keep_norm: bool,
@@ -177,7 +177,7 @@ def merge_cheapest(
         x: features [B, N, C].
         branch: the attention branch, to be added to them.
         importance: of the image tokens, [B, M]. Of equally important ones the earlier counts as the more important.
-        size: of the image tokens, [B, M].
+        size: of the image tokens, [B, M]; None = one each.
         removed: how many leave.
         floor: importance of a token without attention, in units of the mean one.
         keep_norm: bring merged tokens to the largest of the norms involved.
@@ -191,6 +191,7 @@ def merge_cheapest(
     """
     dtype = x.dtype
     x = at_least_float32(x) + at_least_float32(branch)
+    size = torch.ones_like(importance) if size is None else size
     prefix = x.shape[1] - importance.shape[1]
     image = x[:, prefix:]
     with torch.no_grad(), full_precision(image):
@@ -227,46 +228,55 @@ def merge_cheapest(
 
 
 def merge_cheapest_portably(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor, removed: int, floor: float, keep_norm: bool,
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, floor: float, keep_norm: bool,
     norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`merge_cheapest` in few operators that every engine has and runs fast; without the LayerNorm.
 
-    There is no order by importance: which of two tokens matters more is a comparison of all pairs. Of equally important
-    ones neither does. Merging is a product with a matrix of zeros and ones.
+    An engine pays for every pass over an array, so nothing is cut out or put together: prefix tokens are in all the
+    arrays, as tokens that no other goes to. Merging is a product with a matrix of zeros and ones. Of equally important
+    tokens any may count as the more important.
     """
     dtype = x.dtype
     with full_precision(x):
         x = at_least_float32(x) + at_least_float32(branch)
-        prefix, left = x.shape[1] - importance.shape[1], importance.shape[1] - removed
-        image = x[:, prefix:]
-        length = image.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
-        unit = image / length
-        matters_more = importance.unsqueeze(1) > importance.unsqueeze(2)  # [B, i, j]: j more than i
-        cosine = unit @ unit.transpose(1, 2)
-        mergeable = matters_more & (cosine > -1.5)  # False for NaN
-        similarity = torch.where(mergeable, cosine, -2.0)
-        pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
-        # Far beyond the largest distance between two tokens, for pairs that cannot merge.
-        apart = torch.where(mergeable, (1 - similarity).clamp(min=0).square() * pair, 1e9)
-        cost = (importance / importance.mean(dim=1, keepdim=True) + floor) * apart.amin(dim=2).sqrt()
-        order = cost.topk(cost.shape[1], dim=1).indices  # one topk, so that no token is in both, whatever is equal
-        kept, gone = in_order(order[:, :left]), order[:, left:]
-        offered = select_rows(select_rows(similarity, gone).transpose(1, 2), kept)  # [B, K, P]
-        target = offered.argmax(dim=1)
-        goes = (target.unsqueeze(1) == torch.arange(left, device=x.device)[:, None]).to(x.dtype)  # [B, K, P]
-        packed = torch.cat([image, size.unsqueeze(2), length], dim=2)  # one gather for all three
-        (stay, own, longest), (move, given, lengths) = (
-            select_rows(packed, places).split([image.shape[2], 1, 1], dim=2) for places in (kept, gone)
-        )
-        new_size = own + goes @ given
-        merged = (stay * own + goes @ (move * given)) / new_size
+        count, prefix = importance.shape[1], x.shape[1] - importance.shape[1]
+        left = count - removed
+        length = x.norm(dim=2).clamp(min=1e-12)
+        ranked, order = importance.topk(count, dim=1)
+        numbers = batch_numbers(order)
+        unit = select_rows(x / length.unsqueeze(2), order + prefix, numbers)
+        # cosine - 1 of every token with the more important ones, which are before it; far below that elsewhere
+        one = torch.ones(count, count, dtype=x.dtype, device=x.device)
+        near = unit @ unit.transpose(1, 2) - (one + 1e4 * one.triu())
+        if size is None:  # all pairs have the same factor, which changes no decision
+            apart = -near.amax(dim=2)
+        else:  # s s' / (s + s') is 1 / (1 / s + 1 / s')
+            smallness = 1 / size.gather(1, order)
+            apart = (near * near / (smallness.unsqueeze(2) + smallness.unsqueeze(1))).amin(dim=2).sqrt()
+        cost = (ranked / ranked.mean(dim=1, keepdim=True) + floor) * apart
+        by_cost = cost.topk(count, dim=1).indices  # one topk, so that no token is in both, whatever is equal
+        stay, go = by_cost[:, :left], by_cost[:, left:]
+        kept, place = order.gather(1, stay).topk(left, dim=1, largest=False)  # in ascending order
+        gone = order.gather(1, go)
+        offered = select_rows(near, go, numbers).transpose(1, 2)
+        target = select_rows(offered, stay.gather(1, place), numbers).argmax(dim=1)  # of [B, K, P]
+        rows = behind_prefix(kept, prefix)
+        goes = (target.unsqueeze(1) + prefix == torch.arange(prefix + left, device=x.device)[:, None]).to(x.dtype)
+        if size is None:
+            own, given = torch.ones((), dtype=x.dtype, device=x.device), goes
+        else:
+            own = F.pad(size, (prefix, 0), value=1.0).gather(1, rows)
+            given = goes * size.gather(1, gone).unsqueeze(1)  # [B, c + K, P]
+        new_size = own + given.sum(dim=2)
+        merged = select_rows(x, rows, numbers) * (own / new_size).unsqueeze(2)
+        merged = merged + (given / new_size.unsqueeze(2)) @ select_rows(x, gone + prefix, numbers)
         if keep_norm:
-            longest = torch.maximum(longest, (goes * lengths.transpose(1, 2)).amax(dim=2, keepdim=True))
-            now = merged.square().sum(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
-            merged = merged * torch.where(new_size > own, longest / now, 1.0)
-    x = torch.cat([x[:, :prefix], merged], dim=1).to(dtype)  # rounded once
-    return x, x.new_empty(0), new_size.squeeze(2), kept, gone, target
+            longest = (goes * length.gather(1, gone + prefix).unsqueeze(1)).amax(dim=2)
+            longest = torch.maximum(length.gather(1, rows), longest)
+            factor = torch.where(new_size > own, longest / merged.norm(dim=2).clamp(min=1e-12), 1.0)
+            merged = merged * factor.unsqueeze(2)
+    return merged.to(dtype), merged.new_empty(0), new_size[:, prefix:].float(), kept, gone, target
 
 
 def _flops(x: tuple[int, ...], importance: tuple[int, ...]) -> int:
