@@ -30,12 +30,13 @@ MAY_IMPORT = {
     "runs": {"patch", "recipes"},
     "inputs": {"backbones", "embedded", "models", "patch", "runs", "weights"},
     "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs"},
-    "search": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
+    "engines": {"core", "embedded", "patch", "runs", "measure"},
+    "search": {"core", "engines", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},
     "show": {"core", "patch", "recipes", "runs", "inputs", "measure", "search", "paper_tables"},
     "training": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "cli": {
-        *("core", "methods", "embedded", "patch", "recipes"),
+        *("core", "methods", "embedded", "engines", "patch", "recipes"),
         *("runs", "inputs", "measure", "search", "paper_tables", "show", "training"),
     },
 }
@@ -139,7 +140,7 @@ def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
         "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits METHODS Method PPT Recipe ToMe "
-        "Training TriLevel UnsupportedBackbone accelerate create_model finetune is_patched macs make_method "
+        "Training TriLevel UnsupportedBackbone accelerate create_model export finetune is_patched macs make_method "
         "method_from_dict patch read_recipe save_checkpoint trace tune unpatch"
     )
 

@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 from gtp_vit.core.reducer import Method as Method
+from gtp_vit.engines.export import export as export
 from gtp_vit.errors import GTPError as GTPError
 from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
 from gtp_vit.inputs.models import create_model as create_model

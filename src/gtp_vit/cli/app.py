@@ -23,6 +23,7 @@ COMMANDS = {
     "evaluate": "Accuracy with a method on your images, against the unreduced model",
     "compare": "All methods at equal MACs on the same images: table, plot, page",
     "tune": "Give a target, get the schedule that changes the model least",
+    "export": "Write a model to a file for ONNX Runtime or OpenVINO, checked in its engine",
     "finetune": "Train with a method active, on one machine or many; no labels needed",
     "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
     "reproduce": "A table or figure of the paper: printed value, our value, deviation",

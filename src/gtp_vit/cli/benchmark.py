@@ -16,19 +16,28 @@ from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
+from gtp_vit.engines import ENGINES, check_precision
+from gtp_vit.engines.loaded import in_engine
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import Batch, batches
 from gtp_vit.measure.benchmark import against, interleave
 from gtp_vit.measure.macs import macs
+from gtp_vit.measure.slicing import slicing_of
 from gtp_vit.patch import host_of, patch
 from gtp_vit.runs.files import check_writable
 from gtp_vit.show.page import Section, paragraph, table
 from gtp_vit.show.timing import Timed, cost_table, timing_table, verdict
 
+EAGER = "eager torch, unreduced"
+PAUSE = 0.01  # seconds: threads that have nothing to do have stopped spinning by then
+
 
 @dataclass(frozen=True)
 class Benchmark(OutputFlags, MethodFlags, DataFlags):
-    """Time a model with and without token reduction, interleaved in one process.
+    """Time a model with and without token reduction, interleaved in one process; in torch or in an engine.
+
+    Slicing, timed beside it, drops as many tokens without looking at them: what the method would reach if its own work
+    cost nothing.
 
     Weights are random unless --pretrained or --checkpoint: they do not change the time. With --data-dir or --dataset,
     reading a batch and then running the model is timed too, besides the model alone; in one process, one after the
@@ -37,6 +46,7 @@ class Benchmark(OutputFlags, MethodFlags, DataFlags):
     examples:
       gtp-vit benchmark deit_small_patch16_224 --batch-size 1 8 32
       gtp-vit benchmark deit_small_patch16_224 --method tome --r 14 --compile
+      gtp-vit benchmark deit_small_patch16_224 --method deploy --engine openvino --precision int8 --batch-size 1 8
     """
 
     batch_size: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-b"])] = (8,)  # type: ignore[assignment]
@@ -46,7 +56,11 @@ class Benchmark(OutputFlags, MethodFlags, DataFlags):
     compile: bool = False
     """Compile both models with torch.compile first."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of weights and images."""
+    """Precision of weights and images in torch."""
+    engine: Literal["torch", "onnxruntime", "openvino"] = "torch"
+    """What runs the models. In an engine all are exported first, for a fixed batch, and eager torch is timed, too."""
+    precision: Literal["f32", "bf16", "int8"] = "f32"
+    """Precision in an engine."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -55,6 +69,7 @@ def main(words: Sequence[str]) -> None:
         check_range("--batch-size", size, 1, 65536, whole=True)
     check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
     check_writable(flags.report)
+    check_engine(flags)
     dtype = getattr(torch, flags.dtype)
     model = make_model(flags).to(dtype)
     method = chosen.for_model(model)
@@ -64,7 +79,8 @@ def main(words: Sequence[str]) -> None:
     layers = cost_table(model, fast, images=images[:8])
     timed = measure(flags, method, model, fast, images)
     times = timing_table(timed)
-    lead = f"{torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {flags.dtype}"
+    precise = flags.dtype if flags.engine == "torch" else flags.precision
+    lead = f"{flags.engine}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {precise}"
     with torch.inference_mode():  # as it was timed: with gradients on, other kernels would run
         verdicts = [verdict(entry, model, fast, images) for entry in timed]
         cost = {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images[:8]))}
@@ -79,11 +95,37 @@ def main(words: Sequence[str]) -> None:
     write_page(flags, words, flags.report, f"{flags.model} with {method}", lead, sections)
 
 
+def check_engine(flags: Benchmark) -> None:
+    """Refuse combinations that make no sense."""
+    if flags.engine == "torch":
+        if flags.precision != "f32":
+            raise GTPError(f"--precision is {flags.precision}, which is for engines; in torch give --dtype")
+        return
+    check_precision(ENGINES[flags.engine], flags.precision)
+    others = {"--compile": flags.compile, "--dtype": flags.dtype != "float32", "--device": flags.device != "cpu"}
+    wrong = [name for name, given in others.items() if given]
+    if wrong:
+        raise GTPError(f"{' and '.join(wrong)} is for torch; leave it out with --engine {flags.engine}")
+
+
 def measure(flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor) -> list[Timed]:
-    """Time both models at every batch size, and with loading of images where there are some."""
+    """Time all models at every batch size, and with loading of images where there are some."""
     models = {"unreduced": model, method.name: fast}
+    sliced = slicing_of(fast.reducer)
+    if sliced is not None and method.name != "identity":
+        models[sliced.name] = patch(model, sliced, quiet=True)
+    if flags.engine != "torch":
+        with render.steps("exporting") as step:
+            step(f"{len(models)} models, some seconds each")
+            loaded = in_engine(flags.engine, flags.precision, models, images, torch.get_num_threads())
+            with loaded as ready:
+                return _measure(flags, {**ready, EAGER: model}, model, images)
     if flags.compile:
         models = {name: torch.compile(one) for name, one in models.items()}
+    return _measure(flags, models, model, images)
+
+
+def _measure(flags: Benchmark, models: dict[str, Any], model: Any, images: torch.Tensor) -> list[Timed]:
     files = None
     if flags.data_dir is not None or flags.dataset:
         files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
@@ -108,7 +150,11 @@ def _load_and_run(model: Any, cycle: Cycle) -> object:
 
 
 def _timed(flags: Benchmark, size: int, loading: bool, calls: Any, progress: Any) -> Timed:
-    return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
+    if flags.engine == "torch":
+        return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
+    samples = interleave(calls, rounds=flags.rounds, pause=PAUSE, progress=progress)
+    over_torch = {timing.name: timing.speedup for timing in against(samples, EAGER)}
+    return Timed(size, loading, against(samples, "unreduced"), flags.engine, over_torch)
 
 
 class Cycle:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
+from gtp_vit.cli.exported import ExportedFile, from_file, load_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
+from gtp_vit.engines import is_exported
 from gtp_vit.inputs.data import first_images
 from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.measure.evaluate import UNREDUCED, evaluate
@@ -31,10 +33,14 @@ class Evaluate(OutputFlags, MethodFlags, ResumeFlags, DataFlags):
     Differences have paired 95 % intervals. An interrupted run resumes when it is started again with the same
     --results-file, also with a different number of processes; if weights, images or settings differ it is refused.
 
+    A file that gtp-vit export has written (.onnx, .xml) is run in its engine, and compared with the float model that it
+    was made from.
+
     examples:
       gtp-vit evaluate
       gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --results-file gtp_plus.csv
       gtp-vit evaluate deit_tiny_patch16_224 --checkpoint deit.safetensors --data-dir val --method tome --r 14
+      gtp-vit evaluate out/vit_tiny_patch16_224-gtp_plus-int8.xml --data-dir imagenet/val
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val
     """
 
@@ -44,40 +50,48 @@ class Evaluate(OutputFlags, MethodFlags, ResumeFlags, DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Evaluate, words)
+    file = None
+    if is_exported(flags.model):
+        file, flags = from_file(flags, chosen, words)
     check_weights(flags)
     check_results_file(flags.results_file)
     with distributed.group():
-        _evaluate(flags, chosen, words)
+        _evaluate(flags, chosen, words, file)
 
 
-def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str]) -> None:
+def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: ExportedFile | None) -> None:
     """Evaluate in all processes; only the first one writes and prints."""
     if distributed.is_first():
         check_writable(flags.results_file, flags.report)
     model = make_model(flags)
     check_class_output(model)
-    method = chosen.for_model(model)
     dataset = make_dataset(flags, model)
-    fast = patch(model, method)
-    models = {UNREDUCED: model, method.name: fast}
-    settings = {"methods": {method.name: method.to_dict()}, "batch_size": flags.batch_size}
+    if file is None:
+        method = chosen.for_model(model)
+        fast: Any = patch(model, method)
+        name, title, own, cost = method.name, str(method), method.to_dict(), _cost(fast, dataset)
+    else:
+        fast = load_file(file, model, flags.threads)
+        name, title, own, cost = file.path.name, file.path.name, file.settings(), file.about["macs"]["exported"]
+    models = {UNREDUCED: model, name: fast}
+    settings = {"methods": {name: own}, "batch_size": flags.batch_size}
     reading: dict[str, Any] = {"batch_size": flags.batch_size, "workers": flags.workers}
     with open_journal(flags, flags.results_file, flags.model, models, dataset, **settings) as journal:
         if not distributed.is_first():
             evaluate(models, dataset, **reading)
             return
-        cost = {UNREDUCED: macs(model).total, method.name: _cost(fast, dataset)}
+        costs = {UNREDUCED: macs(model).total, name: cost}
         with render.progress("evaluating") as progress:
             found = evaluate(models, dataset, **reading, journal=journal, progress=progress)
-        stored = {UNREDUCED: {}, method.name: method.to_dict()}
+        stored = {UNREDUCED: {}, name: own}
         rows = [
-            score_row(flags.model, model, data_settings(flags), found, name, cost[name]) | {"settings": stored[name]}
-            for name in models
+            score_row(flags.model, model, data_settings(flags), found, each, costs[each]) | {"settings": stored[each]}
+            for each in models
         ]
         if flags.results_file is not None:
             write_results(flags.results_file, rows)
-        columns, cells = score_table(found, cost)
-        text, title = explain_scores(found), f"{flags.model} with {method}"
+        columns, cells = score_table(found, costs)
+        text, title = explain_scores(found), f"{flags.model} with {title}"
         sections = [Section("Figures", table(columns, cells) + paragraph(text))]
         write_page(flags, words, flags.report, title, f"{found.scores[0].images} images.", sections)
     result = {"flags": flags, "rows": rows, "unreadable": found.unreadable}

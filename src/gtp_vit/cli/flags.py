@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -13,7 +13,7 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.patch import host_of
-from gtp_vit.recipes import DEFAULT, Recipe, default_method, is_recipe, read_recipe
+from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_method, is_recipe, read_recipe
 
 Command = TypeVar("Command")
 # Stands for the schedule of the default method if none is given, as it depends on the model.
@@ -31,7 +31,8 @@ class MethodFlags:
     """Which method; the flags of its settings are added by `parse_with_method`."""
 
     method: str = DEFAULT.name
-    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does."""
+    """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does.
+    deploy is gtp_plus with a schedule for engines."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Chosen:
     settings: Method
     given: frozenset[str]  # names of the settings that were written as flags
     recipe: Recipe | None  # if --method names one
+    by_model: Callable[[Any], Method] = default_method  # the settings where the schedule depends on the model
 
     def for_model(self, model: Any) -> Method:
         """The settings for this model: GTP+ without a schedule does what patch(model) does, with the given flags."""
@@ -50,7 +52,7 @@ class Chosen:
         if BY_MODEL not in vars(self.settings).values():
             return self.settings
         changes = {name: getattr(self.settings, name) for name in self.given}
-        return dataclasses.replace(default_method(host), **changes)
+        return dataclasses.replace(self.by_model(host), **changes)
 
 
 def parse_with_method(command: type[Command], words: Sequence[str], *, by_model: bool = True) -> tuple[Command, Chosen]:
@@ -64,8 +66,10 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     value, _ = _take(words, "--method")
     chosen = str(default) if value is None else value
     recipe = read_recipe(chosen) if is_recipe(chosen) else None
-    start = METHODS[check_name("method", chosen, METHODS)]() if recipe is None else recipe.method
-    if by_model and recipe is None and type(start) is DEFAULT:
+    deploy = chosen == DEPLOY
+    named = DEFAULT.name if deploy else chosen
+    start = METHODS[check_name("method", named, (*METHODS, DEPLOY))]() if recipe is None else recipe.method
+    if (by_model or deploy) and recipe is None and type(start) is DEFAULT:
         start = dataclasses.replace(start, **{str(DEFAULT.schedule): BY_MODEL})
     check_words(words, command, type(start))
     both = dataclasses.make_dataclass(
@@ -79,7 +83,7 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     known = flags_of(type(start))[0]
     written = {word.partition("=")[0] for word in words if looks_like_flag(word)}
     given = frozenset(known[word].name[2:].replace("-", "_") for word in written if word in known)
-    return parsed.run, Chosen(parsed.settings, given, recipe)
+    return parsed.run, Chosen(parsed.settings, given, recipe, deploy_method if deploy else default_method)
 
 
 def _parsed(what: type[Any], command: type[Any], words: Sequence[str]) -> Any:

@@ -56,6 +56,18 @@ def progress(text: str, *columns: str) -> Iterator[Callable[..., None]]:
         yield lambda done, total, **fields: bar.update(task, completed=done, total=total, **fields)
 
 
+@contextmanager
+def steps(text: str) -> Iterator[Callable[[str], None]]:
+    """For work of a few long steps: what is being done now, on standard error."""
+    from rich.console import Console
+
+    if not sys.stderr.isatty():
+        yield lambda step: print(f"{text}: {step}", file=sys.stderr, flush=True)
+        return
+    with Console(stderr=True).status(text) as status:
+        yield lambda step: status.update(f"{text}: {step}")
+
+
 def _line_by_line(text: str) -> Callable[..., None]:
     """Progress for logs: at most one line in half a minute."""
     begin = last = time.monotonic()

@@ -12,7 +12,7 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.errors import GTPError, UnsupportedBackbone, check_name, check_range
-from gtp_vit.inputs.data import DataSettings, InMemory, open_images
+from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_images, spread_images
 from gtp_vit.inputs.models import check_model_name, create_model, refusal
 from gtp_vit.runs import distributed
 
@@ -94,6 +94,29 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
         count = flags.limit or len(own)
         return InMemory(own.images[:count], own.labels[:count])
     return open_images(model, data_settings(flags, labels=labels))
+
+
+def read_images(flags: DataFlags, model: Any, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:
+    """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
+    dataset = spread_images(make_dataset(flags, model, labels=False), count)
+    if isinstance(dataset, InMemory):
+        return dataset.images, []
+    found: list[torch.Tensor] = []
+    problems: list[str] = []
+    seen = 0
+    for batch in batches(dataset, batch_size=32, workers=flags.workers):
+        found.append(batch.images)
+        problems.extend(batch.unreadable.values())
+        seen += len(batch.images)
+        if seen >= count:
+            break
+    if seen < fewest and problems:
+        raise GTPError(
+            f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or replace these"
+        )
+    if not found:
+        raise GTPError("there are no images in this data set; give a different --data-dir or --split")
+    return torch.cat(found)[:count], problems
 
 
 def embedded_images(flags: DataFlags) -> InMemory | None:

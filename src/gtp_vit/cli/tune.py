@@ -14,9 +14,8 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import DataFlags, check_weights, make_dataset, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, make_model, read_images
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.inputs.data import InMemory, batches, spread_images
 from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe
 from gtp_vit.runs.files import check_writable, write_atomically
@@ -92,7 +91,7 @@ def main(words: Sequence[str]) -> None:
     model = make_model(flags)
     method = chosen.for_model(model)
     check_class_output(model)
-    images, unreadable = read_images(flags, model)
+    images, unreadable = read_images(flags, model, flags.images, FEWEST_IMAGES)
     images = images.to(next(model.parameters()).device)
     settings: dict[str, Any] = {
         "method": method,
@@ -136,29 +135,6 @@ def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
         return {flags.output: recipes[0]}
     output = flags.output
     return {output.with_name(f"{output.stem}-{r.found['target']['macs']}{output.suffix}"): r for r in recipes}
-
-
-def read_images(flags: Tune, model: Any) -> tuple[torch.Tensor, list[str]]:
-    """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
-    dataset = spread_images(make_dataset(flags, model, labels=False), flags.images)
-    if isinstance(dataset, InMemory):
-        return dataset.images, []
-    found: list[torch.Tensor] = []
-    problems: list[str] = []
-    seen = 0
-    for batch in batches(dataset, batch_size=32, workers=flags.workers):
-        found.append(batch.images)
-        problems.extend(batch.unreadable.values())
-        seen += len(batch.images)
-        if seen >= flags.images:
-            break
-    if seen < FEWEST_IMAGES and problems:
-        raise GTPError(
-            f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or replace these"
-        )
-    if not found:
-        raise GTPError("there are no images in this data set; give a different --data-dir or --split")
-    return torch.cat(found)[: flags.images], problems
 
 
 @contextmanager

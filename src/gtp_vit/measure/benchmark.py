@@ -45,6 +45,7 @@ def interleave(
     *,
     rounds: int = 30,
     warmup: int = 3,
+    pause: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """Time the candidates in turns.
@@ -53,6 +54,8 @@ def interleave(
         candidates: name -> a call without arguments.
         rounds: how often each is timed.
         warmup: untimed rounds before that.
+        pause: seconds of rest before each, where candidates have threads of their own: some spin for a while when their
+            work is done, and take the cores of the next.
         progress: called with the number of rounds done and their total.
     """
     check_range("rounds", rounds, 3, 1e6, whole=True)
@@ -64,6 +67,8 @@ def interleave(
     asynchronous = torch.accelerator.is_available()
     for turn in range(-warmup, rounds):
         for name in order.sample(names, len(names)):
+            if pause:
+                time.sleep(pause)
             begin = time.perf_counter()
             candidates[name]()
             if asynchronous:  # without waiting, only the launch would be timed

@@ -15,6 +15,7 @@ from typing import Any
 
 from gtp_vit.backbones import Host
 from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.schedule import whole_tokens
 from gtp_vit.core.settings import checked
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
 from gtp_vit.methods import METHODS, method_from_dict
@@ -27,6 +28,8 @@ KEYS = ("model", "sizes", "method", "found", "measured")
 FOLDER = Path(__file__).parent
 DEFAULT: type[Method] = GTPPlus
 DEFAULT_SHARE = 0.65
+DEPLOY = "deploy"  # names settings for engines: in them every layer that reduces costs time of its own
+DEPLOY_LAYERS, DEPLOY_MULTIPLE = 3, 8
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def _no_such_recipe(path: Path) -> str:
     hint = f"did you mean {' or '.join(map(repr, near))}? Else " if near else ""
     return (
         f"there is no recipe {name}; {hint}give a file that gtp-vit tune wrote, one of {', '.join(shipped_recipes())}, "
-        f"or a method: {', '.join(METHODS)}, or settings like GTPPlus()"
+        f"or a method: {', '.join(METHODS)}, {DEPLOY}, or settings like GTPPlus()"
     )
 
 
@@ -178,13 +181,47 @@ def default_method(host: Host) -> Method:
     The package's own recipe for this model if there is one, else a schedule of the shape that did well on all models
     that were measured.
     """
-    own, name = sizes_of_vit(host.vit), host.inputs.name
-    for recipe in map(read_recipe, shipped_recipes()):
-        if recipe.model == name and recipe.sizes == own and recipe.found["target"] == {"macs": DEFAULT_SHARE}:
-            return recipe.method
+    shipped = _shipped(host, "")
+    if shipped is not None:
+        return shipped.method
     costs = host.costs()
     unreduced = costs.with_method(DEFAULT.at(host.vit, 0))  # the shortened last block may be enough for a small model
     return costs.around(DEFAULT, min(DEFAULT_SHARE * costs.whole, unreduced))[1]
+
+
+def deploy_method(host: Host) -> Method:
+    """GTP+ at DEFAULT_SHARE of the MACs for engines: few layers reduce, and numbers of tokens are multiples of eight.
+
+    The package's own recipe for this model if there is one, else three layers from a third of the depth on, where the
+    searches for those recipes put them.
+    """
+    shipped = _shipped(host, f"-{DEPLOY}")
+    if shipped is not None:
+        return shipped.method
+    vit, costs = host.vit, host.costs()
+    used = range(vit.depth // 3, min(vit.depth // 3 + DEPLOY_LAYERS, vit.depth - (not vit.head_reads_image_tokens)))
+    fewest = (vit.prefix // DEPLOY_MULTIPLE + 1) * DEPLOY_MULTIPLE - vit.prefix
+    if not used or vit.image_tokens < 2 * DEPLOY_MULTIPLE:
+        return default_method(host)
+
+    def aligned(left: int) -> int:
+        return round((left + vit.prefix) / DEPLOY_MULTIPLE) * DEPLOY_MULTIPLE - vit.prefix
+
+    for total in range(len(used), vit.image_tokens):  # from few to many: the first that is cheap enough
+        plan = [total / len(used) if layer in used else 0.0 for layer in range(vit.depth)]
+        method = GTPPlus(propagate=tuple(whole_tokens(plan, vit.image_tokens, fewest, aligned)))
+        if costs.with_method(method) <= DEFAULT_SHARE * costs.whole:
+            return method
+    return default_method(host)
+
+
+def _shipped(host: Host, ending: str) -> Recipe | None:
+    """The package's recipe for this model at DEFAULT_SHARE, with this ending of its name; None if there is none."""
+    name = f"{host.inputs.name}{ending}" if ending else f"{host.inputs.name}-{DEFAULT_SHARE}"
+    if name not in shipped_recipes():
+        return None
+    recipe = read_recipe(name)
+    return recipe if recipe.sizes == sizes_of_vit(host.vit) else None
 
 
 def resolve(source: Any, host: Host) -> Any:
@@ -194,6 +231,8 @@ def resolve(source: Any, host: Host) -> Any:
     nearly all that a ViT-L has.
     """
     name = DEFAULT.name if source is None else source if isinstance(source, str) else ""
+    if name == DEPLOY:
+        return deploy_method(host)
     if name in METHODS:
         return default_method(host) if name == DEFAULT.name else METHODS[name]()
     recipe = read_recipe(source) if isinstance(source, (str, Path)) else source

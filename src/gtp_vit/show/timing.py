@@ -16,11 +16,13 @@ from gtp_vit.show.results import Table
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of the unreduced model and of the reduced one at one batch size."""
+    """The times of the unreduced model, of the reduced one, and perhaps of others, at one batch size."""
 
     batch_size: int
     with_loading: bool
     timings: list[Timing]
+    engine: str = "torch"
+    over_torch: dict[str, float] | None = None  # speed-up of each over eager torch in float32, unreduced; in an engine
 
 
 def cost_table(model: Any, fast: Any, convention: Convention = "model", images: Tensor | None = None) -> Table:
@@ -52,8 +54,10 @@ def timing_table(timed: Sequence[Timed]) -> Table:
             times = [f"{timing.milliseconds:.1f}", f"{low:.1f} .. {high:.1f}"]
             rate = f"{1000 * entry.batch_size / timing.milliseconds:.1f}"
             speed = [f"{timing.speedup:.2f}", f"{slow:.2f} .. {fast:.2f}"]
-            rows.append([str(entry.batch_size), what, timing.name, *times, rate, *speed])
-    return ["batch", "what", "model", "ms", "middle half", "img/s", "speed-up", "middle half"], rows
+            absolute = [] if entry.over_torch is None else [f"{entry.over_torch[timing.name]:.2f}"]
+            rows.append([str(entry.batch_size), what, timing.name, *times, rate, *speed, *absolute])
+    columns = ["batch", "what", "model", "ms", "middle half", "img/s", "speed-up", "middle half"]
+    return [*columns, *(["over eager torch"] if timed[0].over_torch is not None else [])], rows
 
 
 def verdict(entry: Timed, model: Any, fast: Any, images: Tensor) -> str:
@@ -61,7 +65,8 @@ def verdict(entry: Timed, model: Any, fast: Any, images: Tensor) -> str:
     timing = entry.timings[1]
     where = f"batch {entry.batch_size}{', with loading' if entry.with_loading else ''}"
     if timing.faster:
-        return f"{where}: {timing.name} is {timing.speedup:.2f} times as fast as the unreduced model here."
+        absolute = "" if entry.over_torch is None else f", {entry.over_torch[timing.name]:.2f} times as eager torch"
+        return f"{where}: {timing.name} is {timing.speedup:.2f} times as fast as the unreduced model here{absolute}."
     reason = _why_no_gain(entry, model, fast, images)
     if timing.faster is None:
         return f"{where}: no clear difference ({timing.speedup:.2f}), because {reason}."
@@ -75,6 +80,11 @@ def _why_no_gain(entry: Timed, model: Any, fast: Any, images: Tensor) -> str:
         return f"only {saved:.0%} of the MACs are saved; remove more tokens"
     if entry.with_loading:
         return "reading and preparing the images takes most of the time"
+    sliced = next((timing.speedup for timing in entry.timings if timing.name == "slicing"), None)
+    if sliced is not None and sliced < 1.05:
+        return f"even slicing, which costs nothing, gains nothing ({sliced:.2f}): the time goes elsewhere"
+    if entry.engine != "torch":
+        return "its own work costs what it saves; let fewer layers reduce (--method deploy), or remove more tokens"
     if not fast.kernels.startswith("native"):
         return f"the native kernels did not run ({fast.kernels})"
     if fast.reduction.vit.image_tokens < 128:

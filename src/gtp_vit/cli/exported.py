@@ -1,0 +1,80 @@
+"""An exported file in the place of a model: what it says of itself, and the float model that it was made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gtp_vit import embedded
+from gtp_vit.cli.flags import Chosen
+from gtp_vit.cli.source import DataFlags
+from gtp_vit.engines import check_precision, engine_of
+from gtp_vit.engines.about import read_about
+from gtp_vit.engines.loaded import ExportedModel, file_fingerprint
+from gtp_vit.errors import GTPError
+from gtp_vit.measure.identity import tensors_fingerprint
+
+Flags = TypeVar("Flags", bound=DataFlags)
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file for an engine, and its description."""
+
+    path: Path
+    about: dict[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        """What decides its outputs, for results and journals."""
+        keep = ("method", "precision", "engine")
+        return {**{key: self.about[key] for key in keep}, "file": file_fingerprint(self.path)}
+
+
+def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[ExportedFile, Flags]:
+    """The exported file that the flags name in place of a model, and the flags of the model it was made from."""
+    path = Path(flags.model)
+    wrong = [word for word in words if word.partition("=")[0] in ("--method", "--img-size", "--num-classes")]
+    if wrong or chosen.given:
+        given = wrong[0] if wrong else f"--{min(chosen.given).replace('_', '-')}"
+        raise GTPError(f"{path.name} has its own method and sizes; leave out {given}")
+    if flags.device != "cpu":
+        raise GTPError(f"--device is {flags.device}; exported files run on a CPU, leave it out")
+    about = read_about(path)
+    name, weights = about["model"], about["weights"]["from"]
+    if flags.checkpoint is None and not flags.pretrained and name != embedded.NAME:
+        if weights == "timm":
+            flags = dataclasses.replace(flags, pretrained=True)
+        elif weights and Path(weights).is_file():
+            flags = dataclasses.replace(flags, checkpoint=Path(weights))
+        else:
+            raise GTPError(
+                f"{path.name} is compared with the float model it was made from, whose weights "
+                f"({weights or 'not named'}) are not here; give --checkpoint FILE or --pretrained"
+            )
+    size, width = about["input"]["size"], about["output"]["width"]
+    return ExportedFile(path, about), dataclasses.replace(flags, model=name, **_sizes(name, size, width))
+
+
+def _sizes(name: str, size: Sequence[int], width: int) -> dict[str, int]:
+    """Image size and number of classes, for models that can have different ones."""
+    if name == embedded.NAME:
+        return {}
+    if size[0] != size[1]:
+        raise GTPError(f"the file takes images of {size[0]} x {size[1]}; only square ones can be evaluated")
+    return {"img_size": size[0], "num_classes": width}
+
+
+def load_file(file: ExportedFile, model: Any, threads: int) -> ExportedModel:
+    """The file as a module, if `model` has the weights that it was made from."""
+    engine, wanted = engine_of(file.path), file.about["weights"]["fingerprint"]
+    check_precision(engine, file.about["precision"])
+    found = tensors_fingerprint(model.state_dict())
+    if found != wanted:
+        raise GTPError(
+            f"{file.path.name} was made from other weights (fingerprint {wanted}, these have {found}); agreement and KL "
+            "would mean nothing: give the checkpoint that was exported"
+        )
+    return ExportedModel(file.path, file.about["precision"], threads)

@@ -1,0 +1,84 @@
+"""An exported file as a module, and several models in one engine to be timed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.engines import ENGINES, check_precision, engine_of
+from gtp_vit.engines.program import check_exportable, write_onnx
+from gtp_vit.errors import GTPError, first_line
+
+
+class ExportedModel(nn.Module):
+    """Runs an exported file on tensors."""
+
+    def __init__(self, path: Path, precision: str, threads: int = 0) -> None:
+        super().__init__()
+        try:
+            self.run = engine_of(path).load(path, precision, threads, None)
+        except Exception as error:  # engines raise errors of many classes
+            raise GTPError(
+                f"{engine_of(path).name} cannot load {path}: {first_line(error)}; export it again"
+            ) from error
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.run(images.float().contiguous().numpy()))
+
+
+def file_fingerprint(path: Path) -> str:
+    """A hash of an exported file, and of its weights beside it."""
+    digest = hashlib.sha256()
+    for each in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
+        if each.is_file():
+            digest.update(each.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def in_engine(
+    name: str, precision: str, models: Mapping[str, Any], images: Tensor, threads: int = 0
+) -> Iterator[dict[str, Callable[[Tensor], object]]]:
+    """Models in an engine, ready to be timed on batches of any of the sizes that they are first called with.
+
+    Args:
+        name: of the engine.
+        precision: of the files.
+        models: name -> model.
+        images: to find the ranges of 8-bit numbers with; noise is as good as any where only time is measured.
+        threads: CPU threads; 0 = the engine's choice.
+    """
+    engine = ENGINES[name]
+    check_precision(engine, precision)
+    some = images[:8].float().cpu().numpy()
+    with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
+        found = {}
+        for number, (key, model) in enumerate(models.items()):
+            check_exportable(model)
+            onnx, path = Path(folder) / f"{number}.onnx", Path(folder) / f"{number}-made{engine.suffix}"
+            write_onnx(model, onnx)
+            engine.make(onnx, path, precision, some, "")
+            os.unlink(onnx)
+            found[key] = _Sized(engine, path, precision, threads)
+        yield found  # type: ignore[misc]
+
+
+class _Sized:
+    """A file that is loaded once for every number of images, as a server with a fixed batch would."""
+
+    def __init__(self, engine: Any, path: Path, precision: str, threads: int) -> None:
+        self.engine, self.path, self.precision, self.threads = engine, path, precision, threads
+        self.loaded: dict[int, Any] = {}
+
+    def __call__(self, images: Tensor) -> object:
+        if len(images) not in self.loaded:
+            self.loaded[len(images)] = self.engine.load(self.path, self.precision, self.threads, len(images))
+        return self.loaded[len(images)](images.numpy())

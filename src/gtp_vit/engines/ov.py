@@ -1,0 +1,161 @@
+"""OpenVINO, on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import io
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtp_vit.engines.engine import METADATA, Array, Engine, Run
+
+ISA = "ONEDNN_MAX_CPU_ISA"
+SAFE_ISA = "AVX512_CORE_FP16"
+# A product in the precision that OpenVINO chooses by itself, and one in 8 bits would use the same instructions.
+_TRY = """
+import numpy as np, openvino as ov
+from openvino import opset13 as ops
+x = ops.parameter([64, 64], np.float32)
+y = ops.matmul(x, ops.constant(np.ones((64, 64), np.float32)), False, True)
+model = ov.Core().compile_model(ov.Model([y], [x]), "CPU")
+assert float(model([np.ones((64, 64), np.float32)])[0][0, 0]) == 64
+"""
+
+
+class OpenVINO(Engine):
+    """Files that end in .xml, with their weights in a .bin file of the same name."""
+
+    name = "openvino"
+    format = "openvino"
+    suffix = ".xml"
+    precisions = ("f32", "bf16", "int8")
+    needs = ("onnx", "onnxscript", "openvino", "nncf")
+    extra = "openvino"
+
+    def make(self, onnx: Path, path: Path, precision: str, images: Array | None, about: str) -> None:
+        make_safe()
+        import openvino
+
+        model = openvino.convert_model(onnx)
+        if precision == "int8":
+            assert images is not None
+            model = _quantise(model, images)
+        model.set_rt_info(about, [METADATA])
+        openvino.save_model(model, path, compress_to_fp16=False)
+
+    def load(self, path: Path, precision: str, threads: int, batch: int | None) -> Run:
+        make_safe()
+        import openvino
+
+        core = openvino.Core()
+        model = core.read_model(path)
+        if batch is not None:
+            shape = model.input(0).partial_shape
+            shape[0] = batch
+            model.reshape(shape)
+        hint = "bf16" if precision == "bf16" else "f32"
+        settings = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+        if threads:
+            settings["INFERENCE_NUM_THREADS"] = str(threads)
+        request = core.compile_model(model, "CPU", settings).create_infer_request()
+
+        def run(images: Array) -> Array:
+            return np.array(request.infer([images], share_inputs=True)[0])  # a copy: the next call reuses the memory
+
+        return run
+
+    def about(self, path: Path) -> str | None:
+        import openvino
+
+        model = openvino.Core().read_model(path)
+        return model.get_rt_info([METADATA]).astype(str) if model.has_rt_info([METADATA]) else None
+
+    def versions(self) -> dict[str, str]:
+        return {name: importlib.metadata.version(name) for name in self.needs}
+
+
+@functools.cache
+def trap() -> str | None:
+    """What happens to a process that runs OpenVINO as it is: None, or how it ends. Takes a second or two.
+
+    Some virtual machines advertise AMX and end the process that uses it. Only a process that may die can find out.
+    """
+    done = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, timeout=300, check=False)
+    if done.returncode >= 0:
+        return None
+    return f"OpenVINO's own choice of instructions ends the process here (signal {-done.returncode})"
+
+
+def make_safe() -> None:
+    """Choose instructions that this machine can run, and say so; before OpenVINO is used for the first time."""
+    if ISA in os.environ:
+        return
+    problem = trap()
+    if problem is not None:
+        os.environ[ISA] = SAFE_ISA
+        warnings.warn(f"{problem}; it runs with {ISA}={SAFE_ISA}, set that wherever the file is used", stacklevel=3)
+
+
+def _quantise(model: Any, images: Array) -> Any:
+    """Products with constant weights in 8 bits, all else as it was: the choice of tokens stays in floating point."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+        import nncf
+
+        nncf.set_log_level(logging.ERROR)
+        _keep_scales(model)
+        operations = model.get_ordered_ops()
+        quantised = {"MatMul", "Convolution"}
+        passed = {"Parameter", "Constant", "Result", "Reshape", "Transpose"}  # nothing is computed there
+        ignored = nncf.IgnoredScope(
+            names=[each.get_friendly_name() for each in operations if _is_free_product(each)],
+            types=sorted({each.get_type_name() for each in operations} - quantised - passed),
+            validate=False,
+        )
+        return nncf.quantize(
+            model,
+            nncf.Dataset([image[None] for image in images]),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.PERFORMANCE,
+            subset_size=len(images),
+            ignored_scope=ignored,
+        )
+
+
+def _is_free_product(operation: Any) -> bool:
+    """Is this a product of two arrays that depend on the image?"""
+    if operation.get_type_name() != "MatMul":
+        return False
+    source = operation.input_value(1).get_node()
+    while source.get_type_name() in ("Convert", "Transpose", "Reshape"):
+        source = source.input_value(0).get_node()
+    return bool(source.get_type_name() != "Constant")
+
+
+def _keep_scales(model: Any) -> None:
+    """Let OpenVINO undo the scale of 8-bit numbers once, where tokens are reduced.
+
+    It moves that product behind whatever it can, so that every reader of the features would do it again. It cannot
+    move it behind a maximum, which changes nothing here.
+    """
+    from openvino import opset13 as ops
+
+    done = set()
+    for operation in model.get_ordered_ops():
+        if operation.get_type_name() == "ReduceL2":  # the lengths of the features
+            source = operation.input(0).get_source_output()
+            if source.get_node().get_friendly_name() not in done:
+                done.add(source.get_node().get_friendly_name())
+                readers = list(source.get_target_inputs())
+                barrier = ops.maximum(source, ops.constant(np.float32(-3e38)))
+                for reader in readers:
+                    reader.replace_source_output(barrier.output(0))
+    model.validate_nodes_and_infer_types()

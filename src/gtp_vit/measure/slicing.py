@@ -1,0 +1,69 @@
+"""Slicing: drop the last tokens of each layer, as many as a method removes there. The price of a method that is free.
+
+No method: what it keeps has nothing to do with the image. It is timed beside a method to see what its own work costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Slicing(Method):
+    """Keep the first image tokens of each layer."""
+
+    name: ClassVar[str] = "slicing"
+    source: ClassVar[Source] = Source("none", "none", "none")
+
+    keys: tuple[int, ...]
+    """Image tokens that go into each layer."""
+    left: tuple[int, ...]
+    """Image tokens after its attention."""
+
+    def build(self, vit: VitInfo) -> Reducer:
+        return SlicingReducer(vit, self)
+
+
+class SlicingReducer(Reducer):
+    """Slicing in a forward pass."""
+
+    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+        counts = zip(self.method.keys, self.method.left, strict=True)
+        return tuple(Step(keys, keys, left, left) for keys, left in counts)
+
+    def before(self, layer: int, tokens: Tokens) -> Tokens:
+        return _first(tokens, self.method.keys[layer])
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return Ask() if self.method.left[layer] < tokens.cell.shape[1] else None
+
+    def fused(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        left = self.method.left[layer]
+        return _first(tokens, left).add(branch[:, : tokens.prefix + left]), None
+
+
+def _first(tokens: Tokens, count: int) -> Tokens:
+    if count >= tokens.cell.shape[1]:
+        return tokens
+    return tokens.but(x=tokens.x[:, : tokens.prefix + count], cell=tokens.cell[:, :count])
+
+
+def slicing_of(reducer: Reducer) -> Slicing | None:
+    """Slicing with the numbers of tokens of a method; None where they depend on the image or grow again."""
+    if reducer.adaptive:
+        return None
+    steps = reducer.steps(reducer.vit.grid)
+    for step, following in itertools.pairwise(steps):
+        if step.rows != step.keys or step.mlp != step.after or following.keys > step.after:
+            return None
+    return Slicing(keys=tuple(step.keys for step in steps), left=tuple(step.after for step in steps))
