@@ -55,7 +55,8 @@ def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[Expor
                 f"({weights or 'not named'}) are not here; give --checkpoint FILE or --pretrained"
             )
     size, width = about["input"]["size"], about["output"]["width"]
-    return ExportedFile(path, about), dataclasses.replace(flags, model=name, **_sizes(name, size, width))
+    sizes: dict[str, Any] = _sizes(name, size, width)
+    return ExportedFile(path, about), dataclasses.replace(flags, model=name, **sizes)
 
 
 def _sizes(name: str, size: Sequence[int], width: int) -> dict[str, int]:
@@ -74,7 +75,7 @@ def load_file(file: ExportedFile, model: Any, threads: int) -> ExportedModel:
     found = tensors_fingerprint(model.state_dict())
     if found != wanted:
         raise GTPError(
-            f"{file.path.name} was made from other weights (fingerprint {wanted}, these have {found}); agreement and KL "
-            "would mean nothing: give the checkpoint that was exported"
+            f"{file.path.name} was made from other weights (fingerprint {wanted}, these: {found}), so agreement and "
+            "KL would mean nothing; give the checkpoint that was exported"
         )
     return ExportedModel(file.path, file.about["precision"], threads)

@@ -30,7 +30,9 @@ class Engine(Protocol):
     needs: tuple[str, ...]  # modules it imports
     extra: str  # pip install gtp-vit[extra]
 
-    def make(self, onnx: Path, path: Path, precision: str, images: Array | None, about: str) -> None:
+    def make(
+        self, onnx: Path, path: Path, precision: str, images: Array | None, about: str, *, careful: bool = True
+    ) -> None:
         """Write the file for an ONNX model of 32-bit floats.
 
         Args:
@@ -39,6 +41,7 @@ class Engine(Protocol):
             precision: one of `precisions`.
             images: [I, channels, height, width] to find the ranges of 8-bit numbers with; for int8 only.
             about: JSON, stored under METADATA.
+            careful: try several ways to get to 8 bits and take the most exact; else the first, where time is measured.
         """
 
     def load(self, path: Path, precision: str, threads: int, batch: int | None) -> Run:

@@ -65,7 +65,7 @@ def in_engine(
             check_exportable(model)
             onnx, path = Path(folder) / f"{number}.onnx", Path(folder) / f"{number}-made{engine.suffix}"
             write_onnx(model, onnx)
-            engine.make(onnx, path, precision, some, "")
+            engine.make(onnx, path, precision, some, "", careful=False)
             os.unlink(onnx)
             found[key] = _Sized(engine, path, precision, threads)
         yield found  # type: ignore[misc]

@@ -23,7 +23,9 @@ class OnnxRuntime(Engine):
     needs = ("onnx", "onnxscript", "onnxruntime")
     extra = "onnx"
 
-    def make(self, onnx: Path, path: Path, precision: str, images: Array | None, about: str) -> None:
+    def make(
+        self, onnx: Path, path: Path, precision: str, images: Array | None, about: str, *, careful: bool = True
+    ) -> None:
         import onnx as format
 
         source = onnx
