@@ -20,7 +20,7 @@ from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.engines.loaded import in_engine
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import Batch, batches
-from gtp_vit.measure.benchmark import against, interleave
+from gtp_vit.measure.benchmark import PAUSE, against, interleave
 from gtp_vit.measure.macs import macs
 from gtp_vit.measure.slicing import slicing_of
 from gtp_vit.patch import host_of, patch
@@ -29,7 +29,6 @@ from gtp_vit.show.page import Section, paragraph, table
 from gtp_vit.show.timing import Timed, cost_table, timing_table, verdict
 
 EAGER = "eager torch, unreduced"
-PAUSE = 0.01  # seconds: threads that have nothing to do have stopped spinning by then
 
 
 @dataclass(frozen=True)

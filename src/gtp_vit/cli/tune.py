@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,9 +15,10 @@ from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_model, read_images
+from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.measure.class_output import check_class_output
-from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe
+from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.search.climb import FEWEST_IMAGES
 from gtp_vit.search.space import Limits
@@ -40,6 +41,7 @@ class Tune(OutputFlags, ResumeFlags, DataFlags):
       gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir calibration --macs 0.65 --output recipe.json
       gtp-vit tune vit_tiny_patch16_224 --pretrained --data-dir calibration --min-agreement 95 --output recipe.json
       gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir calibration --method tome --curve --output curve.json
+      gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir images --engine openvino --precision int8 --speedup 1.4
     """
 
     method: str = DEFAULT.name
@@ -61,11 +63,15 @@ class Tune(OutputFlags, ResumeFlags, DataFlags):
     minutes: float = 0
     """End the search after this many minutes; 0 = no limit."""
     max_layers: int | None = None
-    """Largest number of layers that remove tokens."""
-    multiple_of: int = 1
-    """Keep numbers of tokens that are multiples of this, which some accelerators need."""
+    """Largest number of layers that remove tokens; by default all, in an engine 3, as each costs time of its own."""
+    multiple_of: int | None = None
+    """Keep numbers of tokens that are multiples of this, which some accelerators need; by default 1, in an engine 8."""
     timing_batch: int = 8
     """Images in a batch where speed is measured."""
+    engine: Literal["torch", "onnxruntime", "openvino"] = "torch"
+    """Where speed is measured and the result is checked; the search for the least damage is in torch."""
+    precision: Literal["f32", "bf16", "int8"] = "f32"
+    """Precision in the engine."""
     search_seed: int = 0
     """Seed of the search; --seed is a setting of some methods."""
     output: Path | None = None
@@ -77,9 +83,11 @@ def main(words: Sequence[str]) -> None:
     check_weights(flags)
     check_range("--images", flags.images, 1, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
-    check_range("--multiple-of", flags.multiple_of, 1, 1024, whole=True)
+    if flags.multiple_of is not None:
+        check_range("--multiple-of", flags.multiple_of, 1, 1024, whole=True)
     if flags.max_layers is not None:
         check_range("--max-layers", flags.max_layers, 1, 1000, whole=True)
+    check_engine(flags)
     targets: dict[str, Any] = {
         key: getattr(flags, key)
         for key in ("macs", "speedup", "max_kl", "min_agreement")
@@ -95,7 +103,9 @@ def main(words: Sequence[str]) -> None:
     images = images.to(next(model.parameters()).device)
     settings: dict[str, Any] = {
         "method": method,
-        "limits": Limits(flags.max_layers, flags.multiple_of),
+        "limits": limits_of(flags),
+        "engine": flags.engine,
+        "precision": flags.precision,
         "evaluations": flags.evaluations,
         "minutes": flags.minutes,
         "seed": flags.search_seed,
@@ -105,7 +115,10 @@ def main(words: Sequence[str]) -> None:
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
     # A longer search may reuse what was measured. Only times depend on threads.
-    timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch} if flags.speedup else {}
+    timed: dict[str, Any] = {}
+    if flags.speedup:
+        timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch}
+        timed |= {} if flags.engine == "torch" else {"engine": flags.engine, "precision": flags.precision}
     run = {"method": method.to_dict(), "target": targets, "limits": settings["limits"], "seed": flags.search_seed}
     run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed}
     with open_journal(flags, flags.output, flags.model, model, images, **run) as journal, _tuning_bar() as progress:
@@ -125,6 +138,23 @@ def main(words: Sequence[str]) -> None:
     result = [recipe.to_dict() for recipe in recipes]
     answer(flags, result, (f"{flags.model}, {method.name}", *recipe_table(recipes)), text=text)
     check_readable(unreadable)
+
+
+def check_engine(flags: Tune) -> None:
+    """Refuse combinations that make no sense."""
+    if flags.engine == "torch":
+        if flags.precision != "f32":
+            raise GTPError(f"--precision is {flags.precision}, which is for engines; give --engine openvino as well")
+        return
+    check_precision(ENGINES[flags.engine], flags.precision)
+    if flags.device != "cpu":
+        raise GTPError(f"--device is {flags.device}; --engine {flags.engine} runs on a CPU, leave it out")
+
+
+def limits_of(flags: Tune) -> Limits:
+    """What the schedule must respect: in an engine few layers and aligned numbers, unless the flags say otherwise."""
+    layers, multiple = (None, 1) if flags.engine == "torch" else (DEPLOY_LAYERS, DEPLOY_MULTIPLE)
+    return Limits(flags.max_layers or layers, flags.multiple_of or multiple)
 
 
 def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:

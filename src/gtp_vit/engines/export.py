@@ -124,7 +124,7 @@ def export(
             checks = _check(model, made, precision, images)
             what = "noise" if images is None else "images that were given"
             text = card(path.name, description, checks, what)
-            made.with_suffix(".md").write_text(text, encoding="utf-8")
+            _card_of(made).write_text(text, encoding="utf-8")
             written = sorted(folder.iterdir(), key=lambda each: each.suffix == path.suffix)  # what names others last
             for each in written:
                 with open(each, "rb") as file:
@@ -140,8 +140,12 @@ def _silent(_: str) -> None:
     pass
 
 
+def _card_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.md")
+
+
 def _beside(path: Path) -> list[Path]:
-    return [path.with_suffix(".md"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
+    return [_card_of(path), *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
 
 
 def _check_images(images: Tensor | None, inputs: Any, precision: str) -> None:

@@ -45,9 +45,9 @@ def file_fingerprint(path: Path) -> str:
 
 @contextmanager
 def in_engine(
-    name: str, precision: str, models: Mapping[str, Any], images: Tensor, threads: int = 0
-) -> Iterator[dict[str, Callable[[Tensor], object]]]:
-    """Models in an engine, ready to be timed on batches of any of the sizes that they are first called with.
+    name: str, precision: str, models: Mapping[str, Any], images: Tensor, threads: int = 0, *, careful: bool = False
+) -> Iterator[dict[str, Callable[[Tensor], Tensor]]]:
+    """Models in an engine for a while.
 
     Args:
         name: of the engine.
@@ -55,20 +55,21 @@ def in_engine(
         models: name -> model.
         images: to find the ranges of 8-bit numbers with; noise is as good as any where only time is measured.
         threads: CPU threads; 0 = the engine's choice.
+        careful: outputs matter, as those of a file that `export` writes; else only time does.
     """
     engine = ENGINES[name]
     check_precision(engine, precision)
-    some = images[:8].float().cpu().numpy()
+    some = images[: 128 if careful else 8].float().cpu().numpy()
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
-        found = {}
+        found: dict[str, Callable[[Tensor], Tensor]] = {}
         for number, (key, model) in enumerate(models.items()):
             check_exportable(model)
             onnx, path = Path(folder) / f"{number}.onnx", Path(folder) / f"{number}-made{engine.suffix}"
             write_onnx(model, onnx)
-            engine.make(onnx, path, precision, some, "", careful=False)
+            engine.make(onnx, path, precision, some, "", careful=careful)
             os.unlink(onnx)
             found[key] = _Sized(engine, path, precision, threads)
-        yield found  # type: ignore[misc]
+        yield found
 
 
 class _Sized:
@@ -78,7 +79,7 @@ class _Sized:
         self.engine, self.path, self.precision, self.threads = engine, path, precision, threads
         self.loaded: dict[int, Any] = {}
 
-    def __call__(self, images: Tensor) -> object:
+    def __call__(self, images: Tensor) -> Tensor:
         if len(images) not in self.loaded:
             self.loaded[len(images)] = self.engine.load(self.path, self.precision, self.threads, len(images))
-        return self.loaded[len(images)](images.numpy())
+        return torch.from_numpy(self.loaded[len(images)](images.numpy()))

@@ -18,6 +18,7 @@ from torch import nn
 from gtp_vit.errors import BadSetting, check_range
 from gtp_vit.measure.eval_mode import eval_mode
 
+PAUSE = 0.01  # seconds, where engines are timed: threads that have nothing to do have stopped spinning by then
 Samples = dict[str, list[float]]  # seconds of each candidate, round by round
 
 

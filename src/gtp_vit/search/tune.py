@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from gtp_vit import __version__
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, check_range
-from gtp_vit.measure.benchmark import Timing, benchmark_models
 from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.measure.eval_mode import measures_in_eval_mode
 from gtp_vit.patch import host_of, patch, unpatch
@@ -26,6 +25,7 @@ from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import starting_point
 from gtp_vit.search.climb import Best, Ruler, check_enough_images, search
+from gtp_vit.search.clock import Clock
 from gtp_vit.search.space import Limits, Space, cheapest
 
 HELD_OUT = 0.2  # share of the images that the search does not see
@@ -60,6 +60,8 @@ def tune(
     seed: int = 0,
     batch_size: int = 32,
     timing_batch: int = 8,
+    engine: str = "torch",
+    precision: str = "f32",
     name: str = "",
     data: str = "",
     journal: Journal | None = None,
@@ -81,6 +83,8 @@ def tune(
         seed: of the search.
         batch_size: images at a time.
         timing_batch: images in a batch where speed is measured.
+        engine: torch, or the engine in which speed is measured and the result is checked: onnxruntime or openvino.
+        precision: in the engine: f32, bf16 or int8. Damage is that of the model in torch.
         name: of the model, for the recipe.
         data: what the images are, for the recipe.
         journal: of this run; figures in it are reused.
@@ -104,6 +108,7 @@ def tune(
     vit = host.vit
     check_class_output(plain)
     check_enough_images(images, plain)
+    clock = Clock(plain, engine, precision)
     settings = starting_point(method, vit)
     settings.build(vit)  # raises if they do not fit
     space = Space(host.costs(), settings, limits)
@@ -124,12 +129,14 @@ def tune(
 
     begin = time.time()
     timing = None
-    if goal == "macs":
-        found = run(value * whole, evaluations, 0)
-    elif goal == "speedup":
-        found, timing = _at_speedup(ruler, ruler.images[:timing_batch], space, value, evaluations, run)
-    else:
-        found = _at_damage(goal, space, value, evaluations, run)
+    with clock:
+        if goal == "macs":
+            found = run(value * whole, evaluations, 0)
+        elif goal == "speedup":
+            found, timing = _at_speedup(ruler, clock, ruler.images[:timing_batch], space, value, evaluations, run)
+        else:
+            found = _at_damage(goal, space, value, evaluations, run)
+        in_engine = None if engine == "torch" else clock.outputs(found.method, ruler.images, searched)
     cost = space.cost(space.plan_of(found.method))
     held_out = ruler.damage(found.method, searched, len(images))
     if held_out.not_finite:
@@ -151,6 +158,8 @@ def tune(
     }
     if timing is not None:
         measured["speedup"] = timing
+    if in_engine is not None:
+        measured["engine"] = in_engine
     history = {
         "by": "gtp-vit tune",
         "version": __version__,
@@ -198,16 +207,12 @@ def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: R
 
 
 def _at_speedup(
-    ruler: Ruler, images: Tensor, space: Space, value: float, evaluations: float, run: Run
+    ruler: Ruler, clock: Clock, images: Tensor, space: Space, value: float, evaluations: float, run: Run
 ) -> tuple[Best, dict[str, Any]]:
     """Find the cost at which the starting shape is that fast, tune there, and correct it by the measured speed-up."""
 
-    def measure(method: Method, rounds: int) -> Timing:
-        models = {"unreduced": ruler.model, "reduced": patch(ruler.model, method, quiet=True)}
-        return benchmark_models(models, images, rounds=rounds)[1]
-
     def faster(method: Method) -> float:
-        return ruler.timed(method, lambda: measure(method, 15).speedup)
+        return ruler.timed(method, lambda: clock.time(method, images, 15).speedup)
 
     whole = space.whole
     low, high, fastest = cheapest(space) / whole, 1.0, 1.0
@@ -233,7 +238,7 @@ def _at_speedup(
             break
         share *= max(min(reached / value, 0.99), 0.8)
         found = run(share * whole, 0.1 * evaluations, 0.7 + 0.1 * min(attempt, 2), _moved(space, found, share * whole))
-    timing = measure(found.method, 31)
+    timing = clock.time(found.method, images, 31)
     if timing.speedup < value * 0.97 and not found.interrupted:
         raise BadSetting(
             f"a speed-up of {value:g} was not reached: the best schedule at {share:.3f} of the MACs measures "
@@ -244,6 +249,7 @@ def _at_speedup(
         "quartiles": [round(edge, 3) for edge in timing.speedup_quartiles],
         "batch": len(images),
         "threads": torch.get_num_threads(),
+        **({} if clock.engine == "torch" else {"engine": clock.engine, "precision": clock.precision}),
     }
 
 

@@ -33,6 +33,12 @@ def explain_recipes(recipes: Sequence[Recipe]) -> str:
         f"KL and agreement are to the unreduced model, on the {last.measured['images']} images of the search and on "
         f"{last.measured['held_out']['images']} that it did not see; {last.found['candidates']} candidates."
     )
+    engine = last.measured.get("engine")
+    if engine is not None:
+        text += (
+            f" In {engine['name']}, {engine['precision']}, the last one has KL {engine['kl']:.4f} and agreement "
+            f"{engine['agreement']:.1f} % to the unreduced float model on the {engine['images']} images not seen."
+        )
     return text + (" The search was interrupted: this is the best so far." if last.found["interrupted"] else "")
 
 

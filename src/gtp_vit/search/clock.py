@@ -1,0 +1,71 @@
+"""The clock of a search: how fast settings are, in torch or in an engine, and what the engine makes of the outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.engines import ENGINES, check_precision
+from gtp_vit.engines.loaded import in_engine
+from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.measure.benchmark import PAUSE, Timing, against, benchmark_models, interleave
+from gtp_vit.measure.evaluate import kl_per_image
+from gtp_vit.patch import patch
+
+
+class Clock:
+    """Times settings of a method on one model against the unreduced one, in turns."""
+
+    def __init__(self, model: nn.Module, engine: str, precision: str) -> None:
+        check_name("engine", engine, ("torch", *ENGINES))
+        if engine != "torch":
+            check_precision(ENGINES[engine], precision)
+        elif precision != "f32":
+            raise BadSetting(f"precision is {precision}, which is for engines; in torch convert the model")
+        self.model, self.engine, self.precision = model, engine, precision
+        self.files = contextlib.ExitStack()  # of the unreduced model, once it is needed
+        self.unreduced: Any = None
+
+    def __enter__(self) -> Clock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.files.close()
+
+    def time(self, method: Method, images: Tensor, rounds: int) -> Timing:
+        fast = patch(self.model, method, quiet=True)
+        if self.engine == "torch":
+            return benchmark_models({"unreduced": self.model, "reduced": fast}, images, rounds=rounds)[1]
+        if self.unreduced is None:
+            self.unreduced = self.files.enter_context(self._loaded({"unreduced": self.model}, images))
+        with self._loaded({"reduced": fast}, images) as loaded:
+            calls = {name: functools.partial(run, images) for name, run in {**self.unreduced, **loaded}.items()}
+            return against(interleave(calls, rounds=rounds, pause=PAUSE), "unreduced")[1]
+
+    def outputs(self, method: Method, images: Tensor, searched: int) -> dict[str, Any]:
+        """How far the reduced model in the engine is from the unreduced one in torch, on images the search did not see.
+
+        The first `searched` images are those of the search; ranges of 8-bit numbers come from them.
+        """
+        unseen = images[searched:]
+        with self._loaded(
+            {"reduced": patch(self.model, method, quiet=True)}, images[:searched], careful=True
+        ) as loaded:
+            found = loaded["reduced"](unseen)
+        with torch.inference_mode():
+            wanted = self.model(unseen)
+        return {
+            "name": self.engine,
+            "precision": self.precision,
+            "kl": round(float(kl_per_image(wanted, found).mean()), 6),
+            "agreement": round(100 * float((wanted.argmax(dim=1) == found.argmax(dim=1)).double().mean()), 2),
+            "images": len(unseen),
+        }
+
+    def _loaded(self, models: Any, images: Tensor, *, careful: bool = False) -> contextlib.AbstractContextManager[Any]:
+        return in_engine(self.engine, self.precision, models, images, torch.get_num_threads(), careful=careful)
