@@ -73,7 +73,7 @@ def test_benchmark_as_json(capsys):
     assert result["settings"]["method"] == "gtp"
     assert result["settings"]["propagate"] == 4
     (entry,) = result["timed"]
-    assert [timing["name"] for timing in entry["timings"]] == ["unreduced", "gtp"]
+    assert [timing["name"] for timing in entry["timings"]] == ["unreduced", "gtp", "slicing"]
     assert len(result["verdicts"]) == 1
     assert result["macs"]["gtp"] < result["macs"]["unreduced"]
 

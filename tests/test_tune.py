@@ -32,6 +32,7 @@ from gtp_vit.methods.gtp_plus import conserve
 from gtp_vit.patch import host_of
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search import climb as searching
+from gtp_vit.search import clock
 from gtp_vit.search import tune as tuning
 from gtp_vit.search.space import Space, cheapest
 
@@ -154,7 +155,7 @@ def test_a_target_of_speed_is_measured(model, monkeypatch):
         timed.append(cost[0] / cost[1])
         return [Timing(name, 1.0, (1, 1), cost[0] / own, (1, 9), 1.0) for name, own in zip(models, cost, strict=True)]
 
-    monkeypatch.setattr(tuning, "benchmark_models", timings)
+    monkeypatch.setattr(clock, "benchmark_models", timings)
     found = quick(model, speedup=1.5, timing_batch=4)
     assert len(timed) >= 6
     assert 1.5 * 0.97 <= found.measured["speedup"]["median"] < 1.75
