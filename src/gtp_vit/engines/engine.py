@@ -56,8 +56,14 @@ class Engine(Protocol):
 
 def check_installed(engine: Engine) -> None:
     """Raise GTPError with the command that installs what is missing."""
-    missing = [name for name in engine.needs if importlib.util.find_spec(name) is None]
-    if missing:
-        raise GTPError(
-            f"{engine.name} needs {', '.join(missing)}, which is not installed: pip install 'gtp-vit[{engine.extra}]'"
-        )
+    problem = missing(engine)
+    if problem is not None:
+        raise GTPError(f"{engine.name} {problem}")
+
+
+def missing(engine: Engine) -> str | None:
+    """What an engine lacks on this machine, and the command that installs it; None if it can run."""
+    lacking = [name for name in engine.needs if importlib.util.find_spec(name) is None]
+    if not lacking:
+        return None
+    return f"needs {', '.join(lacking)}, which is not installed: pip install 'gtp-vit[{engine.extra}]'"

@@ -78,17 +78,22 @@ def _quantise(onnx: Path, path: Path, images: Array) -> None:
             image = next(self.each, None)
             return None if image is None else {INPUT: image[None]}
 
-    logging.getLogger().setLevel(logging.ERROR)  # it advises a preparation that changes nothing here
-    quantise(
-        str(onnx),
-        str(path),
-        Images(),
-        quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=["MatMul", "Gemm"],
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        calibrate_method=CalibrationMethod.MinMax,
-        extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
-        use_external_data_format=onnx.stat().st_size > LARGEST_FILE,
-    )
+    logger = logging.getLogger()  # it advises there a preparation that changes nothing here
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        quantise(
+            str(onnx),
+            str(path),
+            Images(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
+            extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
+            use_external_data_format=onnx.stat().st_size > LARGEST_FILE,
+        )
+    finally:
+        logger.setLevel(level)
