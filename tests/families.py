@@ -57,6 +57,10 @@ FAMILIES = {
 }
 ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family in families]
 NAMES = [family for _, family in ALL]
+# Families whose blocks differ from another one's in details only: they pass the short battery. The whole battery on every
+# family would take an hour.
+LIGHT: set[str] = set()
+THOROUGH = [family for family in NAMES if family not in LIGHT]
 # One of each kind of head and prefix, for the tests that take seconds each.
 FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]
 

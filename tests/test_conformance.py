@@ -77,8 +77,10 @@ def pairs(methods: list[Method], names: list[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("family", "method"), cases, ids=[f"{family}-{method}" for family, method in cases])
 
 
-# All defaults and GTP's options on every family; options of the rivals on a few.
-everywhere = pairs([*DEFAULTS, *EXTRA], families.NAMES)
+# All defaults and GTP's options on every family of the whole battery; options of the rivals on a few.
+everywhere = pairs([*DEFAULTS, *EXTRA], families.THOROUGH)
+# Every method on the others.
+short_battery = pairs(DEFAULTS, [family for family in families.NAMES if family in families.LIGHT])
 options_of_rivals = [(f, m) for m in RIVALS_EXTRA for f in [*families.FEW, "lvvit", "eva_l"] if fits(m, f)]
 every_pair = pytest.mark.parametrize(
     ("family", "method"),
@@ -125,6 +127,15 @@ def test_batches_of_adaptive_methods_are_traced_one_by_one():
 
 @every_pair
 def test_nothing_removed_equals_the_untouched_model(family, method):
+    nothing_removed_equals_the_untouched_model(family, method)
+
+
+@short_battery
+def test_nothing_removed_equals_the_untouched_model_in_every_other_family(family, method):
+    nothing_removed_equals_the_untouched_model(family, method)
+
+
+def nothing_removed_equals_the_untouched_model(family: str, method: Method) -> None:
     model, images = families.make(family), families.images(family)
     for nothing in removing_nothing(method, host_of(model).vit):
         fast = patch(model, nothing)
@@ -145,7 +156,7 @@ def own_cost(model: nn.Module, method: Method) -> int:
     return macs(model, method, include_method=False).total
 
 
-@pairs([method for method in DEFAULTS if not isinstance(method, Identity)], families.NAMES)
+@pairs([method for method in DEFAULTS if not isinstance(method, Identity)], families.THOROUGH)
 def test_the_cost_falls_with_the_strength(family, method):
     model = families.make(family)
     settings = [type(method).at(host_of(model).vit, step / 32) for step in range(33)]
@@ -172,6 +183,15 @@ def test_a_share_of_the_strength_is_between_nothing_and_all(family, method):
 
 @every_pair
 def test_token_counts_follow_the_schedule(family, method):
+    token_counts_follow_the_schedule(family, method)
+
+
+@short_battery
+def test_token_counts_follow_the_schedule_in_every_other_family(family, method):
+    token_counts_follow_the_schedule(family, method)
+
+
+def token_counts_follow_the_schedule(family: str, method: Method) -> None:
     model, images = families.make(family), families.images(family)
     fast = patch(model, method)
     if is_adaptive(method):
@@ -312,7 +332,7 @@ def test_patching_again_starts_from_the_original(family, method):
     assert torch.equal(logits(plain, images), logits(model, images))
 
 
-@pairs([*DEFAULTS, EXTRA[0]], families.NAMES)
+@pairs([*DEFAULTS, EXTRA[0]], families.THOROUGH)
 def test_nan_images_give_nan_and_do_not_crash(family, method):
     model, images = families.make(family), families.images(family).clone()
     images[0, 0, 0, 0] = torch.nan

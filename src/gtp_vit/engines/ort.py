@@ -10,6 +10,7 @@ from typing import Any
 
 from gtp_vit.engines.engine import INPUT, METADATA, Array, Engine, Run
 
+PRODUCTS = ["MatMul", "Gemm"]
 LARGEST_FILE = 1_900_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
 
 
@@ -67,6 +68,7 @@ class OnnxRuntime(Engine):
 
 def _quantise(onnx: Path, path: Path, images: Array) -> None:
     """Products with constant weights in 8 bits, all else as it was: the choice of tokens stays in floating point."""
+    import onnx as format
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
     from onnxruntime.quantization import quantize_static as quantise
 
@@ -87,13 +89,24 @@ def _quantise(onnx: Path, path: Path, images: Array) -> None:
             str(path),
             Images(),
             quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul", "Gemm"],
+            op_types_to_quantize=PRODUCTS,
+            nodes_to_exclude=_free_products(format.load(onnx, load_external_data=False).graph),
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
-            extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
+            # Outputs stay as they are: queries, keys and the features that are compared with each other are among them.
+            extra_options={"WeightSymmetric": True, "OpTypesToExcludeOutputQuantization": PRODUCTS},
             use_external_data_format=onnx.stat().st_size > LARGEST_FILE,
         )
     finally:
         logger.setLevel(level)
+
+
+def _free_products(graph: Any) -> list[str]:
+    """Names of the products of two arrays that depend on the image: quantize_static would round these as well."""
+    constant = {each.name for each in graph.initializer}
+    for node in graph.node:  # each stands behind those it reads
+        if all(name in constant for name in node.input if name):
+            constant.update(node.output)
+    return [node.name for node in graph.node if node.op_type in PRODUCTS and node.input[1] not in constant]

@@ -118,8 +118,12 @@ def make_safe() -> None:
 def _quantise(model: Any, images: Array, smoothing: Sequence[float]) -> Any:
     """Products with constant weights in 8 bits, all else as it was: the choice of tokens stays in floating point.
 
-    Of several degrees of `smoothing` the one whose outputs are nearest to the model's on these images.
+    Of several degrees of `smoothing` the one whose outputs are nearest to the model's, on every fourth image; ranges
+    are those of the others, as on the images it has seen smoothing always looks better.
     """
+    fourth = np.arange(len(images)) % 4 == 3
+    choosing = len(smoothing) > 1 and bool(fourth.any())
+    seen, unseen = (images[~fourth], images[fourth]) if choosing else (images, images)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
         import nncf
 
@@ -139,19 +143,18 @@ def _quantise(model: Any, images: Array, smoothing: Sequence[float]) -> Any:
             found.append(
                 nncf.quantize(
                     model.clone(),
-                    nncf.Dataset([image[None] for image in images]),
+                    nncf.Dataset([image[None] for image in seen]),
                     model_type=nncf.ModelType.TRANSFORMER,
                     preset=nncf.QuantizationPreset.MIXED,
-                    subset_size=len(images),
+                    subset_size=len(seen),
                     ignored_scope=ignored,
                     advanced_parameters=nncf.AdvancedQuantizationParameters(smooth_quant_alphas=smooth),
                 )
             )
     if len(found) == 1:
         return found[0]
-    some = images[:: max(1, len(images) // 32)]
-    wanted = _outputs(model, some)
-    return min(found, key=lambda each: float(np.square(_outputs(each, some) - wanted).mean()))
+    wanted = _outputs(model, unseen)
+    return min(found, key=lambda each: float(np.square(_outputs(each, unseen) - wanted).mean()))
 
 
 def _outputs(model: Any, images: Array) -> Array:

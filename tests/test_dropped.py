@@ -1,0 +1,65 @@
+"""Dropped equals masked: tokens that our loop drops, against the model's own blocks on all tokens with those hidden.
+
+Wrong positions mostly do not raise: this is the test that sees them.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import families
+from gtp_vit import GTP, patch
+from gtp_vit.backbones import BACKBONES
+from gtp_vit.core.loop import run
+from gtp_vit.patch import tower_of
+
+DROPPING = GTP(propagate=(20, 0, 9, 0), graph="none", proportional_attention=False)
+MASKED = {}  # name of a backbone -> its own block on all tokens, of which those that are not `visible` [B, N] are hidden
+
+
+def masked(name):
+    return lambda function: MASKED.setdefault(name, function)
+
+
+@masked("timm_vit")
+def timm_vit(tower, block, layer, tokens, visible):
+    return block(tokens.x, attn_mask=visible[:, None, None])
+
+
+@masked("lvvit")
+def lvvit(tower, block, layer, tokens, visible):
+    attn, x = block.attn, tokens.x
+    q, k, v = attn.qkv(block.norm1(x)).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    mask = visible[:, None, None]
+    out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attn.scale)
+    x = x + attn.proj(out.transpose(1, 2).flatten(2)) / block.skip_lam
+    return x + block.mlp(block.norm2(x)) / block.skip_lam
+
+
+def test_every_backbone_is_here():
+    assert set(MASKED) == set(BACKBONES)
+
+
+@pytest.mark.parametrize(("backbone", "family"), families.ALL)
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_dropped_equals_masked(backbone, family, kernels):
+    model, images = families.make(family), families.images(family)
+    tower = tower_of(patch(model, DROPPING, kernels=kernels))
+    seen = []
+    with torch.no_grad():
+        run(tower, images, observe=seen.append)
+        everything = seen[0]
+        prefix, x = everything.prefix, everything.x
+        visible = torch.ones(x.shape[:2], dtype=torch.bool)
+        for layer, block in enumerate(tower.reduction.backbone.blocks(tower)):
+            x = MASKED[backbone](tower, block, layer, everything.but(x=x), visible)
+            left = seen[layer + 1].cell + prefix
+            visible = torch.zeros_like(visible).scatter(1, left, True)
+            visible[:, :prefix] = True
+            rows = torch.cat([torch.arange(prefix).expand(len(left), -1), left], dim=1)
+            found = x.gather(1, rows.unsqueeze(2).expand(-1, -1, x.shape[2]))
+            # Of the largest value, as these blocks have no trained scales: features grow to 20 and more.
+            assert float((seen[layer + 1].x - found).abs().max()) <= 1e-5 * max(1.0, float(found.abs().max()))
+    assert [tokens.cell.shape[1] for tokens in seen] == [
+        everything.cell.shape[1] - gone for gone in (0, 20, 20, 29, 29)
+    ]
