@@ -57,8 +57,8 @@ FAMILIES = {
 }
 ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family in families]
 NAMES = [family for _, family in ALL]
-# Families whose blocks differ from another one's in details only: they pass the short battery. The whole battery on every
-# family would take an hour.
+# Families whose blocks differ from another one's in details only pass the short battery: the whole one on every family
+# would take an hour.
 LIGHT: set[str] = set()
 THOROUGH = [family for family in NAMES if family not in LIGHT]
 # One of each kind of head and prefix, for the tests that take seconds each.

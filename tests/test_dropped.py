@@ -14,7 +14,8 @@ from gtp_vit.core.loop import run
 from gtp_vit.patch import tower_of
 
 DROPPING = GTP(propagate=(20, 0, 9, 0), graph="none", proportional_attention=False)
-MASKED = {}  # name of a backbone -> its own block on all tokens, of which those that are not `visible` [B, N] are hidden
+# Name of a backbone -> its own block on all tokens, of which those that are not `visible` [B, N] are hidden.
+MASKED = {}
 
 
 def masked(name):
