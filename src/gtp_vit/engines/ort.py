@@ -95,8 +95,7 @@ def _quantise(onnx: Path, path: Path, images: Array) -> None:
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
-            # Outputs stay as they are: queries, keys and the features that are compared with each other are among them.
-            extra_options={"WeightSymmetric": True, "OpTypesToExcludeOutputQuantization": PRODUCTS},
+            extra_options={"WeightSymmetric": True},
             use_external_data_format=onnx.stat().st_size > LARGEST_FILE,
         )
     finally:
