@@ -65,7 +65,7 @@ class Root(nn.Module):
 
 @pytest.fixture
 def root(monkeypatch):
-    monkeypatch.setitem(backbones.ROOTS, f"{__name__}.Root", "visual.trunk")
+    monkeypatch.setitem(backbones.ROOTS, f"{__name__}.Root", backbones.Root("visual.trunk"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Root().eval()

@@ -66,7 +66,8 @@ def patch(
     tower: Any = root.get_submodule(host.path)
     weight = next(tower.parameters())
     reducer = method.build(host.vit).train(tower.training)
-    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels)
+    reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
+    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, reads)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
     if root is not tower:
@@ -148,9 +149,10 @@ def tower_of(model: Any) -> Any:
 
 @functools.cache
 def _patched_class(original: Any, mixin: Any, path: str) -> Any:
-    # A model around a ViT keeps its name: some libraries look models up by the name of their class.
-    name = original.__name__ if path else f"Reduced{original.__name__}"
+    # A model around a ViT keeps its name, as do Hugging Face's: some libraries look models up by it.
+    name = original.__name__ if path or getattr(mixin, "keeps_name", False) else f"Reduced{original.__name__}"
     own = {"original": original, "made_of": (original, mixin, path), "path": path, "__module__": original.__module__}
+    own["__qualname__"] = name
     return type(name, (Patched, mixin, original), own)
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.parts import quiet_copy
+from gtp_vit.backbones.roots import ROOTS, Root, refused
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.costs import Convention, Costs, measure_costs
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
-BACKBONES: dict[str, Backbone] = {"timm_vit": TimmViT(), "lvvit": LVViTBackbone()}
-# Models around a ViT: qualified class name -> path of the ViT in the model.
-ROOTS: dict[str, str] = {}
+BACKBONES: dict[str, Backbone] = {"timm_vit": TimmViT(), "lvvit": LVViTBackbone(), "hf_vit": HuggingFaceViT()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,8 @@ class Host:
     model: nn.Module
     path: str  # "" = the model is the ViT itself
     backbone: Backbone
+    around: nn.Module  # the module right around the ViT; the ViT itself if there is none
+    root: Root | None = None  # what that module does with the ViT
 
     @property
     def tower(self) -> nn.Module:
@@ -36,26 +40,49 @@ class Host:
 
     @functools.cached_property
     def vit(self) -> VitInfo:
-        return self.backbone.describe(self.tower)
+        own = self.backbone.describe(self.tower)
+        return own if self.root is None else self.root.describe(self.around, own)
 
     @functools.cached_property
     def inputs(self) -> Inputs:
-        return self.backbone.inputs(self.tower)
+        own, output = self.backbone.inputs(self.tower), self.output
+        is_classifier = self.root is not None and output is not None and output.kind == "classes"
+        return dataclasses.replace(own, classes=output.width) if is_classifier and output is not None else own
 
-    @property
+    @functools.cached_property
     def output(self) -> Output | None:
         """What the model returns; None if there is a model around the ViT, whose output is not known."""
-        return self.backbone.output(self.tower) if self.path == "" else None
+        root = self.root
+        if root is None:
+            return self.backbone.output(self.tower)
+        if self.around is not self.model or root.kind is None:
+            return None
+        if root.kind == "as the ViT" or root.head is None:
+            return self.backbone.output(self.tower)
+        vit, weight = self.vit, next(self.tower.parameters())
+        tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
+        with torch.no_grad():
+            return Output(root.kind, root.head(quiet_copy(self.model), tokens).shape[1])
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
-        """MACs of the ViT, part by part."""
-        return measure_costs(self.backbone, quiet_copy(self.tower), grid, convention)
+        """MACs of the ViT, part by part; of a model around it only a head that is known."""
+        around: Any = quiet_copy(self.around)
+        tower = around if self.root is None else around.get_submodule(self.root.path)
+
+        def head(features: Tensor) -> Any:
+            if self.root is None or self.root.head is None:
+                return self.backbone.head(tower, features)
+            return self.root.head(around, features)
+
+        return measure_costs(self.backbone, tower, self.vit, head, grid, convention)
 
 
 def find(model: nn.Module) -> Host:
     """The host of a supported model; raises UnsupportedBackbone with the module that is not supported."""
-    path = ROOTS.get(f"{type(model).__module__}.{type(model).__qualname__}", "")
-    tower = model.get_submodule(path)
+    reason = refused(model)
+    if reason is not None:
+        raise UnsupportedBackbone(f"{reason}. The model was left as it is")
+    path, tower, around, root = _inside(model)
     for backbone in BACKBONES.values():
         if backbone.matches(tower):
             reason = backbone.refusal(tower)
@@ -67,7 +94,12 @@ def find(model: nn.Module) -> Host:
                     f"the ViT is at {' and at '.join(names)}, and only one would be reduced; patch model.{path} "
                     "and put it in all these places"
                 )
-            return Host(model, path, backbone)
+            return Host(model, path, backbone, around, root)
+    if root is not None:
+        raise UnsupportedBackbone(
+            f"{path} of this {type(model).__name__} is a {_name(tower)}, which is not a supported ViT. The model was "
+            "left as it is"
+        )
     inside = wrapped(model)
     if inside is not None:
         raise UnsupportedBackbone(
@@ -80,9 +112,24 @@ def find(model: nn.Module) -> Host:
             "made of, then compile that"
         )
     raise UnsupportedBackbone(
-        f"{type(model).__module__}.{type(model).__qualname__} is not a supported ViT; supported are timm's "
+        f"{_name(model)} is not a supported ViT; supported are timm's "
         "VisionTransformer and VisionTransformerDistilled, and gtp_vit's LVViT. The model was left as it is"
     )
+
+
+def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Root | None]:
+    """The path of the innermost model that is no root, that model, the one right around it, and what that one does."""
+    path: list[str] = []
+    here, around, root = model, model, None
+    while _name(here) in ROOTS:
+        around, root = here, ROOTS[_name(here)]
+        path.append(root.path)
+        here = here.get_submodule(root.path)
+    return ".".join(path), here, around, root
+
+
+def _name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def wrapped(model: nn.Module) -> str | None:

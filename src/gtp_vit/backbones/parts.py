@@ -86,7 +86,13 @@ def is_overridden(module: nn.Module, *, hooks: bool) -> bool:
     own = any(
         name in module.__dict__ for name in ("forward", "forward_features", "forward_head", "forward_intermediates")
     )
-    return own or (hooks and bool(module._forward_hooks or module._forward_pre_hooks))
+    return own or (hooks and has_hooks(module))
+
+
+def has_hooks(module: nn.Module, besides: str = "") -> bool:
+    """Are there hooks that a forward pass calls, besides those that were defined in the Python module `besides`?"""
+    every = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(getattr(hook, "__module__", None) != besides for hook in every) if besides else bool(every)
 
 
 def is_plain_linear(layer: nn.Module) -> bool:

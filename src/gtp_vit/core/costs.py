@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
@@ -124,13 +124,20 @@ class Costs:
 
 
 def measure_costs(
-    backbone: Backbone, model: nn.Module, grid: tuple[int, int] | None = None, convention: Convention = "model"
+    backbone: Backbone,
+    model: nn.Module,
+    vit: VitInfo,
+    head: Callable[[Tensor], Any],
+    grid: tuple[int, int] | None = None,
+    convention: Convention = "model",
 ) -> Costs:
     """Run each part of a model on a few tokens, of zeros or without data, and count.
 
     Args:
         backbone: the model's.
         model: the ViT, on any device including meta; a copy that may be run, see `Host.costs`.
+        vit: its sizes; blocks behind its depth are not counted.
+        head: what follows the last norm.
         grid: rows and columns of the patch grid; None = the model's own.
         convention: what is counted.
     """
@@ -139,12 +146,19 @@ def measure_costs(
     kinds = {(each.device.type, each.dtype) for each in model.parameters()}
     if not kinds <= {("cpu", torch.float32), ("cpu", torch.float64)}:
         with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-            return _measure(backbone, model, grid, convention)
-    return _measure(backbone, model, grid, convention)
+            return _measure(backbone, model, vit, head, grid, convention)
+    return _measure(backbone, model, vit, head, grid, convention)
 
 
-def _measure(backbone: Backbone, model: nn.Module, grid: tuple[int, int] | None, convention: Convention) -> Costs:
-    vit, inputs = backbone.describe(model), backbone.inputs(model)
+def _measure(
+    backbone: Backbone,
+    model: nn.Module,
+    vit: VitInfo,
+    head: Callable[[Tensor], Any],
+    grid: tuple[int, int] | None,
+    convention: Convention,
+) -> Costs:
+    inputs = backbone.inputs(model)
     weight = next(model.parameters())
     meter = Meter(torchprofile.COUNTED if convention == "torchprofile" else {})
     grid = grid or vit.grid
@@ -157,7 +171,7 @@ def _measure(backbone: Backbone, model: nn.Module, grid: tuple[int, int] | None,
         one, three = (_repeated(embedded, number) for number in (1, 3))
         known: dict[Any, BlockCosts] = {}
         blocks = []
-        for layer, block in enumerate(backbone.blocks(model)):
+        for layer, block in enumerate(list(backbone.blocks(model))[: vit.depth]):
             kind = tuple((name, p.shape) for name, p in block.named_parameters())
             if kind not in known:
                 known[kind] = _block(backbone, block, layer, three, meter)
@@ -165,7 +179,7 @@ def _measure(backbone: Backbone, model: nn.Module, grid: tuple[int, int] | None,
                     known[kind] = torchprofile.with_scaled_queries(known[kind])
             blocks.append(known[kind])
         short, long = (
-            meter.of(lambda x=tokens.x: backbone.head(model, backbone.norm(model)(x)))[1]  # type: ignore[misc]
+            meter.of(lambda x=tokens.x: head(backbone.norm(model)(x)))[1]  # type: ignore[misc]
             for tokens in (one, three)
         )
     per_token = (long - short) // 2

@@ -33,11 +33,14 @@ class Reduction:
     vit: VitInfo
     lossless: bool
     kernels: Kernels  # as passed to `patch`; the model's attribute `kernels` says what runs now
+    root_reads: bool | None = (
+        None  # does a model around the ViT read its image tokens? None = the ViT's own head counts
+    )
 
     def may_skip_image_tokens(self, model: Any) -> bool:
         """Are image tokens unused after the last block, as `model` is set now?"""
-        reads = self.backbone.head_reads_image_tokens(model) or model.reducer.reads_image_tokens
-        return self.lossless and not reads
+        reads = self.backbone.head_reads_image_tokens(model) if self.root_reads is None else self.root_reads
+        return self.lossless and not (reads or model.reducer.reads_image_tokens)
 
 
 Observer = Callable[[Tokens], None]
@@ -52,13 +55,27 @@ def run(
     observe: Observer | None = None,
     follow: bool = False,
 ) -> Tokens:
-    """Embed the images and run the blocks, reducing tokens on the way.
+    """Embed the images [B, channels, height, width] and `run_blocks`."""
+    tokens = model.reduction.backbone.embed(model, images)
+    return run_blocks(model, tokens, prefix_only=prefix_only, layers=layers, observe=observe, follow=follow)
+
+
+def run_blocks(
+    model: Any,
+    tokens: Tokens,
+    *,
+    prefix_only: bool = False,
+    layers: int | None = None,
+    observe: Observer | None = None,
+    follow: bool = False,
+) -> Tokens:
+    """Run the blocks, reducing tokens on the way.
 
     Args:
         model: a patched model.
-        images: [B, channels, height, width].
+        tokens: the embedded images.
         prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
-        layers: stop after this many blocks.
+        layers: stop after this many blocks; None = after those that are used.
         observe: called with the embedded tokens, then with the tokens after each layer.
         follow: keep `Tokens.owner`: which token stands for each patch.
     """
@@ -66,12 +83,11 @@ def run(
     backbone, reducer = reduction.backbone, model.reducer
     if backbone.grid(model) != reduction.vit.grid:
         raise BadInput("the original model's input size was changed after patching; patch it again")
-    tokens = backbone.embed(model, images)
     tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
     tokens = reducer.start(tokens)
     if observe is not None:
         observe(tokens)
-    blocks = list(backbone.blocks(model))[:layers]
+    blocks = list(backbone.blocks(model))[: reduction.vit.depth if layers is None else layers]
     again = torch.is_grad_enabled() and backbone.saves_memory(model)
     call: Any = functools.partial(checkpoint, use_reentrant=False) if again else _call
     for layer, block in enumerate(blocks):

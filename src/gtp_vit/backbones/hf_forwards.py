@@ -1,0 +1,106 @@
+"""The forward of a patched Hugging Face ViT: its own arguments and outputs, with our loop over the blocks inside.
+
+Imported once a Hugging Face model is patched, so transformers is here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
+from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
+from transformers.utils.output_capturing import _active_collector
+
+from gtp_vit.backbones.hf_vit import spelling_of
+from gtp_vit.core.loop import run_blocks
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadInput
+
+
+class HuggingFaceForwards:
+    """Mixed into the class of a patched model, before its own. Holds no state."""
+
+    keeps_name = True  # transformers looks models up by the names of their classes
+
+    reduction: Any
+    reducer: Any
+    config: Any
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        *,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: Tensor | None = None,
+        noise: Tensor | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **ignored: Any,
+    ) -> Any:
+        """The model's own output class; last_hidden_state and hidden_states have the tokens that remain."""
+        if pixel_values is None:
+            raise BadInput("there are no pixel_values; give them, [batch, channels, height, width]")
+        for name, mask in (("attention_mask", attention_mask), ("bool_masked_pos", bool_masked_pos)):
+            if mask is not None:
+                raise BadInput(f"{name} cannot be combined with token reduction; call the original model for these")
+        if output_attentions or (output_attentions is None and getattr(self.config, "output_attentions", False)):
+            raise BadInput(
+                "attention maps of a reduced model change their size; output_attentions=True needs the original"
+            )
+        if output_hidden_states is None:
+            output_hidden_states = getattr(self.config, "output_hidden_states", False)
+        options: dict[str, Any] = {"interpolate_pos_encoding": interpolate_pos_encoding, "noise": noise}
+        options = {name: value for name, value in options.items() if value is not None and value is not False}
+        outputs = self._outputs(pixel_values, output_hidden_states, options)
+        if return_dict is None:
+            return_dict = getattr(self.config, "return_dict", True)
+        return outputs if return_dict else outputs.to_tuple()
+
+    def _outputs(self, images: Tensor, wanted: bool | int | list[int] | None, options: dict[str, Any]) -> Any:
+        reduction, model = self.reduction, self
+        backbone, names = reduction.backbone, spelling_of(self)  # type: ignore[arg-type]
+        depth, all_layers = reduction.vit.depth, len(backbone.blocks(model))
+        states: list[Tensor | None] = []
+        chosen = _chosen(wanted, all_layers, depth)
+
+        def record(tokens: Tokens) -> None:
+            states.append(tokens.x if len(states) in chosen else None)
+
+        # Hooks on the blocks would add our hidden states to those of a model around this one.
+        token = _active_collector.set({})
+        try:
+            embedded = backbone.embed(model, images, **options)
+            is_short = not chosen and reduction.may_skip_image_tokens(model)
+            tokens = run_blocks(model, embedded, prefix_only=is_short, observe=record if chosen else None)
+        finally:
+            _active_collector.reset(token)
+        hidden: Any = (*states, *[None] * (all_layers - depth)) if chosen else None
+        if depth < all_layers:  # a model around this one reads an earlier layer only
+            return BaseModelOutputWithPooling(hidden_states=hidden)
+        last = self.reducer.finish(tokens, backbone.norm(model))
+        if names is not None and names.model == "vit_msn":
+            return BaseModelOutput(last, hidden)
+        if names is not None and names.model == "vit_mae":  # nothing is hidden, and the patches stand in random order
+            order = embedded.cell.argsort(dim=1)
+            return ViTMAEModelOutput(last, torch.zeros_like(order, dtype=last.dtype), order, hidden)
+        return BaseModelOutputWithPooling(last, backbone.pooled(model, last), hidden)
+
+
+def _chosen(wanted: bool | int | list[int] | None, all_layers: int, used: int) -> set[int]:
+    """Which hidden states to return: 0 is the embedding, then one for each layer."""
+    if wanted is None or wanted is False:
+        return set()
+    if wanted is True:
+        return set(range(used + 1))
+    listed = [wanted] if isinstance(wanted, int) else list(wanted)
+    found = {index % (all_layers + 1) for index in listed if -all_layers - 1 <= index <= all_layers}
+    if any(index > used for index in found):
+        raise BadInput(
+            f"hidden state {max(found)} was asked for, and only {used} layers are run, as the model around this ViT "
+            "reads no more; set its config.vision_feature_layer, then patch again"
+        )
+    return found

@@ -1,0 +1,368 @@
+"""Hugging Face's ViTs: ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 (also with registers) and DINOv3.
+
+One pre-norm block in three spellings (`FAMILIES`). As with timm, its arithmetic is repeated here, and `refusal`
+compares every class, child and tensor with what this copy supports. Names are those of transformers 5.18 and newer; it
+is never imported here: whoever has such a model has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.backbones.parts import check_images, has_hooks, is_overridden, quiet_copy, split_heads, through
+from gtp_vit.core.attention import Projections
+from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.tokens import Tokens
+
+OLDEST = (5, 18)  # older ones have other names
+RECORDERS = "transformers.utils.output_capturing"  # its hooks stay once hidden states were asked for; they only look
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a family names its parts, and what it has of the parts that others lack."""
+
+    model: str  # transformers.models.THIS
+    tower: str  # name of the ViT's class
+    block: str  # name of the class of its blocks
+    attention: str  # ... of their attention
+    mlps: tuple[str, ...]  # ... of their MLP
+    blocks: str  # path of the list of blocks
+    norms: tuple[str, str]  # in front of attention and MLP
+    attends: str = "attention"
+    out: str = "o_proj"
+    dropout: str | None = None  # behind both branches
+    scales: tuple[str, str] | None = None  # LayerScale of both branches
+    pre_norm: str | None = None  # behind the embedding
+    last_norm: str | None = "layernorm"  # over all tokens; None: last_hidden_state is not normed
+    prefix: int = 1  # class and distillation tokens
+    interpolates: bool = True  # takes interpolate_pos_encoding; else images of any size as they are
+    rotary: bool = False
+    more: tuple[str, ...] = ()  # other children of the ViT that its own forward uses, which is called for them
+
+    @property
+    def children(self) -> set[str]:
+        """Names of the ViT's own children."""
+        known = {"embeddings", self.blocks.split(".")[0], self.pre_norm, self.last_norm, *self.more}
+        return {name for name in known if name is not None}
+
+    @property
+    def block_children(self) -> set[str]:
+        return {*self.norms, self.attends, "mlp", *(self.scales or ()), *((self.dropout,) if self.dropout else ())}
+
+
+def _vit(model: str, prefix_of_classes: str, tower: str, **more: Any) -> Spelling:
+    name = prefix_of_classes
+    return Spelling(
+        *(model, tower, f"{name}Layer", f"{name}Attention", (f"{name}MLP",), "layers"),
+        norms=("layernorm_before", "layernorm_after"),
+        dropout="dropout",
+        **more,
+    )
+
+
+def _clip(model: str, name: str, tower: str, **more: Any) -> Spelling:
+    return Spelling(
+        *(model, tower, f"{name}EncoderLayer", f"{name}Attention", (f"{name}MLP",), "encoder.layers"),
+        norms=("layer_norm1", "layer_norm2"),
+        attends="self_attn",
+        out="out_proj",
+        **more,
+    )
+
+
+def _dino(model: str, name: str, gated: str, blocks: str, **more: Any) -> Spelling:
+    return Spelling(
+        *(model, f"{name}Model", f"{name}Layer", f"{name}Attention", (f"{name}MLP", f"{name}{gated}"), blocks),
+        norms=("norm1", "norm2"),
+        scales=("layer_scale1", "layer_scale2"),
+        dropout="drop_path",
+        interpolates=False,
+        **more,
+    )
+
+
+FAMILIES = (
+    _vit("vit", "ViT", "ViTModel", more=("pooler",)),
+    _vit("deit", "DeiT", "DeiTModel", prefix=2, more=("pooler",)),
+    _vit("vit_msn", "ViTMSN", "ViTMSNModel"),
+    _vit("ijepa", "IJepa", "IJepaModel", prefix=0, more=("pooler",)),
+    _vit("vit_mae", "ViTMAE", "ViTMAEModel"),
+    _clip("clip", "CLIP", "CLIPVisionModel", pre_norm="pre_layrnorm", last_norm=None, more=("post_layernorm",)),
+    _clip("siglip", "Siglip", "SiglipVisionModel", last_norm="post_layernorm", prefix=0, more=("head",)),
+    _dino("dinov2", "Dinov2", "SwiGLUFFN", "encoder.layer"),
+    _dino("dinov2_with_registers", "Dinov2WithRegisters", "SwiGLUFFN", "encoder.layer"),
+    _dino(
+        "dinov3_vit", "DINOv3ViT", "GatedMLP", "model.layer", last_norm="norm", rotary=True, more=("rope_embeddings",)
+    ),
+)
+TOWERS = {f"transformers.models.{each.model}.modeling_{each.model}.{each.tower}": each for each in FAMILIES}
+
+
+def spelling_of(model: nn.Module) -> Spelling | None:
+    """The spelling of a ViT of these families, also of a patched one, which keeps the name of its class."""
+    return TOWERS.get(f"{type(model).__module__}.{type(model).__qualname__}")
+
+
+class HuggingFaceViT(Backbone):
+    """Backbone of Hugging Face's plain vision transformers."""
+
+    @property
+    def forwards(self) -> type:  # type: ignore[override]
+        from gtp_vit.backbones.hf_forwards import HuggingFaceForwards  # needs transformers, which is here by now
+
+        return HuggingFaceForwards
+
+    def matches(self, model: nn.Module) -> bool:
+        return spelling_of(model) is not None
+
+    def refusal(self, model: Any) -> str | None:
+        names = _spelling(model)
+        version = sys.modules["transformers"].__version__
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            wanted = ".".join(map(str, OLDEST))
+            return f"transformers {version} names the parts of its models differently; update it: {wanted} or newer"
+        devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+        if len(devices) > 1:
+            return f"the model is spread over {', '.join(sorted(devices))}; load it without device_map"
+        if is_overridden(model, hooks=False):
+            return "the model's forward was replaced on the instance, e.g. by device_map or a wrapper; load it without"
+        for name, child in model.named_children():
+            if name not in names.children:
+                return f"the model has a module {name} ({type(child).__name__}) that is not known"
+        if names.model == "vit_mae" and model.config.mask_ratio != 0:
+            return (
+                f"ViTMAE hides {model.config.mask_ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 "
+                "first"
+            )
+        for index, block in enumerate(self.blocks(model)):
+            reason = _block_refusal(block, names)
+            if reason is not None:
+                return f"{names.blocks}[{index}]{reason}"
+        return None
+
+    def describe(self, model: Any) -> VitInfo:
+        names = _spelling(model)
+        attention = getattr(self.blocks(model)[0], names.attends)
+        prefix = names.prefix + getattr(model.config, "num_register_tokens", 0)
+        return VitInfo(
+            depth=len(self.blocks(model)),
+            dim=model.config.hidden_size,
+            heads=model.config.num_attention_heads,
+            head_dim=attention.head_dim,
+            grid=self.grid(model),
+            prefix=prefix,
+            class_token=names.prefix > 0,
+            head_reads_image_tokens=True,  # last_hidden_state has them all
+            head_averages_image_tokens=False,
+        )
+
+    def inputs(self, model: Any) -> Inputs:
+        config, names = model.config, _spelling(model)
+        stored = str(getattr(config, "name_or_path", "") or "").rstrip("/")
+        return Inputs(
+            name=stored.rsplit("/", 1)[-1] or type(model).__name__,
+            size=_pair(config.image_size),
+            any_size=not names.interpolates,
+            patch=_pair(config.patch_size),
+            channels=config.num_channels,
+            classes=0,
+            preparation=None,
+        )
+
+    def output(self, model: Any) -> Output:
+        vit, weight = self.describe(model), next(model.parameters())
+        tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
+        with torch.no_grad():
+            found = self.head(quiet_copy(model), tokens)
+        return Output("features" if found.ndim == 2 else "tokens", found.shape[-1])
+
+    def grid(self, model: Any) -> tuple[int, int]:
+        (height, width), (rows, columns) = _pair(model.config.image_size), _pair(model.config.patch_size)
+        return height // rows, width // columns
+
+    def head_reads_image_tokens(self, model: Any) -> bool:
+        return True
+
+    def embed(self, model: Any, images: Tensor, **options: Any) -> Tokens:
+        """The tokens in front of the first block; `options` are keywords of the model's own embedding."""
+        names = _spelling(model)
+        first, inputs = self.first_layer(model), self.inputs(model)
+        if isinstance(images, Tensor) and images.is_floating_point():
+            images = images.to(first.weight.dtype)  # as these models do
+        fixed = names.interpolates and not options.get("interpolate_pos_encoding")
+        check_images(images, first, inputs.size if fixed else None, None)
+        x = model.embeddings(images, **options)
+        grid = (images.shape[2] // inputs.patch[0], images.shape[3] // inputs.patch[1])
+        cell = torch.arange(grid[0] * grid[1], device=images.device).expand(len(images), -1)
+        if names.model == "vit_mae":  # it shuffles the patches, also where it hides none
+            x, _, order = x
+            cell = order.argsort(dim=1)
+        if names.pre_norm is not None:
+            x = getattr(model, names.pre_norm)(x)
+        prefix = x.shape[1] - cell.shape[1]
+        return Tokens(x, cell, prefix, grid, table=self._table(model, images) if names.rotary else None)
+
+    def _table(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for each cell, and a last row that turns nothing, for tokens in no cell."""
+        cosine, sine = model.rope_embeddings(images)
+        return F.pad(cosine, (0, 0, 0, 1), value=1.0), F.pad(sine, (0, 0, 0, 1))
+
+    def first_layer(self, model: Any) -> nn.Conv2d:
+        """The convolution that makes patches."""
+        return next(module for module in model.embeddings.modules() if isinstance(module, nn.Conv2d))
+
+    def blocks(self, model: Any) -> Sequence[nn.Module]:
+        found: Any = model.get_submodule(_spelling(model).blocks)
+        return found
+
+    def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
+        more = {} if tokens.table is None else {"position_embeddings": _rows(tokens)}
+        if block.gradient_checkpointing and block.training:  # the loop around it does that already
+            return block.forward(tokens.x, attention_mask=None, **more)
+        return block(tokens.x, attention_mask=None, **more)
+
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+        names = _of_block(block)
+        attention, y = getattr(block, names.attends), getattr(block, names.norms[0])(tokens.x)
+        heads = attention.q_proj.out_features // attention.head_dim
+        (q,) = split_heads(attention.q_proj(y[:, :queries]), 1, heads)
+        (k,) = split_heads(attention.k_proj(y), 1, heads)
+        (v,) = split_heads(attention.v_proj(y), 1, heads)
+        if tokens.table is not None:
+            rows = _rows(tokens)
+            q, k = _turned(q, tokens.prefix, *rows), _turned(k, tokens.prefix, *rows)
+        return Projections(q, k, v, _scale(attention), _dropout(attention) if attention.training else 0.0)
+
+    def attention_branch(self, block: Any, out: Tensor) -> Tensor:
+        names = _of_block(block)
+        return _branch(block, names, 0, getattr(getattr(block, names.attends), names.out)(out))
+
+    def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
+        norm = getattr(block, _of_block(block).norms[1])
+        plain = type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None
+        return norm if plain and not is_overridden(norm, hooks=True) else None
+
+    def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
+        names = _of_block(block)
+        return _branch(block, names, 1, block.mlp(getattr(block, names.norms[1])(x) if normed is None else normed))
+
+    def norm(self, model: Any) -> nn.Module:
+        name = _spelling(model).last_norm
+        return nn.Identity() if name is None else getattr(model, name)
+
+    def head(self, model: Any, features: Tensor) -> Tensor:
+        """pooler_output, or all features where a model has none."""
+        pooled = self.pooled(model, features)
+        return features if pooled is None else pooled
+
+    def pooled(self, model: Any, features: Tensor) -> Tensor | None:
+        """pooler_output, from last_hidden_state."""
+        names = _spelling(model)
+        if names.model == "clip":
+            return model.post_layernorm(features[:, 0])
+        if names.model == "siglip":
+            return model.head(features) if model.use_head else None
+        if names.scales is not None:
+            return features[:, 0]
+        pooler = getattr(model, "pooler", None)
+        return None if pooler is None else pooler(features)
+
+    def classifier(self, model: Any) -> nn.Module:
+        raise NotImplementedError("the classifier belongs to the model around the ViT, which only transformers trains")
+
+    def saves_memory(self, model: Any) -> bool:
+        first: Any = self.blocks(model)[0]
+        return bool(first.gradient_checkpointing and first.training)
+
+    def save_memory(self, model: Any, on: bool) -> None:
+        (model.gradient_checkpointing_enable if on else model.gradient_checkpointing_disable)()
+
+
+def _spelling(model: nn.Module) -> Spelling:
+    found = spelling_of(model)
+    assert found is not None
+    return found
+
+
+BLOCKS = {f"transformers.models.{each.model}.modeling_{each.model}.{each.block}": each for each in FAMILIES}
+
+
+def _of_block(block: nn.Module) -> Spelling:
+    return BLOCKS[f"{type(block).__module__}.{type(block).__qualname__}"]
+
+
+def _block_refusal(block: Any, names: Spelling) -> str | None:
+    own = sys.modules[f"transformers.models.{names.model}.modeling_{names.model}"]
+    if type(block) is not getattr(own, names.block):
+        return f" is {type(block).__name__}; supported: {names.block}"
+    attention = getattr(block, names.attends)
+    if type(attention) is not getattr(own, names.attention):
+        return f".{names.attends} is {type(attention).__name__}; supported: {names.attention}"
+    if not any(type(block.mlp) is getattr(own, name, None) for name in names.mlps):
+        return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(names.mlps)}"
+    known = ((names.block_children, block, ""), ({*PROJECTIONS, names.out}, attention, f".{names.attends}"))
+    for children, owner, path in known:
+        for name, child in owner.named_children():
+            if name not in children:
+                return f"{path}.{name} ({type(child).__name__}) is not known"
+        for name in [*owner._parameters, *owner._buffers]:
+            return f"{path}.{name} (a tensor) is not known"
+        if is_overridden(owner, hooks=False) or has_hooks(owner, besides=RECORDERS):
+            return f"{path} has hooks or a forward of its own, which a reduced layer would not call; remove them"
+    for name, layer in block.named_modules():
+        weight = getattr(layer, "weight", None)
+        is_linear = "Linear" in type(layer).__name__ or name.endswith("_proj")
+        if is_linear and (type(layer) is not nn.Linear or type(weight) not in (Tensor, nn.Parameter)):
+            what = type(layer).__name__ if type(layer) is not nn.Linear else f"a Linear with a {type(weight).__name__}"
+            return (
+                f".{name} is {type(layer).__module__}.{what}; supported: torch.nn.Linear. Merge adapters "
+                "(merge_and_unload), and quantise or shard the model after patching"
+            )
+    return None
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return int(height), int(width)
+
+
+def _scale(attention: Any) -> float:
+    return attention.scaling if hasattr(attention, "scaling") else attention.scale
+
+
+def _dropout(attention: Any) -> float:
+    return attention.attention_dropout if hasattr(attention, "attention_dropout") else attention.dropout
+
+
+def _branch(block: Any, names: Spelling, number: int, x: Tensor) -> Tensor:
+    """LayerScale and dropout or stochastic depth, behind either branch."""
+    if names.scales is not None:
+        x = getattr(block, names.scales[number])(x)
+    return x if names.dropout is None else through(getattr(block, names.dropout), x)
+
+
+def _rows(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the image tokens, [B, 1, M, D] each."""
+    cosine, sine = tokens.table
+    return cosine[tokens.cell].unsqueeze(1), sine[tokens.cell].unsqueeze(1)
+
+
+def _turned(x: Tensor, prefix: int, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Queries or keys [B, H, N, D] of the first N tokens, with those of the image tokens turned by their position."""
+    image = x[:, :, prefix:]
+    if image.shape[2] == 0:
+        return x
+    count = image.shape[2]
+    first, second = image.chunk(2, dim=-1)
+    turned = image * cosine[:, :, :count] + torch.cat([-second, first], dim=-1) * sine[:, :, :count]
+    return torch.cat([x[:, :, :prefix], turned], dim=2)

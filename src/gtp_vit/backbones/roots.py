@@ -1,0 +1,178 @@
+"""Models around a ViT: where the ViT is in them, and what they read of it.
+
+They keep their class and their own forward; only the ViT inside is reduced. This file imports none of their libraries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.reducer import VitInfo
+from gtp_vit.errors import UnsupportedBackbone
+
+
+@dataclass(frozen=True)
+class Root:
+    """What a class of models does with the ViT in it."""
+
+    path: str  # of the ViT, or of a root further inside
+    # Which tokens it reads, where the ViT alone would not know; mean: the plain mean of the image tokens.
+    reads: Literal["as the ViT", "prefix", "all", "mean"] = "as the ViT"
+    head: Callable[[Any, Tensor], Tensor] | None = None  # (model, normed features) -> output; None: the ViT's own head
+    kind: Literal["classes", "embedding", "as the ViT"] | None = None  # of its output; None: it takes more than images
+    layers: Callable[[Any, int], int] | None = None  # (model, depth) -> how many layers of the ViT it uses; None: all
+
+    def describe(self, model: nn.Module, vit: VitInfo) -> VitInfo:
+        """The sizes of the ViT as this model, right around it, uses it."""
+        depth = vit.depth if self.layers is None else self.layers(model, vit.depth)
+        if self.reads == "as the ViT":
+            return dataclasses.replace(vit, depth=depth)
+        return dataclasses.replace(
+            vit,
+            depth=depth,
+            head_reads_image_tokens=self.reads != "prefix",
+            head_averages_image_tokens=self.reads == "mean",
+        )
+
+
+def _class_token(model: Any, x: Tensor) -> Tensor:
+    return model.classifier(x[:, 0])
+
+
+def _teacher(model: Any, x: Tensor) -> Tensor:
+    return (model.cls_classifier(x[:, 0]) + model.distillation_classifier(x[:, 1])) / 2
+
+
+def _mean(model: Any, x: Tensor) -> Tensor:
+    return model.classifier(x.mean(dim=1))
+
+
+def _mean_behind_class_token(model: Any, x: Tensor) -> Tensor:
+    return model.classifier(x[:, 1:].mean(dim=1))
+
+
+def _class_token_and_mean(model: Any, x: Tensor) -> Tensor:
+    prefix = 1 + getattr(model.config, "num_register_tokens", 0)
+    return model.classifier(torch.cat([x[:, 0], x[:, prefix:].mean(dim=1)], dim=1))
+
+
+def _clip_embedding(model: Any, x: Tensor) -> Tensor:
+    return model.visual_projection(model.vision_model.post_layernorm(x[:, 0]))
+
+
+def _feature_layer(model: Any, depth: int) -> int:
+    """LLaVA takes hidden_states[vision_feature_layer], of which the first is the embedding."""
+    layer = model.config.vision_feature_layer
+    if not isinstance(layer, int):
+        raise UnsupportedBackbone(
+            f"{type(model).__name__} joins the channels of layers {list(layer)} of its ViT, and they have different "
+            "numbers of tokens once some are removed; set config.vision_feature_layer to one layer. The model was left "
+            "as it is"
+        )
+    used = layer if layer >= 0 else depth + 1 + layer
+    if not 1 <= used <= depth:
+        raise UnsupportedBackbone(
+            f"config.vision_feature_layer is {layer}, and the ViT has {depth} layers; give one from {-depth} to -1"
+        )
+    return used
+
+
+def _hf(family: str, names: dict[str, Root]) -> dict[str, Root]:
+    return {f"transformers.models.{family}.modeling_{family}.{name}": root for name, root in names.items()}
+
+
+def _classifier(path: str, reads: Any, head: Any) -> Root:
+    return Root(path, reads, head, "classes")
+
+
+# Qualified class name -> what it does. A root may contain another root.
+ROOTS: dict[str, Root] = {
+    **_hf("vit", {"ViTForImageClassification": _classifier("vit", "prefix", _class_token)}),
+    **_hf(
+        "deit",
+        {
+            "DeiTForImageClassification": _classifier("deit", "prefix", _class_token),
+            "DeiTForImageClassificationWithTeacher": _classifier("deit", "prefix", _teacher),
+        },
+    ),
+    **_hf("vit_msn", {"ViTMSNForImageClassification": _classifier("vit", "prefix", _class_token)}),
+    **_hf("ijepa", {"IJepaForImageClassification": _classifier("ijepa", "mean", _mean)}),
+    **_hf(
+        "clip",
+        {
+            "CLIPModel": Root("vision_model", "all"),
+            "CLIPVisionModelWithProjection": Root("vision_model", "all", _clip_embedding, "embedding"),
+            "CLIPForImageClassification": _classifier("vision_model", "mean", _mean_behind_class_token),
+        },
+    ),
+    **_hf(
+        "siglip",
+        {
+            "SiglipModel": Root("vision_model", "all"),
+            "SiglipForImageClassification": _classifier("vision_model", "mean", _mean),
+        },
+    ),
+    **_hf("dinov2", {"Dinov2ForImageClassification": _classifier("dinov2", "all", _class_token_and_mean)}),
+    **_hf(
+        "dinov2_with_registers",
+        {
+            "Dinov2WithRegistersForImageClassification": _classifier(
+                "dinov2_with_registers", "all", _class_token_and_mean
+            )
+        },
+    ),
+    **_hf(
+        "timm_wrapper",
+        {
+            "TimmWrapperModel": Root("timm_model", "all"),
+            "TimmWrapperForImageClassification": Root("timm_model", kind="as the ViT"),
+        },
+    ),
+    **_hf(
+        "llava",
+        {
+            "LlavaForConditionalGeneration": Root("model"),
+            "LlavaModel": Root("vision_tower", "all", layers=_feature_layer),
+        },
+    ),
+    **_hf(
+        "paligemma",
+        {
+            "PaliGemmaForConditionalGeneration": Root("model"),
+            "PaliGemmaModel": Root("vision_tower", "all"),
+        },
+    ),
+    "open_clip.model.CLIP": Root("visual"),
+    "open_clip.model.CustomTextCLIP": Root("visual"),
+    "open_clip.coca_model.CoCa": Root("visual"),
+    "open_clip.timm_model.TimmModel": Root("trunk"),
+}
+
+_GRID = "puts the tokens of its ViT back on a grid, so none may be missing"
+_LAYERS = (
+    "joins the channels of several layers of its ViT, which have different numbers of tokens once some are removed"
+)
+# Families of models whose ViT would be accepted by itself, and why it must not be reduced inside them.
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("llava_next", "llava_next_video", "llava_onevision", "idefics2", "idefics3", "smolvlm", "internvl"),
+            *("gemma3", "aya_vision", "cohere2_vision", "mistral3", "lfm2_vl", "granite4_vision", "perception_lm"),
+        ),
+        _GRID,
+    ),
+    "vipllava": _LAYERS,
+}
+
+
+def refused(model: nn.Module) -> str | None:
+    """Why this model around a ViT is refused as a whole; None if nothing is known against it."""
+    parts = type(model).__module__.split(".")
+    reason = REFUSED.get(parts[2]) if parts[:2] == ["transformers", "models"] and len(parts) > 2 else None
+    return None if reason is None else f"{type(model).__name__} {reason}; reduce the language model's tokens instead"
