@@ -6,6 +6,7 @@ A family is listed under its backbone; the conformance battery runs over all of 
 from __future__ import annotations
 
 import functools
+import importlib.util
 
 import timm
 import torch
@@ -50,16 +51,76 @@ def lvvit(**sizes: object) -> nn.Module:
     return LVViT(**{**SMALL, "stem_width": 8, **sizes})
 
 
+def hugging_face(name: str, config: str, **more: object) -> nn.Module:
+    """A model of transformers; `name` and `config` are its classes."""
+    import transformers
+
+    sizes = {"image_size": 64, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3}
+    if "Dinov2" not in name:
+        sizes["intermediate_size"] = 48
+    if "Vision" in config and "Vision" not in name:  # a model of images and texts, or its classifier
+        text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        text |= {
+            "vocab_size": 50,
+            "max_position_embeddings": 12,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 2,
+        }
+        vision = getattr(transformers, config)(**sizes).to_dict()
+        whole = getattr(transformers, config.replace("Vision", ""))
+        return getattr(transformers, name)(whole(vision_config=vision, text_config=text, **more))
+    return getattr(transformers, name)(getattr(transformers, config)(**{**sizes, **more}))
+
+
+# name -> (class, class of its configuration, settings)
+HUGGING_FACE: dict[str, tuple[str, str, dict]] = {
+    "hf_vit": ("ViTForImageClassification", "ViTConfig", {"num_labels": 10}),
+    "hf_vit_base": ("ViTModel", "ViTConfig", {"qkv_bias": False}),
+    "hf_deit": ("DeiTForImageClassification", "DeiTConfig", {"num_labels": 10}),
+    "hf_deit_teacher": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {"num_labels": 10}),
+    "hf_msn": ("ViTMSNForImageClassification", "ViTMSNConfig", {"num_labels": 10}),
+    "hf_msn_base": ("ViTMSNModel", "ViTMSNConfig", {}),
+    "hf_ijepa": ("IJepaForImageClassification", "IJepaConfig", {"num_labels": 10}),
+    "hf_clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", {}),
+    "hf_clip_projection": ("CLIPVisionModelWithProjection", "CLIPVisionConfig", {"projection_dim": 16}),
+    "hf_clip": ("CLIPForImageClassification", "CLIPVisionConfig", {"num_labels": 10}),
+    "hf_siglip_vision": ("SiglipVisionModel", "SiglipVisionConfig", {}),
+    "hf_siglip": ("SiglipForImageClassification", "SiglipVisionConfig", {"num_labels": 10}),
+    "hf_dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {"num_labels": 10, "mlp_ratio": 2}),
+    "hf_dinov2_base": ("Dinov2Model", "Dinov2Config", {"use_swiglu_ffn": True}),
+    "hf_dinov2_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {"mlp_ratio": 2}),
+    "hf_dinov2_registers_classes": (
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        {"num_labels": 10, "mlp_ratio": 2},
+    ),
+    "hf_dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", {"num_attention_heads": 2, "num_register_tokens": 4}),
+    "hf_dinov3_gated": (
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        {"num_attention_heads": 2, "use_gated_mlp": True, "image_size": (48, 80)},
+    ),
+}
+HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None  # not on Python 3.10
+
+
+def from_hugging_face(family: str) -> nn.Module:
+    name, config, more = HUGGING_FACE[family]
+    return hugging_face(name, config, **more)
+
+
 # backbone -> family -> a function that makes a small model
 FAMILIES = {
     "timm_vit": {family: functools.partial(timm_vit, family) for family in TIMM_VIT},
     "lvvit": {"lvvit": lvvit, "lvvit_non_square": functools.partial(lvvit, img_size=(48, 96), skip_lam=3.0)},
+    "hf_vit": {family: functools.partial(from_hugging_face, family) for family in HUGGING_FACE if HAS_TRANSFORMERS},
 }
 ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family in families]
 NAMES = [family for _, family in ALL]
 # Families whose blocks differ from another one's in details only pass the short battery: the whole one on every family
 # would take an hour.
-LIGHT: set[str] = set()
+LIGHT: set[str] = {*HUGGING_FACE} - {"hf_vit", "hf_dinov3"}
 THOROUGH = [family for family in NAMES if family not in LIGHT]
 # One of each kind of head and prefix, for the tests that take seconds each.
 FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]
@@ -84,6 +145,15 @@ def make(family: str) -> nn.Module:
         for parameter in model.parameters():
             parameter.data = parameter.data + 0.15 * torch.randn(parameter.shape)
     return model.eval()
+
+
+def output(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """What a model returns, or the part of it that people read."""
+    found = model(images)
+    if isinstance(found, torch.Tensor):
+        return found
+    names = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
+    return next(found[name] for name in names if found.get(name) is not None)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "recipes": {"core", "methods", "backbones"},
     "patch": {"core", "methods", "backbones", "kernels", "recipes"},
     "runs": {"patch", "recipes"},
-    "inputs": {"backbones", "embedded", "models", "patch", "runs", "weights"},
+    "inputs": {"backbones", "embedded", "kernels", "models", "patch", "recipes", "runs", "weights"},
     "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs"},
     "engines": {"core", "embedded", "patch", "runs", "measure"},
     "search": {"core", "engines", "methods", "patch", "recipes", "runs", "inputs", "measure"},
@@ -90,8 +90,8 @@ HOSTS_OWN = {
 # Words that only a model's own are read of a model.
 OF_A_MODEL = {"blocks", "norm", "head", "attn", "mlp", "norm_pre", "head_drop", "forward_intermediates"}
 MODELS = {"model", "plain", "fast", "tower", "root", "student", "teacher", "block", "original"}
-OURS_TOO = {"num_classes", "grad_checkpointing", "img_size"}
-SETTINGS = {"flags", "settings", "self", "options"}  # what ours are read from
+OURS_TOO = {"num_classes", "grad_checkpointing", "img_size", "patch_size"}
+SETTINGS = {"flags", "settings", "self", "options", "processor"}  # what ours are read from
 
 
 def attributes(path: Path) -> set[str]:
@@ -133,15 +133,15 @@ def test_importing_the_package_imports_torch_only():
     code = "import sys, json, gtp_vit; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert "torch" in loaded
-    assert not {"timm", "torchvision", "rich", "tyro", "PIL", "safetensors", "huggingface_hub"} & set(loaded)
+    assert not {"timm", "torchvision", "rich", "tyro", "PIL", "safetensors", "huggingface_hub", "transformers", "open_clip"} & set(loaded)
 
 
 def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
         "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits METHODS Method PPT Recipe ToMe "
-        "Training TriLevel UnsupportedBackbone accelerate create_model export finetune is_patched macs make_method "
-        "method_from_dict patch read_recipe save_checkpoint trace tune unpatch"
+        "Training TriLevel UnsupportedBackbone accelerate create_model export finetune fit_processor is_patched "
+        "load_pretrained macs make_method method_from_dict patch read_recipe save_checkpoint trace tune unpatch"
     )
 
 

@@ -36,7 +36,7 @@ from gtp_vit.backbones import BACKBONES
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.patch import host_of
+from gtp_vit.patch import host_of, tower_of
 
 EXTRA = [
     GTP(propagate=6, theta=0.6, alpha=0.3),
@@ -100,7 +100,7 @@ pytestmark = [
 
 def logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model(images)
+        return families.output(model, images)
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> None:
@@ -204,7 +204,7 @@ def token_counts_follow_the_schedule(family: str, method: Method) -> None:
         for image in layer.kept:
             assert len(set(image.tolist())) == step.after  # no patch twice
     with torch.no_grad():
-        assert run(fast, images).x.shape[1] == fast.reduction.vit.prefix + step.after
+        assert run(tower_of(fast), images).x.shape[1] == fast.reduction.vit.prefix + step.after
 
 
 @every_pair
@@ -233,7 +233,7 @@ def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
 
     fast.reducer.fused, fast.reducer.before, fast.reducer.after = spy, spy_on(before), spy_on(after)
     with torch.no_grad():
-        run(fast, images)
+        run(tower_of(fast), images)
     for one, other in steps:
         assert torch.equal(one.x[:, : one.prefix], other.x[:, : other.prefix])
         weights = fast.reducer.key_weights(other)
@@ -246,7 +246,7 @@ def test_every_patch_has_one_owner_and_a_kept_patch_is_its_own(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
     seen: list[Tokens] = []
     with torch.no_grad():
-        run(fast, images, observe=seen.append, follow=True)
+        run(tower_of(fast), images, observe=seen.append, follow=True)
     patches = seen[0].cell.shape[1]
     for tokens in seen:
         count = tokens.cell.shape[1]
@@ -297,7 +297,9 @@ def test_the_original_is_untouched_and_the_weights_are_shared(family, method):
     assert torch.equal(logits(model, images), before)
     own = list(fast.reducer.parameters())
     assert bool(own) == (method.learned != "none")
-    assert [id(p) for p in fast.parameters()] == [id(p) for p in [*model.parameters(), *own]]
+    learned = {id(p) for p in own}
+    assert [id(p) for p in fast.parameters() if id(p) not in learned] == [id(p) for p in model.parameters()]
+    assert learned <= {id(p) for p in fast.parameters()}
     assert isinstance(fast, kind)
 
 
@@ -305,10 +307,13 @@ def test_the_original_is_untouched_and_the_weights_are_shared(family, method):
 def test_state_dicts_load_both_ways(family, method):
     model = families.make(family)
     fast = patch(model, method)
-    own = [f"reducer.{key}" for key in fast.reducer.state_dict()]  # only of methods with learned parts
-    assert {key.split(".")[1] for key in own} == set(method.files)  # each is stored in a file that a setting names
-    assert bool(own) == (method.learned != "none")
-    assert list(fast.state_dict()) == [*model.state_dict(), *own]
+    learned = list(fast.reducer.state_dict())  # only of methods with learned parts
+    assert {key.split(".")[0] for key in learned} == set(method.files)  # each is stored in a file that a setting names
+    assert bool(learned) == (method.learned != "none")
+    path = host_of(model).path
+    own = [f"{path}.reducer.{key}" if path else f"reducer.{key}" for key in learned]
+    assert [key for key in fast.state_dict() if key not in own] == list(model.state_dict())
+    assert [key for key in fast.state_dict() if key in own] == own
     other = patch(copy.deepcopy(model), method)
     assert other.load_state_dict(model.state_dict(), strict=False).missing_keys == own
     assert families.make(family).load_state_dict(fast.state_dict(), strict=False).unexpected_keys == own
@@ -395,7 +400,7 @@ def test_autocast_changes_nothing_that_a_method_does_itself(method, kernels):
     for name in DECIDES:
         setattr(fast.reducer, name, watch(name))
     with torch.no_grad():
-        run(fast, images, follow=not is_adaptive(method))
+        run(tower_of(fast), images, follow=not is_adaptive(method))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             again = [step(*arguments) for step, arguments, _ in done]
     assert any(step.__name__ in ("choose", "fused") for step, _, _ in done)

@@ -37,6 +37,13 @@ def lvvit(tower, block, layer, tokens, visible):
     return x + block.mlp(block.norm2(x)) / block.skip_lam
 
 
+@masked("hf_vit")
+def hf_vit(tower, block, layer, tokens, visible):
+    more = {} if tokens.table is None else {"position_embeddings": tuple(rows[:-1] for rows in tokens.table)}
+    hidden = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[:, None, None]
+    return block(tokens.x, attention_mask=hidden.expand(-1, -1, visible.shape[1], -1), **more)
+
+
 def test_every_backbone_is_here():
     assert set(MASKED) == set(BACKBONES)
 

@@ -7,6 +7,8 @@ from gtp_vit.engines.export import export as export
 from gtp_vit.errors import GTPError as GTPError
 from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
 from gtp_vit.inputs.models import create_model as create_model
+from gtp_vit.inputs.pretrained import load_pretrained as load_pretrained
+from gtp_vit.inputs.processors import fit_processor as fit_processor
 from gtp_vit.measure.macs import macs as macs
 from gtp_vit.measure.trace import trace as trace
 from gtp_vit.methods import METHODS as METHODS

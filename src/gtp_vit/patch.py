@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +77,21 @@ def patch(
     return root
 
 
+def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None]) -> None:
+    """Save the weights by `save`, which gets the original of a patched model, and the recipe beside them."""
+    import safetensors.torch
+
+    save(unpatch(model))
+    folder, host, method = Path(folder), host_of(model), tower_of(model).reduction.method
+    learned = tower_of(model).reducer.state_dict()
+    files = {part: f"{Path(recipes.BESIDE).stem}-{part}.safetensors" for part in method.files if learned}
+    for part, file in files.items():
+        own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
+        safetensors.torch.save_file(own, folder / file)
+    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), dataclasses.replace(method, **files), {}, {})
+    (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
+
+
 def _settings(method: Any) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
         raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
@@ -130,6 +147,18 @@ class Patched:
         return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
 
 
+class SavesRecipe:
+    """What the classes that `patch` makes of Hugging Face models add: the reduction is saved as well."""
+
+    def save_pretrained(self, save_directory: Any, *arguments: Any, push_to_hub: bool = False, **options: Any) -> None:
+        """As the model's own, and a recipe beside the weights, which `gtp_vit.load_pretrained` reads."""
+        if push_to_hub:
+            raise BadSetting("push_to_hub would leave out the recipe; save to a folder, then upload that")
+        save_pretrained(
+            self, save_directory, lambda plain: plain.save_pretrained(save_directory, *arguments, **options)
+        )
+
+
 class PatchedRoot:
     """What a model around a patched ViT has of the reduction."""
 
@@ -153,7 +182,8 @@ def _patched_class(original: Any, mixin: Any, path: str) -> Any:
     name = original.__name__ if path or getattr(mixin, "keeps_name", False) else f"Reduced{original.__name__}"
     own = {"original": original, "made_of": (original, mixin, path), "path": path, "__module__": original.__module__}
     own["__qualname__"] = name
-    return type(name, (Patched, mixin, original), own)
+    saves = (SavesRecipe,) if hasattr(original, "save_pretrained") else ()
+    return type(name, (Patched, *saves, mixin, original), own)
 
 
 def _restore(original: type, mixin: type, path: str) -> Any:

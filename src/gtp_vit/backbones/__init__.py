@@ -62,19 +62,21 @@ class Host:
         vit, weight = self.vit, next(self.tower.parameters())
         tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
-            return Output(root.kind, root.head(quiet_copy(self.model), tokens).shape[1])
+            return Output(root.kind, self._head(quiet_copy(self.model), tokens).shape[1])
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
         """MACs of the ViT, part by part; of a model around it only a head that is known."""
         around: Any = quiet_copy(self.around)
         tower = around if self.root is None else around.get_submodule(self.root.path)
-
-        def head(features: Tensor) -> Any:
-            if self.root is None or self.root.head is None:
-                return self.backbone.head(tower, features)
-            return self.root.head(around, features)
-
+        head = functools.partial(self._head, around)
         return measure_costs(self.backbone, tower, self.vit, head, grid, convention)
+
+    def _head(self, around: nn.Module, features: Tensor) -> Tensor:
+        """What a copy of the model right around the ViT makes of its features."""
+        if self.root is None:
+            return self.backbone.head(around, features)
+        pooled = self.backbone.head(around.get_submodule(self.root.path), features)
+        return pooled if self.root.head is None else self.root.head(around, features, pooled)
 
 
 def find(model: nn.Module) -> Host:

@@ -24,7 +24,8 @@ class Root:
     path: str  # of the ViT, or of a root further inside
     # Which tokens it reads, where the ViT alone would not know; mean: the plain mean of the image tokens.
     reads: Literal["as the ViT", "prefix", "all", "mean"] = "as the ViT"
-    head: Callable[[Any, Tensor], Tensor] | None = None  # (model, normed features) -> output; None: the ViT's own head
+    # (model, the ViT's features, what its own head makes of them) -> output; None: there is nothing behind the ViT
+    head: Callable[[Any, Tensor, Tensor], Tensor] | None = None
     kind: Literal["classes", "embedding", "as the ViT"] | None = None  # of its output; None: it takes more than images
     layers: Callable[[Any, int], int] | None = None  # (model, depth) -> how many layers of the ViT it uses; None: all
 
@@ -41,29 +42,29 @@ class Root:
         )
 
 
-def _class_token(model: Any, x: Tensor) -> Tensor:
+def _class_token(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     return model.classifier(x[:, 0])
 
 
-def _teacher(model: Any, x: Tensor) -> Tensor:
+def _teacher(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     return (model.cls_classifier(x[:, 0]) + model.distillation_classifier(x[:, 1])) / 2
 
 
-def _mean(model: Any, x: Tensor) -> Tensor:
+def _mean(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     return model.classifier(x.mean(dim=1))
 
 
-def _mean_behind_class_token(model: Any, x: Tensor) -> Tensor:
+def _mean_behind_class_token(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     return model.classifier(x[:, 1:].mean(dim=1))
 
 
-def _class_token_and_mean(model: Any, x: Tensor) -> Tensor:
+def _class_token_and_mean(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     prefix = 1 + getattr(model.config, "num_register_tokens", 0)
     return model.classifier(torch.cat([x[:, 0], x[:, prefix:].mean(dim=1)], dim=1))
 
 
-def _clip_embedding(model: Any, x: Tensor) -> Tensor:
-    return model.visual_projection(model.vision_model.post_layernorm(x[:, 0]))
+def _clip_embedding(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
+    return model.visual_projection(pooled)
 
 
 def _feature_layer(model: Any, depth: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from gtp_vit.errors import GTPError, shown
 
 METADATA = "gtp_vit_recipe"  # key in a checkpoint's metadata
+BESIDE = "gtp_vit.json"  # name of a recipe beside the weights of a Hugging Face model
 LARGEST = 2**20  # characters; a recipe takes a few thousand
 
 

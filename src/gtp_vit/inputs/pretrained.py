@@ -1,0 +1,60 @@
+"""load_pretrained: a reduced Hugging Face model back from the folder that its save_pretrained wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gtp_vit.errors import GTPError, first_line
+from gtp_vit.kernels import Kernels
+from gtp_vit.patch import patch
+from gtp_vit.recipes import BESIDE
+
+
+def transformers_library() -> Any:
+    """The library, or an error that says how to install it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise GTPError(
+            "Hugging Face models need transformers 5.18 or newer (Python 3.11): pip install 'gtp-vit[hf]'"
+        ) from error
+    return transformers
+
+
+def load_pretrained(
+    name: str | Path, *, lossless: bool = True, kernels: Kernels = "auto", quiet: bool = False, **options: Any
+) -> Any:
+    """The reduced model in a folder, in eval mode; the recipe beside the weights says how it was reduced.
+
+    Args:
+        name: a folder that `save_pretrained` of a patched model wrote, or its name on the hub.
+        lossless: as for `patch`.
+        kernels: as for `patch`.
+        quiet: as for `patch`.
+        **options: as for transformers' `from_pretrained`.
+    """
+    library = transformers_library()
+    found = library.utils.cached_file(str(name), BESIDE, _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        raise GTPError(
+            f"{name} has no {BESIDE}: it is not reduced; load it with transformers, then gtp_vit.patch(model, method)"
+        )
+    return patch(load_model(str(name), **options), found, lossless=lossless, kernels=kernels, quiet=quiet)
+
+
+def load_model(name: str, **options: Any) -> Any:
+    """A Hugging Face model of the class that its configuration names, in eval mode."""
+    library = transformers_library()
+    try:
+        config = library.AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise GTPError(f"transformers cannot open {name!r}: {first_line(error)}") from error
+    known = [each for each in config.architectures or [] if hasattr(library, each)]
+    if not known:
+        listed = ", ".join(config.architectures or []) or "no class"
+        raise GTPError(f"the configuration of {name!r} names {listed}, which transformers {library.__version__} lacks")
+    try:
+        return getattr(library, known[0]).from_pretrained(name, **options).eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise GTPError(f"transformers cannot load {name!r}: {first_line(error)}") from error
