@@ -67,6 +67,7 @@ def hugging_face(name: str, config: str, **more: object) -> nn.Module:
             "eos_token_id": 1,
             "pad_token_id": 2,
         }
+        text |= {"hidden_size": 24, "projection_size": 24} if "Siglip" in name else {}
         vision = getattr(transformers, config)(**sizes).to_dict()
         whole = getattr(transformers, config.replace("Vision", ""))
         return getattr(transformers, name)(whole(vision_config=vision, text_config=text, **more))

@@ -133,7 +133,17 @@ def test_importing_the_package_imports_torch_only():
     code = "import sys, json, gtp_vit; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert "torch" in loaded
-    assert not {"timm", "torchvision", "rich", "tyro", "PIL", "safetensors", "huggingface_hub", "transformers", "open_clip"} & set(loaded)
+    assert not {
+        "timm",
+        "torchvision",
+        "rich",
+        "tyro",
+        "PIL",
+        "safetensors",
+        "huggingface_hub",
+        "transformers",
+        "open_clip",
+    } & set(loaded)
 
 
 def test_public_names():

@@ -203,7 +203,7 @@ class HuggingFaceViT(Backbone):
         check_images(images, first, inputs.size if fixed else None, None)
         x = model.embeddings(images, **options)
         grid = (images.shape[2] // inputs.patch[0], images.shape[3] // inputs.patch[1])
-        cell = torch.arange(grid[0] * grid[1], device=images.device).expand(len(images), -1)
+        cell = torch.arange(grid[0] * grid[1], device=images.device).expand(images.shape[0], -1)
         if names.model == "vit_mae":  # it shuffles the patches, also where it hides none
             x, _, order = x
             cell = order.argsort(dim=1)
@@ -285,7 +285,9 @@ class HuggingFaceViT(Backbone):
         return bool(first.gradient_checkpointing and first.training)
 
     def save_memory(self, model: Any, on: bool) -> None:
-        (model.gradient_checkpointing_enable if on else model.gradient_checkpointing_disable)()
+        name = f"checkpointing_{'enable' if on else 'disable'}"
+        switch = getattr(model, f"activation_{name}", None)  # since transformers 5.23
+        (getattr(model, f"gradient_{name}") if switch is None else switch)()
 
 
 def _spelling(model: nn.Module) -> Spelling:
