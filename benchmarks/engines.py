@@ -66,6 +66,8 @@ class Options:
     """Families of tests/families.py for equality; none = all."""
     limit: int = 0
     """Images for damage; 0 = all."""
+    damaged: tuple[str, ...] = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
+    """The models whose damage is measured."""
     json: Path | None = None
     """Write the results to this file."""
 
@@ -116,7 +118,7 @@ def speed(options: Options) -> Iterator[dict[str, Any]]:
 def damage(options: Options) -> Iterator[dict[str, Any]]:
     """A row for each of the two Ti models and each engine."""
     data = Path(os.environ["GTP_VIT_DATA"]) / "assets"
-    for name in ("deit_tiny_patch16_224", "vit_tiny_patch16_224"):
+    for name in options.damaged:
         model = create_model(name, checkpoint=next((data / "weights").glob(f"{name}.*")))
         few, all_layers = patch(model, "deploy"), patch(model)
         calibration = open_images(model, DataSettings(data_dir=data / "imagenet/calibration", labels=False))

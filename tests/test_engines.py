@@ -428,28 +428,18 @@ def test_only_products_with_weights_have_eight_bits_in_onnxruntime(exported):
     import onnx
 
     graph = onnx.load(exported("onnxruntime", "int8")).graph
-    maker = {name: node for node in graph.node for name in node.output}
-    stored = {each.name for each in graph.initializer}
-
-    def source(name, passed):
-        while name in maker and maker[name].op_type in passed:
-            name = maker[name].input[0]
-        return name
-
-    def is_constant(name):
-        name = source(name, {*MOVES, "DequantizeLinear", "QuantizeLinear"})
-        return name in stored or maker[name].op_type == "Constant"
-
-    def is_rounded(name):
-        name = source(name, MOVES)
-        return name in maker and maker[name].op_type == "DequantizeLinear"
-
-    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
-    rounded = [node for node in products if is_rounded(node.input[0]) and is_rounded(node.input[1])]
-    free = [node for node in products if not is_constant(node.input[1])]
+    stored = {each.name: each for each in graph.initializer}
+    rounded = [node for node in graph.node if node.op_type == "MatMulInteger"]
+    free = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
     assert len(rounded) >= 47  # four in each of 12 layers, and the head; the last layer may slice its weights
+    assert {stored[node.input[1]].data_type for node in rounded} == {onnx.TensorProto.INT8}
     assert len(free) >= 24 + 9  # two in each attention, and what reduces tokens in three layers
-    assert [node.name for node in free if any(map(is_rounded, node.input))] == []
+    # Nothing is rounded but what these products read.
+    read = {node.input[0] for node in rounded}
+    for node in graph.node:
+        assert node.op_type not in ("QuantizeLinear", "DequantizeLinear", "QLinearMatMul")
+        if node.op_type == "DynamicQuantizeLinear":
+            assert node.output[0] in read
 
 
 @needs("openvino")

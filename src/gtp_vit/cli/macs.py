@@ -27,7 +27,7 @@ class Macs(OutputFlags, MethodFlags):
     """
 
     model: tyro.conf.Positional[str] = "deit_small_patch16_224"
-    """Name of a timm model."""
+    """Name of a timm model; or hf:FOLDER_OR_NAME, open_clip:NAME, torchvision:NAME."""
     convention: Convention = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None

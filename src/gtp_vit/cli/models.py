@@ -19,13 +19,15 @@ from gtp_vit.patch import host_of
 
 @dataclass(frozen=True)
 class Models(OutputFlags):
-    """List models that can be patched: timm's plain vision transformers, and those inside the package.
+    """List models that can be patched: timm's vision transformers, those inside the package, and other libraries'.
 
-    Each model is built without weights and checked, so the whole list takes some seconds.
+    Each model is built without weights and checked, so the whole list takes some seconds. Hugging Face's models cannot
+    be listed: hf:FOLDER_OR_NAME takes ViT, DeiT, ViTMSN, IJEPA, CLIP, SigLIP, DINOv2 and DINOv3.
 
     examples:
       gtp-vit models
       gtp-vit models "deit*"
+      gtp-vit models "open_clip:*"
       gtp-vit models "vit_tiny*" --details
     """
 

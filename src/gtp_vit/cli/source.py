@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ import tyro
 from gtp_vit import embedded
 from gtp_vit.errors import GTPError, UnsupportedBackbone, check_name, check_range
 from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_images, spread_images
-from gtp_vit.inputs.models import check_model_name, create_model, refusal
+from gtp_vit.inputs.libraries import transform_of
+from gtp_vit.inputs.models import check_model_name, create_model, has_own_weights, refusal
 from gtp_vit.runs import distributed
 
 CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
@@ -25,9 +27,10 @@ class ModelFlags:
     """Which model to use."""
 
     model: tyro.conf.Positional[str] = embedded.NAME
-    """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package."""
+    """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME,
+    open_clip:NAME/TAG, torchvision:NAME."""
     pretrained: bool = False
-    """Load timm's pre-trained weights. fashion_vit always has its own."""
+    """Load pre-trained weights. fashion_vit and hf:... always have their own."""
     checkpoint: Path | None = None
     """A file of weights: safetensors, or pth; no code in it is run."""
     num_classes: int | None = None
@@ -93,7 +96,14 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
     if own is not None:
         count = flags.limit or len(own)
         return InMemory(own.images[:count], own.labels[:count])
-    return open_images(model, data_settings(flags, labels=labels))
+    transform = transform_of(flags.model, model)
+    if transform is not None:
+        changed = [name for name in ("crop_pct", "interpolation") if getattr(flags, name)]
+        if changed:
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in changed)
+            raise GTPError(f"{flags.model} prepares images by its own transform; leave out {names}")
+    settings = data_settings(flags, labels=labels)
+    return open_images(model, dataclasses.replace(settings, transform=transform))
 
 
 def read_images(flags: DataFlags, model: Any, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:
@@ -146,6 +156,6 @@ def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
 def check_weights(flags: ModelFlags) -> None:
     """Refuse unknown models, and random weights, which make accuracy meaningless."""
     check_model_name(flags.model)
-    real = flags.pretrained or flags.checkpoint is not None or flags.model == embedded.NAME
+    real = flags.pretrained or flags.checkpoint is not None or has_own_weights(flags.model)
     if not real:
         raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")

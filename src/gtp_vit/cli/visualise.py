@@ -15,12 +15,13 @@ from gtp_vit.cli.output import answer, write_page
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.errors import GTPError
 from gtp_vit.inputs.data import DataSettings, make_transform, preparation
+from gtp_vit.inputs.libraries import transform_of
 from gtp_vit.inputs.pictures import open_picture
 from gtp_vit.measure.trace import trace
 from gtp_vit.patch import host_of, patch
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.show.page import Section, paragraph, picture, table
-from gtp_vit.show.tokens import lost_text, panels, png, some_layers, token_table
+from gtp_vit.show.tokens import as_picture, lost_text, panels, png, some_layers, token_table
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,15 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
         ]
     from torchvision import transforms
 
-    transform = make_transform(preparation(model, DataSettings(data_dir=Path(), img_size=flags.img_size)))
-    steps = getattr(transform, "transform", transform).transforms
+    transform = transform_of(flags.model, model)
+    if transform is None:
+        transform = make_transform(preparation(model, DataSettings(data_dir=Path(), img_size=flags.img_size)))
+    steps = getattr(getattr(transform, "transform", transform), "transforms", ())
     geometry = transforms.Compose([step for step in steps if "Resize" in str(step) or "Crop" in str(step)])
     found = []
     for index, path in enumerate(flags.images):
         image = open_picture(path)
-        found.append((f"{index}-{path.stem}", geometry(image), transform(image)))
+        tensor = transform(image)
+        # Where a transform does not show its steps, the picture is drawn from its result.
+        found.append((f"{index}-{path.stem}", geometry(image) if steps else as_picture(tensor), tensor))
     return found

@@ -40,6 +40,15 @@ class Output(NamedTuple):
     width: int
 
 
+# Hugging Face's models return several things, by name.
+FIELDS = {"classes": "logits", "features": "pooler_output", "embedding": "image_embeds", "tokens": "last_hidden_state"}
+
+
+def main_output(returned: Any, kind: str) -> Any:
+    """What a model returned, or of several things the one that its `Output.kind` means."""
+    return returned if isinstance(returned, Tensor) else getattr(returned, FIELDS[kind], returned)
+
+
 class Backbone(Protocol):
     """What a family of models must define. See backbones/timm_vit.py."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gtp_vit.core.backbone import main_output
 from gtp_vit.engines import check_precision, engine_of
 from gtp_vit.engines.about import about
 from gtp_vit.engines.card import card
@@ -177,11 +178,12 @@ def _check(model: Any, made: Path, precision: str, images: Tensor | None) -> tup
     images = images.repeat(-(-sum(BATCHES) // len(images)), 1, 1, 1)[: sum(BATCHES)]
     parts = dict(zip(map(str, BATCHES), images.split(list(BATCHES)), strict=True))
     found = outputs_of(made, precision, {name: part.contiguous().numpy() for name, part in parts.items()})
-    classes = output_of(model).kind == "classes"
+    kind = output_of(model).kind
     checks = []
     with torch.inference_mode(), eval_mode(model):
         for name, part in parts.items():
-            checks.append(compare(model(part), torch.from_numpy(found[name]), classes))
+            wanted = main_output(model(part), kind)
+            checks.append(compare(wanted, torch.from_numpy(found[name]), kind == "classes"))
     problem = _problem(checks, precision)
     if problem:
         raise GTPError(f"the exported file is not what torch computes: {problem}; nothing was written")

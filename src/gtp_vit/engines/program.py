@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gtp_vit.core.backbone import Output
+from gtp_vit.core.backbone import Output, main_output
 from gtp_vit.engines.engine import INPUT
 from gtp_vit.errors import BadSetting, GTPError, first_line
 from gtp_vit.measure.eval_mode import eval_mode
@@ -66,7 +66,7 @@ def write_onnx(model: Any, path: Path) -> None:
             warnings.simplefilter("ignore")
             logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             program: Any = torch.onnx.export(
-                model,
+                MainOutput(model, kind),
                 (images,),
                 dynamo=True,
                 verbose=False,
@@ -86,6 +86,18 @@ def write_onnx(model: Any, path: Path) -> None:
         raise GTPError(f"torch cannot export this model to ONNX: {first_line(error)}") from error
     finally:
         logging.getLogger("torch.onnx").setLevel(level)
+
+
+class MainOutput(nn.Module):
+    """A model that returns one tensor, whatever else the original returns."""
+
+    def __init__(self, model: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.model, self.kind = model, kind
+        self.training = False  # only of this module; the model's own modules are as the caller left them
+
+    def forward(self, images: Tensor) -> Any:
+        return main_output(self.model(images), self.kind)
 
 
 def _attention(

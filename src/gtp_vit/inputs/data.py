@@ -55,6 +55,7 @@ class DataSettings:
     interpolation: str = ""
     limit: int = 0  # only the first images, at most this many; 0 = all
     labels: bool = True  # False: they are not used, so folders need not be the model's classes
+    transform: Any = None  # from a picture to a tensor; None: timm's, as the checkpoint's preparation says
 
 
 class ImageFiles(Dataset[Item]):
@@ -153,8 +154,9 @@ def open_images(
     except Exception as error:
         none = f"no images in {folder}"
         raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
+    transform = make_transform(config, augment) if settings.transform is None else settings.transform
     if isinstance(dataset, IterableDataset):
-        return ImageStream(dataset, make_transform(config, augment), shape, settings.limit)
+        return ImageStream(dataset, transform, shape, settings.limit)
     reader: Any = dataset.reader if hasattr(dataset, "reader") else TorchvisionReader(dataset)
     if not settings.dataset:
         folders.name_others(Path(reader.root))
@@ -171,7 +173,7 @@ def open_images(
             f"{folder} has {classes} classes, but the model has {wanted}; give the model's own data, or a "
             f"model with {classes} classes (--num-classes)"
         )
-    return ImageFiles(reader, make_transform(config, augment), shape, settings.limit)
+    return ImageFiles(reader, transform, shape, settings.limit)
 
 
 def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = None) -> Any:

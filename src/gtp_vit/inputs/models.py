@@ -1,4 +1,4 @@
-"""Models by name: timm's, and our own networks that timm does not have."""
+"""Models by name: timm's, our own networks that timm does not have, and those of other libraries with a prefix."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import functools
 import itertools
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from gtp_vit import backbones, embedded
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
+from gtp_vit.inputs import libraries
 from gtp_vit.models import lvvit
 from gtp_vit.weights import load_weights
 
@@ -28,7 +30,8 @@ def names(pattern: str) -> list[str]:
     """Names of models that can perhaps be patched, timm's and ours, that match a pattern with * and ?."""
     import timm
 
-    return fnmatch.filter([*_own(), *timm.list_models(module=["vision_transformer", "deit"])], pattern)
+    timms = timm.list_models(module=["vision_transformer", "deit"])
+    return fnmatch.filter([*_own(), *timms, *libraries.listed()], pattern)
 
 
 @functools.cache
@@ -41,7 +44,11 @@ def refusal(name: str) -> str | None:
 
     if name in _own():
         return None
+    found = libraries.library_of(name)
     try:
+        if found is not None:
+            backbones.find(_create_in(found, name, meta=True))
+            return None
         with torch.device("meta"):
             try:
                 model = timm.create_model(name, depth=1)
@@ -56,7 +63,9 @@ def refusal(name: str) -> str | None:
 def check_model_name(name: str) -> None:
     """Raise UnknownName with the nearest names if no model has this name."""
     base = name.split(".", 1)[0]
-    if name in _own() or ":" in base:  # timm's prefixes: hf-hub:, local-dir:
+    if (
+        name in _own() or ":" in base
+    ):  # timm's prefixes: hf-hub:, local-dir:; other libraries' models find out themselves
         return
     import timm
 
@@ -83,8 +92,9 @@ def create_model(
     """A model in eval mode, by name.
 
     Args:
-        name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l, or fashion_vit, the small one in the package.
-        pretrained: load timm's pre-trained weights.
+        name: timm's name, or one of lvvit_t, lvvit_s, lvvit_m, lvvit_l, or fashion_vit, the small one in the package;
+            or hf:FOLDER_OR_NAME, open_clip:NAME/TAG (its image tower), torchvision:NAME.
+        pretrained: load pre-trained weights; Hugging Face's models always have theirs.
         checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
         img_size: height and width of the images, if different from the model's own.
         num_classes: how many classes the model has, if different from its own number.
@@ -102,6 +112,9 @@ def create_model(
         check_range("num_classes", num_classes, 0, 10**6, whole=True)
     wanted = {"img_size": img_size, "num_classes": num_classes}
     sizes = {key: value for key, value in wanted.items() if value is not None}
+    library = libraries.library_of(name)
+    if library is not None:
+        return _create_in(library, name, pretrained, None if checkpoint is None else Path(checkpoint), meta, sizes)
     if name == embedded.NAME:
         if sizes:
             raise GTPError(f"{name} has its own size and classes; leave out {' and '.join(sizes)}")
@@ -127,6 +140,31 @@ def create_model(
     if checkpoint is not None:
         load_weights(model, Path(checkpoint), name)
     return model
+
+
+def _create_in(
+    found: tuple[Any, str],
+    name: str,
+    pretrained: bool = False,
+    checkpoint: Path | None = None,
+    meta: bool = False,
+    sizes: dict[str, Any] | None = None,
+) -> nn.Module:
+    """A model of another library, of which the image part was asked for."""
+    library, rest = found
+    if not rest:
+        raise UnknownName(f"{shown(name)} names no model; give one behind the colon")
+    model = library.create(rest, pretrained=pretrained, checkpoint=checkpoint, meta=meta, sizes=sizes or {})
+    host = backbones.find(model)
+    if host.output is None:
+        raise UnsupportedBackbone(f"{name} takes more than images; patch it in Python: gtp_vit.patch(model)")
+    return model
+
+
+def has_own_weights(name: str) -> bool:
+    """Does a name mean weights as well?"""
+    found = libraries.library_of(name)
+    return name == embedded.NAME or (found is not None and found[0].has_weights)
 
 
 def _check_patches(model: nn.Module, name: str, img_size: int | tuple[int, int] | None) -> None:

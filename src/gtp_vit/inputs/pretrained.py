@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,25 @@ def load_pretrained(
     return patch(load_model(str(name), **options), found, lossless=lossless, kernels=kernels, quiet=quiet)
 
 
-def load_model(name: str, **options: Any) -> Any:
-    """A Hugging Face model of the class that its configuration names, in eval mode."""
+def load_model(name: str, instead: Mapping[str, str] | None = None, **options: Any) -> Any:
+    """A Hugging Face model in eval mode, of the class that its configuration names, or that stands `instead` of it."""
+    _, kind = configured_class(name, instead or {})
+    try:
+        return kind.from_pretrained(name, **options).eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise GTPError(f"transformers cannot load {name!r}: {first_line(error)}") from error
+
+
+def configured_class(name: str, instead: Mapping[str, str]) -> tuple[Any, Any]:
+    """The configuration in a folder or on the hub, and the class that it names, or that stands `instead` of that."""
     library = transformers_library()
     try:
         config = library.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise GTPError(f"transformers cannot open {name!r}: {first_line(error)}") from error
-    known = [each for each in config.architectures or [] if hasattr(library, each)]
+    named = [instead.get(each, each) for each in config.architectures or []]
+    known = [each for each in named if hasattr(library, each)]
     if not known:
-        listed = ", ".join(config.architectures or []) or "no class"
+        listed = ", ".join(named) or "no class"
         raise GTPError(f"the configuration of {name!r} names {listed}, which transformers {library.__version__} lacks")
-    try:
-        return getattr(library, known[0]).from_pretrained(name, **options).eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise GTPError(f"transformers cannot load {name!r}: {first_line(error)}") from error
+    return config, getattr(library, known[0])

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from gtp_vit.core.backbone import main_output
 from gtp_vit.errors import GTPError
 from gtp_vit.inputs.data import Batch, Item, batches
 from gtp_vit.measure.class_output import check_class_output, check_logits
@@ -163,7 +164,7 @@ def _run(
         begin = time.perf_counter()
         ready = images.to(weight.dtype)
         outputs = model(ready) if base is not None or kept is None else kept(batch, ready)
-        logits = check_logits(name, outputs, len(images)).float()
+        logits = check_logits(name, main_output(outputs, "classes"), len(images)).float()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin

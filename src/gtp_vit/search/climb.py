@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gtp_vit.core.backbone import main_output
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.measure.evaluate import Array, kl_per_image
@@ -65,6 +66,10 @@ def check_enough_images(images: Any, model: Any) -> None:
         patch(model, Identity(), quiet=True)(images[:1])  # raises if they do not fit
 
 
+def _scores(model: nn.Module, images: Tensor, batch_size: int) -> Tensor:
+    return torch.cat([main_output(model(part), "classes") for part in images.split(batch_size)])
+
+
 class Ruler:
     """Measures the damage of settings on fixed images; figures in the journal are reused."""
 
@@ -82,7 +87,7 @@ class Ruler:
             damage = Damage(np.array(entry["kl"], dtype=float), np.array(entry["same"], dtype=bool))  # None is NaN
             self.known[settings, entry["first"], entry["last"]] = damage, entry["seconds"]
         with torch.inference_mode():
-            self.base = torch.cat([self.model(part) for part in images.split(batch_size)])
+            self.base = _scores(self.model, images, batch_size)
         if not bool(self.base.isfinite().all()):
             raise GTPError("the unreduced model's outputs are not finite on these images: nothing to compare with")
 
@@ -94,7 +99,7 @@ class Ruler:
             begin = time.perf_counter()
             fast = patch(self.model, method, quiet=True)
             with torch.inference_mode():
-                logits = torch.cat([fast(part) for part in self.images[first:last].split(self.batch_size)])
+                logits = _scores(fast, self.images[first:last], self.batch_size)
             base = self.base[first:last]
             kl = kl_per_image(base, logits).numpy(force=True).round(9)
             same = (base.argmax(dim=1) == logits.argmax(dim=1)).numpy(force=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gtp_vit.core.backbone import main_output
 from gtp_vit.core.reducer import Method
 from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.engines.loaded import in_engine
@@ -58,7 +59,7 @@ class Clock:
         ) as loaded:
             found = loaded["reduced"](unseen)
         with torch.inference_mode():
-            wanted = self.model(unseen)
+            wanted = main_output(self.model(unseen), "classes")
         return {
             "name": self.engine,
             "precision": self.precision,

@@ -1,0 +1,190 @@
+"""Models of other libraries by name: hf:FOLDER_OR_NAME, open_clip:NAME, torchvision:NAME, and how they prepare images.
+
+Each library is optional and imported only when one of its models is named.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gtp_vit.errors import BadSetting, GTPError, UnknownName, first_line, shown
+from gtp_vit.inputs.pretrained import configured_class, load_model, transformers_library
+from gtp_vit.weights import load_weights
+
+Transform = Callable[[Any], Tensor]
+
+
+class Library(Protocol):
+    """Where models come from."""
+
+    has_weights: bool  # does a name mean weights, too?
+
+    def names(self) -> list[str]:
+        """Names of its models that may be supported, without the prefix; none if they cannot be listed."""
+
+    def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
+        """A model in eval mode; `sizes` may have img_size and num_classes."""
+
+    def transform(self, name: str, model: Any) -> Transform | None:
+        """From a picture to a tensor as the model's weights want it; None: as its `inputs.preparation` says."""
+
+
+# Hugging Face's models of images and texts: their image part is what commands run.
+IMAGES_ONLY = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+
+
+class HuggingFace(Library):
+    """transformers: a folder, or a name on the hub."""
+
+    has_weights = True
+
+    def names(self) -> list[str]:
+        return []
+
+    def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
+        given = [*sizes, *(["checkpoint"] if checkpoint is not None else [])]
+        if given:
+            raise BadSetting(f"hf:{name} has its own weights and sizes; leave out {' and '.join(given)}")
+        if not meta:
+            return load_model(name, IMAGES_ONLY)
+        config, kind = configured_class(name, IMAGES_ONLY)
+        config = getattr(config, "vision_config", config) if kind.__name__ in IMAGES_ONLY.values() else config
+        with torch.device("meta"):
+            return kind(config).eval()
+
+    def transform(self, name: str, model: Any) -> Transform | None:
+        library = transformers_library()
+        try:
+            return Processed(library.AutoImageProcessor.from_pretrained(name))
+        except (OSError, ValueError) as error:
+            raise GTPError(
+                f"hf:{name} says not how images are prepared ({first_line(error)}); add its preprocessor_config.json"
+            ) from error
+
+
+class Processed:
+    """A Hugging Face image processor as a transform of one picture."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def __call__(self, picture: Any) -> Tensor:
+        return self.processor(picture.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+
+    def __repr__(self) -> str:
+        return f"{type(self.processor).__name__}({self.processor.to_dict()})"
+
+
+class OpenCLIP(Library):
+    """open_clip: the image tower of NAME, or of NAME/TAG with the weights called TAG."""
+
+    has_weights = False
+
+    def names(self) -> list[str]:
+        return sorted(_open_clip().list_models())
+
+    def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
+        library, (base, tag) = _open_clip(), _tag(name)
+        if base not in library.list_models():
+            raise UnknownName(f"unknown model open_clip:{shown(base)[1:-1]}; gtp-vit models 'open_clip:*' lists all")
+        if "num_classes" in sizes:
+            raise BadSetting(f"open_clip:{base} has no classes; leave out num_classes")
+        tags = library.list_pretrained_tags_by_model(base)
+        if tag and tag not in tags:
+            raise UnknownName(f"open_clip:{base} has no weights called {shown(tag)}; there are {', '.join(tags)}")
+        if pretrained and not tag:
+            raise BadSetting(f"say which weights: open_clip:{base}/TAG with one of {', '.join(tags) or 'none'}")
+        weights = str(checkpoint) if checkpoint is not None else tag if pretrained else None
+        size = {"force_image_size": sizes["img_size"]} if "img_size" in sizes else {}
+        try:
+            with torch.device("meta") if meta else nullcontext():
+                model = library.create_model(base, pretrained=weights, load_weights=weights is not None, **size)
+        except Exception as error:  # open_clip, the hub and the network raise errors of many classes
+            raise GTPError(f"open_clip cannot create {name!r}: {first_line(error)}") from error
+        return model.visual.eval()
+
+    def transform(self, name: str, model: Any) -> Transform | None:
+        from open_clip.transform import PreprocessCfg, image_transform_v2
+
+        stored = getattr(model, "preprocess_cfg", None)
+        return None if stored is None else image_transform_v2(PreprocessCfg(**stored), is_train=False)
+
+
+class Torchvision(Library):
+    """torchvision's vision transformers, with their default weights."""
+
+    has_weights = False
+
+    def names(self) -> list[str]:
+        from torchvision.models import list_models
+
+        return list_models(include="vit_*")
+
+    def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
+        from torchvision.models import get_model
+
+        if name not in self.names():
+            raise UnknownName(f"unknown model torchvision:{name}; there are {', '.join(self.names())}")
+        renamed = {"img_size": "image_size", "num_classes": "num_classes"}
+        own = {renamed[key]: value for key, value in sizes.items()}
+        try:
+            with torch.device("meta") if meta else nullcontext():
+                weights = "DEFAULT" if pretrained and checkpoint is None else None
+                model = get_model(name, weights=weights, **own).eval()
+        except Exception as error:  # torchvision and the network raise errors of many classes
+            raise GTPError(f"torchvision cannot create {name!r}: {first_line(error)}") from error
+        if checkpoint is not None:
+            load_weights(model, checkpoint, f"torchvision:{name}")
+        return model
+
+    def transform(self, name: str, model: Any) -> Transform | None:
+        from torchvision.models import get_model_weights
+
+        return get_model_weights(name).DEFAULT.transforms()
+
+
+LIBRARIES: dict[str, Library] = {"hf": HuggingFace(), "open_clip": OpenCLIP(), "torchvision": Torchvision()}
+
+
+def library_of(name: str) -> tuple[Library, str] | None:
+    """The library that a prefix names, and the rest of the name; None for timm's models and ours."""
+    prefix, colon, rest = name.partition(":")
+    return (LIBRARIES[prefix], rest) if colon and prefix in LIBRARIES else None
+
+
+def listed() -> list[str]:
+    """Names with their prefixes of all models that the libraries here can list."""
+    found = []
+    for prefix, library in LIBRARIES.items():
+        try:
+            found += [f"{prefix}:{name}" for name in library.names()]
+        except GTPError:  # it is not installed
+            continue
+    return found
+
+
+def transform_of(name: str, model: Any) -> Transform | None:
+    """How a model of another library prepares pictures; None: as its `inputs.preparation` says."""
+    found = library_of(name)
+    return None if found is None else found[0].transform(found[1], model)
+
+
+def _tag(name: str) -> tuple[str, str]:
+    base, _, tag = name.partition("/")
+    return base, tag
+
+
+@functools.cache
+def _open_clip() -> Any:
+    try:
+        import open_clip
+    except ImportError as error:
+        raise GTPError("open_clip's models need the library: pip install 'gtp-vit[open_clip]'") from error
+    return open_clip
