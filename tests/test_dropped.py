@@ -3,6 +3,8 @@
 Wrong positions mostly do not raise: this is the test that sees them.
 """
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,23 @@ def lvvit(tower, block, layer, tokens, visible):
     out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attn.scale)
     x = x + attn.proj(out.transpose(1, 2).flatten(2)) / block.skip_lam
     return x + block.mlp(block.norm2(x)) / block.skip_lam
+
+
+@masked("torchvision_vit")
+def torchvision_vit(tower, block, layer, tokens, visible):
+    attention = block.self_attention.forward
+    block.self_attention.forward = functools.partial(attention, key_padding_mask=~visible)
+    try:
+        return block(tokens.x)
+    finally:
+        del block.self_attention.forward
+
+
+@masked("open_clip_vit")
+def open_clip_vit(tower, block, layer, tokens, visible):
+    count, heads = tokens.x.shape[1], block.attn.num_heads
+    hidden = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+    return block(tokens.x, attn_mask=hidden[:, None, None].expand(-1, heads, count, -1).flatten(0, 1))
 
 
 def test_every_backbone_is_here():

@@ -9,14 +9,21 @@ import torch
 from torch import nn
 
 from gtp_vit.backbones.lvvit import LVViTBackbone
+from gtp_vit.backbones.open_clip_vit import OpenClipViT
 from gtp_vit.backbones.parts import quiet_copy
 from gtp_vit.backbones.timm_vit import TimmViT
+from gtp_vit.backbones.torchvision_vit import TorchvisionViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.costs import Convention, Costs, measure_costs
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
-BACKBONES: dict[str, Backbone] = {"timm_vit": TimmViT(), "lvvit": LVViTBackbone()}
+BACKBONES: dict[str, Backbone] = {
+    "timm_vit": TimmViT(),
+    "lvvit": LVViTBackbone(),
+    "torchvision_vit": TorchvisionViT(),
+    "open_clip_vit": OpenClipViT(),
+}
 # Models around a ViT: qualified class name -> path of the ViT in the model.
 ROOTS: dict[str, str] = {}
 
@@ -81,7 +88,8 @@ def find(model: nn.Module) -> Host:
         )
     raise UnsupportedBackbone(
         f"{type(model).__module__}.{type(model).__qualname__} is not a supported ViT; supported are timm's "
-        "VisionTransformer and VisionTransformerDistilled, and gtp_vit's LVViT. The model was left as it is"
+        "VisionTransformer and VisionTransformerDistilled, torchvision's and open_clip's VisionTransformer, and "
+        "gtp_vit's LVViT. The model was left as it is"
     )
 
 
