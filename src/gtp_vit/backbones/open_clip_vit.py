@@ -275,6 +275,9 @@ class OpenClipViT(Backbone):
     def embedding_parameters(self, model: Any) -> set[str]:
         return {"class_embedding", "positional_embedding"}
 
+    def classifier(self, model: Any) -> nn.Module:
+        raise GTPError("open_clip's VisionTransformer has no classifier: its output is compared with texts")
+
 
 def _norms_what_is_pooled(model: Any) -> bool:
     """Does the last norm come after pooling?"""

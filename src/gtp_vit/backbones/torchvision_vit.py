@@ -178,6 +178,12 @@ class TorchvisionViT(Backbone):
     def head(self, model: Any, features: Tensor) -> Tensor:
         return model.heads(features[:, 0])
 
+    def saves_memory(self, model: Any) -> bool:
+        return getattr(model, "grad_checkpointing", False)  # not torchvision's: `save_memory` sets it
+
+    def save_memory(self, model: Any, on: bool) -> None:
+        model.grad_checkpointing = on
+
     def undecayed(self, model: Any) -> set[str]:
         return self.embedding_parameters(model)
 

@@ -145,7 +145,8 @@ def measure_costs(
 
 def _measure(backbone: Backbone, model: nn.Module, grid: tuple[int, int] | None, convention: Convention) -> Costs:
     vit, inputs = backbone.describe(model), backbone.inputs(model)
-    weight = next(model.parameters())
+    # Images are in the precision of the first convolution; some models keep their embeddings in another one.
+    weight = next((each for each in model.parameters() if each.ndim == 4), next(model.parameters()))
     meter = Meter(torchprofile.COUNTED if convention == "torchprofile" else {})
     grid = grid or vit.grid
     rows, columns = grid if inputs.any_size else vit.grid
