@@ -14,6 +14,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # where torch was loaded before this file
+# nn.MultiheadAttention has two implementations, which round differently. Tests compare with the one that torch's FLOP
+# counter can see into; those of the other one, which eval mode prefers, take the fixture `mha_fast_path`.
+torch.backends.mha.set_fastpath_enabled(False)
 
 
 def pytest_addoption(parser):
@@ -48,6 +51,14 @@ def two_threads():
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def mha_fast_path():
+    """nn.MultiheadAttention as users have it."""
+    torch.backends.mha.set_fastpath_enabled(True)
+    yield
+    torch.backends.mha.set_fastpath_enabled(False)
 
 
 @pytest.fixture(scope="session")

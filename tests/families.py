@@ -111,17 +111,78 @@ def from_hugging_face(family: str) -> nn.Module:
     return hugging_face(name, config, **more)
 
 
+# An even number of heads: nn.MultiheadAttention's fast path needs it.
+TORCHVISION = {"image_size": 64, "patch_size": 8, "num_layers": 4, "num_heads": 4, "hidden_dim": 24, "mlp_dim": 96}
+
+
+def torchvision_vit(*, stem: bool = False, **arguments: object) -> nn.Module:
+    from torchvision.models.vision_transformer import ConvStemConfig, VisionTransformer
+
+    strides = (2, 2, 2, 1) if stem else ()
+    configs = [ConvStemConfig(out_channels=8, kernel_size=3, stride=stride) for stride in strides] or None
+    return VisionTransformer(**{**TORCHVISION, "num_classes": 10, "conv_stem_configs": configs, **arguments})
+
+
+OPEN_CLIP = {
+    "image_size": 64,
+    "patch_size": 8,
+    "width": 24,
+    "layers": 4,
+    "heads": 4,
+    "mlp_ratio": 4.0,
+    "output_dim": 16,
+    "attn_pooler_queries": 6,
+    "attn_pooler_heads": 4,
+}
+
+
+def open_clip_vit(*, quickgelu: bool = False, fp32_norm: bool = False, proj: bool = True, **sizes: object) -> nn.Module:
+    from open_clip import transformer
+
+    kinds: dict[str, object] = {"act_layer": transformer.QuickGELU} if quickgelu else {}
+    kinds |= {"norm_layer": transformer.LayerNormFp32} if fp32_norm else {}
+    model = transformer.VisionTransformer(**{**OPEN_CLIP, **kinds, **sizes})
+    if not proj:
+        model.proj = None
+    return model
+
+
+OPEN_CLIP_VIT: dict[str, dict] = {
+    "open_clip": {},
+    "open_clip_quickgelu": {"quickgelu": True, "ls_init_value": 0.1, "image_size": (48, 96)},
+    "open_clip_avg": {"pool_type": "avg", "final_ln_after_pool": True, "no_ln_pre": True},
+    "open_clip_avg_of_normed": {"pool_type": "avg", "proj": False, "pos_embed_type": "sin_cos_2d"},
+    "open_clip_all_tokens": {"pool_type": "none", "fp32_norm": True},
+    "open_clip_coca": {"attentional_pool": True},
+    "open_clip_parallel": {"attentional_pool": "parallel", "output_dim": 24},
+    "open_clip_cascade": {"attentional_pool": "cascade", "output_dim": 24},
+    "open_clip_custom": {
+        "qk_norm": True,
+        "scale_heads": True,
+        "scale_attn_inner": True,
+        "scale_attn": True,
+        "scale_fc": True,
+        "ls_init_value": 0.1,
+    },
+}
+
+
 # backbone -> family -> a function that makes a small model
 FAMILIES = {
     "timm_vit": {family: functools.partial(timm_vit, family) for family in TIMM_VIT},
     "lvvit": {"lvvit": lvvit, "lvvit_non_square": functools.partial(lvvit, img_size=(48, 96), skip_lam=3.0)},
     "hf_vit": {family: functools.partial(from_hugging_face, family) for family in HUGGING_FACE if HAS_TRANSFORMERS},
+    "torchvision_vit": {
+        "torchvision": torchvision_vit,
+        "torchvision_stem": functools.partial(torchvision_vit, stem=True, representation_size=12),
+    },
+    "open_clip_vit": {name: functools.partial(open_clip_vit, **sizes) for name, sizes in OPEN_CLIP_VIT.items()},
 }
 ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family in families]
 NAMES = [family for _, family in ALL]
 # Families whose blocks differ from another one's in details only pass the short battery: the whole one on every family
 # would take an hour.
-LIGHT: set[str] = {*HUGGING_FACE} - {"hf_vit", "hf_dinov3"}
+LIGHT: set[str] = {*HUGGING_FACE, *OPEN_CLIP_VIT, "torchvision_stem"} - {"hf_vit", "hf_dinov3", "open_clip"}
 THOROUGH = [family for family in NAMES if family not in LIGHT]
 # One of each kind of head and prefix, for the tests that take seconds each.
 FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]

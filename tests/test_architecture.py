@@ -80,12 +80,24 @@ def test_only_the_command_line_imports_the_command_line():
             assert not any(name.startswith("gtp_vit.cli") for name in imports(path)), path
 
 
-# What timm's models, and ours, call their parts. Of these words some are settings of ours, too.
+# What timm's, torchvision's and open_clip's models, and ours, call their parts. Some are settings of ours, too.
 HOSTS_OWN = {
     *("patch_embed", "pretrained_cfg", "default_cfg", "forward_head", "forward_features", "num_prefix_tokens"),
     *("global_pool", "attn_pool", "dynamic_img_size", "set_grad_checkpointing", "aux_head", "has_class_token"),
     *("head_dist", "fc_norm", "embed_dim", "no_weight_decay", "cls_token", "pos_embed", "qkv", "norm1", "norm2"),
     *("drop_path1", "drop_path2", "ls1", "ls2", "num_classes", "grad_checkpointing", "img_size", "patch_size"),
+    *(
+        "conv_proj",
+        "encoder",
+        "self_attention",
+        "ln_1",
+        "ln_2",
+        "hidden_dim",
+        "image_size",
+        "in_proj_weight",
+        "out_proj",
+    ),
+    *("conv1", "ln_pre", "ln_post", "transformer", "resblocks", "ls_1", "ls_2", "pool_type", "output_tokens", "visual"),
 }
 # Words that only a model's own are read of a model.
 OF_A_MODEL = {"blocks", "norm", "head", "attn", "mlp", "norm_pre", "head_drop", "forward_intermediates"}

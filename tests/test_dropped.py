@@ -3,6 +3,8 @@
 Wrong positions mostly do not raise: this is the test that sees them.
 """
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +44,23 @@ def hf_vit(tower, block, layer, tokens, visible):
     more = {} if tokens.table is None else {"position_embeddings": tuple(rows[:-1] for rows in tokens.table)}
     hidden = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[:, None, None]
     return block(tokens.x, attention_mask=hidden.expand(-1, -1, visible.shape[1], -1), **more)
+
+
+@masked("torchvision_vit")
+def torchvision_vit(tower, block, layer, tokens, visible):
+    attention = block.self_attention.forward
+    block.self_attention.forward = functools.partial(attention, key_padding_mask=~visible)
+    try:
+        return block(tokens.x)
+    finally:
+        del block.self_attention.forward
+
+
+@masked("open_clip_vit")
+def open_clip_vit(tower, block, layer, tokens, visible):
+    count, heads = tokens.x.shape[1], block.attn.num_heads
+    hidden = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+    return block(tokens.x, attn_mask=hidden[:, None, None].expand(-1, heads, count, -1).flatten(0, 1))
 
 
 def test_every_backbone_is_here():

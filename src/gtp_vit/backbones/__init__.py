@@ -12,15 +12,23 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
+from gtp_vit.backbones.open_clip_vit import OpenClipViT
 from gtp_vit.backbones.parts import quiet_copy
 from gtp_vit.backbones.roots import ROOTS, Root, refused
 from gtp_vit.backbones.timm_vit import TimmViT
+from gtp_vit.backbones.torchvision_vit import TorchvisionViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.costs import Convention, Costs, measure_costs
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
-BACKBONES: dict[str, Backbone] = {"timm_vit": TimmViT(), "lvvit": LVViTBackbone(), "hf_vit": HuggingFaceViT()}
+BACKBONES: dict[str, Backbone] = {
+    "timm_vit": TimmViT(),
+    "lvvit": LVViTBackbone(),
+    "hf_vit": HuggingFaceViT(),
+    "torchvision_vit": TorchvisionViT(),
+    "open_clip_vit": OpenClipViT(),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +122,9 @@ def find(model: nn.Module) -> Host:
             "made of, then compile that"
         )
     raise UnsupportedBackbone(
-        f"{_name(model)} is not a supported ViT; supported are timm's "
-        "VisionTransformer and VisionTransformerDistilled, and gtp_vit's LVViT. The model was left as it is"
+        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer and VisionTransformerDistilled, "
+        "Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's and open_clip's "
+        "VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
     )
 
 

@@ -1,10 +1,11 @@
-"""Shared by backbones: checking images, copying and calling a model's own modules, splitting heads.
+"""Shared by backbones: checking images and modules, copying and calling these, splitting heads.
 
 Shapes: B batch, N tokens, H heads, D head dimension.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import torch
@@ -95,6 +96,24 @@ def has_hooks(module: nn.Module, besides: str = "") -> bool:
     return any(getattr(hook, "__module__", None) != besides for hook in every) if besides else bool(every)
 
 
+def unknown_part(module: nn.Module, children: Collection[str], tensors: Collection[str] = ()) -> str | None:
+    """The first child or tensor of a module whose name is not one of these; None if all are known."""
+    for name, child in module.named_children():
+        if name not in children:
+            return f"{name} ({type(child).__name__}) is not known"
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        if tensor is not None and name not in tensors:
+            return f"{name} (a tensor) is not known"
+    return None
+
+
+def plain_norm(norm: nn.Module, kinds: Collection[type[nn.Module]]) -> nn.LayerNorm | None:
+    """The norm itself, if it is a LayerNorm of one of these classes that a kernel may compute instead of calling it."""
+    if type(norm) not in kinds or not isinstance(norm, nn.LayerNorm) or is_overridden(norm, hooks=True):
+        return None
+    return None if norm.weight is None or norm.bias is None else norm
+
+
 def is_plain_linear(layer: nn.Module) -> bool:
     """May its weight be used directly? Adapters, quantised and parametrised layers must be called."""
     return type(layer) is nn.Linear and not is_overridden(layer, hooks=True)
@@ -105,12 +124,19 @@ def project(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
     if queries is None or not is_plain_linear(attn.qkv):
         q, k, v = split_heads(attn.qkv(y), 3, attn.num_heads)
         return q[:, :, :queries], k, v
-    # Split the fused layer into its query rows and the rest.
-    width = attn.num_heads * attn.head_dim
-    weight, bias = attn.qkv.weight, attn.qkv.bias
+    return project_packed(attn.qkv.weight, attn.qkv.bias, y, attn.num_heads, queries)
+
+
+def project_packed(
+    weight: Tensor, bias: Tensor | None, y: Tensor, heads: int, queries: int | None
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values by one weight with the rows of all three; only the first queries if asked."""
+    if queries is None:
+        return split_heads(F.linear(y, weight, bias), 3, heads)
+    width = weight.shape[0] // 3
     first, rest = (None, None) if bias is None else (bias[:width], bias[width:])
-    (q,) = split_heads(F.linear(y[:, :queries], weight[:width], first), 1, attn.num_heads)
-    return q, *split_heads(F.linear(y, weight[width:], rest), 2, attn.num_heads)
+    (q,) = split_heads(F.linear(y[:, :queries], weight[:width], first), 1, heads)
+    return q, *split_heads(F.linear(y, weight[width:], rest), 2, heads)
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gtp_vit.backbones.intermediates import block_indices, to_grid
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput, BadSetting, GTPError
@@ -49,7 +50,7 @@ class TimmForwards:
         _refuse_masks(attn_mask, is_causal)
         if output_fmt not in ("NCHW", "NLC"):
             raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
-        wanted = _block_indices(len(self.blocks), indices)
+        wanted = block_indices(len(self.blocks), indices)
         seen: list[Tokens] = []
         stop = max(wanted) + 1 if stop_early else None
         last = run(self, x, layers=stop, observe=seen.append)
@@ -59,7 +60,7 @@ class TimmForwards:
         prefixes = [feature[:, :prefix] for feature in features]
         images = [feature[:, prefix:] for feature in features]
         if output_fmt == "NCHW":
-            images = [_to_grid(image, tokens) for image, tokens in zip(images, chosen, strict=True)]
+            images = [to_grid(image, tokens) for image, tokens in zip(images, chosen, strict=True)]
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": images}
             if return_prefix_tokens and prefix:
@@ -102,25 +103,3 @@ class TimmForwards:
 def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
     if attn_mask is not None or is_causal:
         raise BadInput("attention masks cannot be combined with token reduction; call the original model for these")
-
-
-def _block_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:
-    """The last n blocks for an int, all for None, else the listed ones; negative ones count from the end."""
-    if indices is None:
-        return list(range(depth))
-    listed = list(range(depth - indices, depth)) if isinstance(indices, int) else [int(index) for index in indices]
-    wrong = [index for index in listed if not -depth <= index < depth]
-    if wrong or not listed:
-        raise BadSetting(f"indices {indices!r} do not fit; the model has blocks 0 to {depth - 1}")
-    return sorted({index % depth for index in listed})
-
-
-def _to_grid(image: Tensor, tokens: Tokens) -> Tensor:
-    """[B, M, C] -> [B, C, rows, columns], possible only while all tokens are there."""
-    rows, columns = tokens.grid
-    if image.shape[1] != rows * columns:
-        raise BadSetting(
-            f"output_fmt 'NCHW' needs all {rows * columns} image tokens, but {image.shape[1]} remain after this "
-            "block; use output_fmt='NLC', and gtp_vit.trace for their positions"
-        )
-    return image.unflatten(1, (rows, columns)).permute(0, 3, 1, 2).contiguous()

@@ -159,7 +159,8 @@ def _measure(
     convention: Convention,
 ) -> Costs:
     inputs = backbone.inputs(model)
-    weight = next(model.parameters())
+    # Images are in the precision of the first convolution; some models keep their embeddings in another one.
+    weight = next((each for each in model.parameters() if each.ndim == 4), next(model.parameters()))
     meter = Meter(torchprofile.COUNTED if convention == "torchprofile" else {})
     grid = grid or vit.grid
     rows, columns = grid if inputs.any_size else vit.grid
