@@ -66,7 +66,8 @@ def patch(
         warnings.warn(caution, stacklevel=2)
     root: Any = _shells(host.model, host.path)
     tower: Any = root.get_submodule(host.path)
-    weight = next(tower.parameters())
+    # In the precision of the blocks: some models keep their embeddings and norms in another one.
+    weight = next(each for each in host.backbone.blocks(tower)[0].parameters() if each.ndim == 2)
     reducer = method.build(host.vit).train(tower.training)
     reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
     tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, reads)

@@ -14,7 +14,7 @@ from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.open_clip_vit import OpenClipViT
 from gtp_vit.backbones.parts import quiet_copy
-from gtp_vit.backbones.roots import ROOTS, Root, refused
+from gtp_vit.backbones.roots import ROOTS, Root, labels, refused
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.backbones.torchvision_vit import TorchvisionViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
@@ -54,8 +54,9 @@ class Host:
     @functools.cached_property
     def inputs(self) -> Inputs:
         own, output = self.backbone.inputs(self.tower), self.output
-        is_classifier = self.root is not None and output is not None and output.kind == "classes"
-        return dataclasses.replace(own, classes=output.width) if is_classifier and output is not None else own
+        if self.root is None or output is None or output.kind != "classes":
+            return own
+        return dataclasses.replace(own, classes=output.width, labels=labels(self.model))
 
     @functools.cached_property
     def output(self) -> Output | None:
@@ -122,9 +123,9 @@ def find(model: nn.Module) -> Host:
             "made of, then compile that"
         )
     raise UnsupportedBackbone(
-        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer and VisionTransformerDistilled, "
-        "Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's and open_clip's "
-        "VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
+        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer and VisionTransformerDistilled,"
+        " Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's and "
+        "open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
     )
 
 

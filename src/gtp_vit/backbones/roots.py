@@ -67,6 +67,10 @@ def _clip_embedding(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     return model.visual_projection(pooled)
 
 
+def _projection(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
+    return model.head(pooled)
+
+
 def _feature_layer(model: Any, depth: int) -> int:
     """LLaVA takes hidden_states[vision_feature_layer], of which the first is the embedding."""
     layer = model.config.vision_feature_layer
@@ -152,7 +156,7 @@ ROOTS: dict[str, Root] = {
     "open_clip.model.CLIP": Root("visual"),
     "open_clip.model.CustomTextCLIP": Root("visual"),
     "open_clip.coca_model.CoCa": Root("visual"),
-    "open_clip.timm_model.TimmModel": Root("trunk"),
+    "open_clip.timm_model.TimmModel": Root("trunk", head=_projection, kind="embedding"),
 }
 
 _GRID = "puts the tokens of its ViT back on a grid, so none may be missing"
@@ -177,3 +181,10 @@ def refused(model: nn.Module) -> str | None:
     parts = type(model).__module__.split(".")
     reason = REFUSED.get(parts[2]) if parts[:2] == ["transformers", "models"] and len(parts) > 2 else None
     return None if reason is None else f"{type(model).__name__} {reason}; reduce the language model's tokens instead"
+
+
+def labels(model: Any) -> tuple[str, ...] | None:
+    """Names of the classes of a Hugging Face classifier; None if it was never told any."""
+    named = getattr(getattr(model, "config", None), "id2label", None) or {}
+    found = tuple(str(named[index]) for index in sorted(named))
+    return None if not found or all(name == f"LABEL_{index}" for index, name in enumerate(found)) else found

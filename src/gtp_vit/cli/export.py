@@ -18,6 +18,7 @@ from gtp_vit.engines import FORMATS, check_precision
 from gtp_vit.engines.card import CHECK_COLUMNS, check_row
 from gtp_vit.engines.export import Exported, export
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.inputs.libraries import library_of, preparation_of, public_name
 from gtp_vit.patch import patch
 from gtp_vit.recipes import DEPLOY
 from gtp_vit.runs.files import check_writable
@@ -73,7 +74,8 @@ def main(words: Sequence[str]) -> None:
     method = chosen.for_model(model)
     fast = patch(model, method)
     share = "" if method.name == "identity" else f"-{method.name}"
-    path = flags.output / f"{flags.model.replace('/', '_').replace(':', '_')}{share}-{flags.precision}{engine.suffix}"
+    name = public_name(flags.model)
+    path = flags.output / f"{name.replace('/', '_').replace(':', '_')}{share}-{flags.precision}{engine.suffix}"
     images, unreadable = _images(flags, model)
     with render.steps("exporting") as step:
         found = export(
@@ -83,8 +85,9 @@ def main(words: Sequence[str]) -> None:
             images=images,
             classes=classes,
             overwrite=flags.overwrite,
-            name=flags.model,
+            name=name,
             weights=_weights(flags),
+            preparation=preparation_of(flags.model),
             progress=step,
         )
     title, text = f"{path.name} in {engine.name} against torch", _told(found)
@@ -129,7 +132,8 @@ def _weights(flags: Export) -> str:
     """Where the weights are from, so that gtp-vit evaluate finds them again."""
     if flags.checkpoint is not None:
         return str(flags.checkpoint)
-    return "the package" if flags.model == embedded.NAME else "timm"
+    found = library_of(flags.model)
+    return "the package" if flags.model == embedded.NAME else "timm" if found is None else public_name(flags.model)
 
 
 def _class_names(path: Path | None) -> list[str] | None:

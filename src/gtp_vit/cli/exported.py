@@ -15,6 +15,7 @@ from gtp_vit.engines import check_precision, engine_of
 from gtp_vit.engines.about import read_about
 from gtp_vit.engines.loaded import ExportedModel, file_fingerprint
 from gtp_vit.errors import GTPError
+from gtp_vit.inputs.models import has_own_weights
 from gtp_vit.measure.identity import tensors_fingerprint
 
 Flags = TypeVar("Flags", bound=DataFlags)
@@ -44,6 +45,10 @@ def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[Expor
         raise GTPError(f"--device is {flags.device}; exported files run on a CPU, leave it out")
     about = read_about(path)
     name, weights = about["model"], about["weights"]["from"]
+    if has_own_weights(name) and name != embedded.NAME:  # of Hugging Face: a name on the hub, or a folder
+        if flags.checkpoint is not None:
+            name, flags = f"hf:{flags.checkpoint}", dataclasses.replace(flags, checkpoint=None)
+        return ExportedFile(path, about), dataclasses.replace(flags, model=name)
     if flags.checkpoint is None and not flags.pretrained and name != embedded.NAME:
         if weights == "timm":
             flags = dataclasses.replace(flags, pretrained=True)

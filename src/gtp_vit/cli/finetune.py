@@ -20,7 +20,7 @@ from gtp_vit.runs import distributed
 from gtp_vit.show.learning import training_sections, training_text, validation_table
 from gtp_vit.training.checkpoint import WEIGHTS
 from gtp_vit.training.data import open_training_images
-from gtp_vit.training.loop import finetune
+from gtp_vit.training.loop import check_trainable, finetune
 from gtp_vit.training.settings import Training
 
 
@@ -67,6 +67,7 @@ def main(words: Sequence[str]) -> None:
     check_range("--val-limit", flags.val_limit, 0, 10**9, whole=True)
     with distributed.group():
         model = make_model(flags)
+        check_trainable(model)
         method = chosen.for_model(model)
         dataset, validation = make_datasets(flags, settings, model)
         with _training_bar() as progress:

@@ -17,6 +17,7 @@ from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_model, read_images
 from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.inputs.libraries import public_name
 from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
 from gtp_vit.runs.files import check_writable, write_atomically
@@ -111,7 +112,7 @@ def main(words: Sequence[str]) -> None:
         "seed": flags.search_seed,
         "timing_batch": flags.timing_batch,
         "batch_size": flags.batch_size,
-        "name": flags.model,
+        "name": public_name(flags.model),
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
     # A longer search may reuse what was measured. Only times depend on threads.

@@ -29,6 +29,7 @@ class Inputs:
     classes: int  # 0 = it has no classifier
     weights: str = ""  # name of its pre-trained weights
     preparation: dict[str, Any] | None = None  # mean, std, crop_pct, interpolation, ... as timm calls them
+    labels: tuple[str, ...] | None = None  # names of the classes, if the model knows them
 
 
 class Output(NamedTuple):

@@ -22,14 +22,20 @@ FORMAT = 1
 
 
 def about(
-    model: Any, engine: Engine, precision: str, classes: Sequence[str] | None, name: str, weights: str
+    model: Any,
+    engine: Engine,
+    precision: str,
+    classes: Sequence[str] | None,
+    name: str,
+    weights: str,
+    preparation: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The description of a model that is exported."""
     import timm
 
     host, plain = host_of(model), unpatch(model)
     inputs, output = host.inputs, output_of(model)
-    prepared = inputs.preparation or {}
+    prepared = preparation or inputs.preparation or {}
     known = class_names(model) if classes is None else list(classes)
     if output.kind == "classes" and known is not None and len(known) != output.width:
         raise BadSetting(f"{len(known)} class names are given, and the model has {output.width} classes; give one each")
@@ -49,7 +55,7 @@ def about(
             "size": list(inputs.size),
             **{
                 key: prepared[key]
-                for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation")
+                for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation", "processor")
                 if key in prepared
             },
         },
@@ -68,8 +74,11 @@ def class_names(model: Any) -> list[str] | None:
     """The classes of the embedded model, and of models with the classes of ImageNet; None if they are not known."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    if host_of(model).inputs.name == embedded.NAME:
+    inputs = host_of(model).inputs
+    if inputs.name == embedded.NAME:
         return list(embedded.CLASSES)
+    if inputs.labels is not None:
+        return list(inputs.labels)
     kind, width = output_of(model)
     subset = infer_imagenet_subset(unpatch(model))  # by their number
     if subset is None or kind != "classes":

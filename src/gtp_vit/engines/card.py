@@ -36,7 +36,9 @@ def card(file: str, about: dict[str, Any], checks: Sequence[Checked], images: st
         "" if method is None else ", ".join(f"{key} = {value}" for key, value in method.items() if key != "method")
     )
     prepare = [f"resize and crop to {height} x {width}"]
-    if "crop_pct" in given:
+    if given.get("crop_mode") == "squash":
+        prepare = [f"resize to {height} x {width}, whatever its shape ({given.get('interpolation', 'bilinear')})"]
+    elif "crop_pct" in given:
         side = round(min(height, width) / given["crop_pct"])
         prepare = [f"resize the short side to {side} ({given.get('interpolation', 'bilinear')})"]
         prepare.append(f"cut {height} x {width} out of the middle")

@@ -72,6 +72,7 @@ def export(
     overwrite: bool = False,
     name: str = "",
     weights: str = "",
+    preparation: dict[str, Any] | None = None,
     progress: Report | None = None,
 ) -> Exported:
     """Write a model, patched or not, to a file for an engine; with a card beside it that says how to use it.
@@ -89,6 +90,7 @@ def export(
         overwrite: replace files that exist.
         name: of the model, for the metadata.
         weights: where its weights are from, for the metadata.
+        preparation: of images, in timm's words, for the metadata; None = as the model itself says.
         progress: called with what is being done.
     """
     path = Path(path)
@@ -106,7 +108,7 @@ def export(
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         with explained(path):
-            description = about(model, engine, precision, classes, name, weights)
+            description = about(model, engine, precision, classes, name, weights, preparation)
             onnx, made = folder / "float.onnx", folder / path.name
             say("tracing the model")
             write_onnx(model, onnx)

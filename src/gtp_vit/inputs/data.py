@@ -127,6 +127,11 @@ def preparation(model: nn.Module, settings: DataSettings) -> dict[str, Any]:
     import timm.data
 
     inputs = host_of(model).inputs
+    if inputs.preparation is None:
+        raise GTPError(
+            f"it is not known how the weights of {inputs.name} want their images prepared; give a transform, e.g. "
+            "DataSettings(..., transform=...), or name the model to the command: hf:FOLDER_OR_NAME"
+        )
     changes = {"crop_pct": settings.crop_pct, "interpolation": settings.interpolation, "img_size": settings.img_size}
     given = {key: value for key, value in changes.items() if value}
     config = timm.data.resolve_data_config(given, pretrained_cfg=inputs.preparation)
@@ -146,15 +151,19 @@ def open_images(
         near = [path.name for path in folder.parent.glob(f"{folder.name[:3]}*")] if folder.parent.is_dir() else []
         hint = f"; did you mean {near[0]}?" if near else ""
         raise GTPError(f"there is no folder {folder}{hint}")
-    config = preparation(model, settings)
-    shape = tuple(config["input_size"])
+    inputs = host_of(model).inputs
+    shape = (inputs.channels, *inputs.size)
+    if settings.transform is None:
+        config = preparation(model, settings)
+        shape, transform = tuple(config["input_size"]), make_transform(config, augment)
+    else:
+        transform = settings.transform
     try:
         how = folders.how_to_read(settings.dataset)
         dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
     except Exception as error:
         none = f"no images in {folder}"
         raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
-    transform = make_transform(config, augment) if settings.transform is None else settings.transform
     if isinstance(dataset, IterableDataset):
         return ImageStream(dataset, transform, shape, settings.limit)
     reader: Any = dataset.reader if hasattr(dataset, "reader") else TorchvisionReader(dataset)

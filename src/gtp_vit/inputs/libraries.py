@@ -35,6 +35,14 @@ class Library(Protocol):
     def transform(self, name: str, model: Any) -> Transform | None:
         """From a picture to a tensor as the model's weights want it; None: as its `inputs.preparation` says."""
 
+    def preparation(self, name: str) -> dict[str, Any] | None:
+        """The same in timm's words, for people and other programs; None: the model's own `inputs.preparation`."""
+        return None
+
+    def public_name(self, name: str) -> str:
+        """The name without a folder of this machine."""
+        return name
+
 
 # Hugging Face's models of images and texts: their image part is what commands run.
 IMAGES_ONLY = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
@@ -68,6 +76,14 @@ class HuggingFace(Library):
                 f"hf:{name} says not how images are prepared ({first_line(error)}); add its preprocessor_config.json"
             ) from error
 
+    def preparation(self, name: str) -> dict[str, Any] | None:
+        processor = self.transform(name, None)
+        assert isinstance(processor, Processed)
+        return processor.in_words()
+
+    def public_name(self, name: str) -> str:
+        return Path(name).resolve().name if Path(name).is_dir() else name
+
 
 class Processed:
     """A Hugging Face image processor as a transform of one picture."""
@@ -80,6 +96,23 @@ class Processed:
 
     def __repr__(self) -> str:
         return f"{type(self.processor).__name__}({self.processor.to_dict()})"
+
+    def in_words(self) -> dict[str, Any]:
+        """What it does, as timm calls it; what timm has no word for as it is."""
+        from PIL import Image
+
+        stored = self.processor.to_dict()
+        size, crop = stored.get("size") or {}, stored.get("crop_size") or {}
+        found: dict[str, Any] = {"mean": stored.get("image_mean"), "std": stored.get("image_std")}
+        if stored.get("resample") is not None:
+            found["interpolation"] = Image.Resampling(stored["resample"]).name.lower()
+        if "height" in size:
+            found |= {"crop_pct": 1.0, "crop_mode": "squash"}
+        elif "shortest_edge" in size and "height" in crop:
+            found |= {"crop_pct": round(crop["height"] / size["shortest_edge"], 6), "crop_mode": "center"}
+        else:
+            found["processor"] = stored
+        return {key: value for key, value in found.items() if value is not None}
 
 
 class OpenCLIP(Library):
@@ -102,10 +135,11 @@ class OpenCLIP(Library):
         if pretrained and not tag:
             raise BadSetting(f"say which weights: open_clip:{base}/TAG with one of {', '.join(tags) or 'none'}")
         weights = str(checkpoint) if checkpoint is not None else tag if pretrained else None
-        size = {"force_image_size": sizes["img_size"]} if "img_size" in sizes else {}
+        size = sizes.get("img_size")
         try:
-            with torch.device("meta") if meta else nullcontext():
-                model = library.create_model(base, pretrained=weights, load_weights=weights is not None, **size)
+            if meta:
+                return _tower_without_weights(library.get_model_config(base), size)
+            model = library.create_model(base, weights, load_weights=weights is not None, force_image_size=size)
         except Exception as error:  # open_clip, the hub and the network raise errors of many classes
             raise GTPError(f"open_clip cannot create {name!r}: {first_line(error)}") from error
         return model.visual.eval()
@@ -174,6 +208,28 @@ def transform_of(name: str, model: Any) -> Transform | None:
     """How a model of another library prepares pictures; None: as its `inputs.preparation` says."""
     found = library_of(name)
     return None if found is None else found[0].transform(found[1], model)
+
+
+def public_name(name: str) -> str:
+    """The name of a model without a folder of this machine, for files that others read."""
+    found = library_of(name)
+    return name if found is None else f"{name.partition(':')[0]}:{found[0].public_name(found[1])}"
+
+
+def preparation_of(name: str) -> dict[str, Any] | None:
+    """How a model of another library prepares pictures, in timm's words; None: as its `inputs.preparation` says."""
+    found = library_of(name)
+    return None if found is None else found[0].preparation(found[1])
+
+
+def _tower_without_weights(config: dict[str, Any], img_size: int | None) -> Any:
+    """The image tower of a configuration; its text tower, of which the hub may have the sizes, is left out."""
+    from open_clip.model import _build_vision_tower
+
+    size = {} if img_size is None else {"image_size": img_size}
+    with torch.device("meta"):
+        vision = {**config["vision_cfg"], **size}
+        return _build_vision_tower(config["embed_dim"], vision, config.get("quick_gelu", False)).eval()
 
 
 def _tag(name: str) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def load_model(name: str, instead: Mapping[str, str] | None = None, **options: A
     """A Hugging Face model in eval mode, of the class that its configuration names, or that stands `instead` of it."""
     _, kind = configured_class(name, instead or {})
     try:
-        return kind.from_pretrained(name, **options).eval()
+        with _quiet():
+            return kind.from_pretrained(name, **options).eval()
     except (OSError, ValueError, RuntimeError) as error:
         raise GTPError(f"transformers cannot load {name!r}: {first_line(error)}") from error
 
@@ -66,3 +68,18 @@ def configured_class(name: str, instead: Mapping[str, str]) -> tuple[Any, Any]:
         listed = ", ".join(named) or "no class"
         raise GTPError(f"the configuration of {name!r} names {listed}, which transformers {library.__version__} lacks")
     return config, getattr(library, known[0])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and its list of weights of a text model that are not needed."""
+    logging = transformers_library().logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -49,6 +49,17 @@ class Finetuned:
         return tuple(entry for entry in self.log if entry["kind"] == "validation")
 
 
+def check_trainable(plain: Any) -> None:
+    """Refuse models around a ViT, and ViTs without classes."""
+    host = host_of(plain)
+    if host.path:
+        raise BadSetting(
+            f"{type(plain).__name__} has its ViT at {host.path}, and only a ViT itself can be finetuned here; give "
+            f"model.{host.path}, and put the result back, or train gtp_vit.patch(model) with its own library"
+        )
+    check_class_output(plain)
+
+
 def finetune(
     model: nn.Module,
     method: Method | Recipe | str | Path,
@@ -83,16 +94,11 @@ def finetune(
     settings.check()
     check_range("workers", workers, 0, 256, whole=True)
     plain: Any = unpatch(model)
+    check_trainable(plain)
     host = host_of(plain)
-    if host.path:
-        raise BadSetting(
-            f"{type(plain).__name__} has its ViT at {host.path}, and only a ViT itself can be finetuned here; give "
-            f"model.{host.path}, and put the result back"
-        )
     method = resolve(method, host)
     if not isinstance(method, Method):
         raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
-    check_class_output(plain)
     check_processes(settings)
     if settings.amp != "off" and next(plain.parameters()).device.type == "cpu":
         verdict = bf16_verdict()  # in a subprocess, because it may crash
