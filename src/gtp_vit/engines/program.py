@@ -76,8 +76,10 @@ def write_onnx(model: Any, path: Path) -> None:
                 output_names=["logits" if kind == "classes" else kind],
                 custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: _attention},
             )
-            for node in program.model.graph.all_nodes():  # where in whose source files each operator comes from
-                node.metadata_props.clear()
+            graph = program.model.graph
+            for node in graph.all_nodes():
+                node.metadata_props.clear()  # where in whose source files each operator comes from
+            _rename_inside(graph)
             large = sum(p.numel() * p.element_size() for p in model.parameters()) > LARGEST_FILE
             program.save(path, external_data=large)
     except OSError:
@@ -86,6 +88,18 @@ def write_onnx(model: Any, path: Path) -> None:
         raise GTPError(f"torch cannot export this model to ONNX: {first_line(error)}") from error
     finally:
         logging.getLogger("torch.onnx").setLevel(level)
+
+
+def _rename_inside(graph: Any) -> None:
+    """Give values in the middle other names than inputs and outputs have: torch has an operator `embedding`, too."""
+    ends = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+    inside = [value for node in graph.all_nodes() for value in node.outputs]
+    for value in (*inside, *list(graph.initializers.values())):
+        if ends.get(value.name, value) is not value:
+            stored = graph.initializers.pop(value.name, None)
+            value.name = f"{value.name}_inside"
+            if stored is not None:
+                graph.initializers[value.name] = value
 
 
 class MainOutput(nn.Module):
