@@ -10,13 +10,20 @@ from torch import nn
 
 from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.parts import quiet_copy
+from gtp_vit.backbones.timm_beit import TimmBeit
+from gtp_vit.backbones.timm_eva import TimmEva
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.costs import Convention, Costs, measure_costs
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
-BACKBONES: dict[str, Backbone] = {"timm_vit": TimmViT(), "lvvit": LVViTBackbone()}
+BACKBONES: dict[str, Backbone] = {
+    "timm_vit": TimmViT(),
+    "timm_eva": TimmEva(),
+    "timm_beit": TimmBeit(),
+    "lvvit": LVViTBackbone(),
+}
 # Models around a ViT: qualified class name -> path of the ViT in the model.
 ROOTS: dict[str, str] = {}
 
@@ -81,7 +88,7 @@ def find(model: nn.Module) -> Host:
         )
     raise UnsupportedBackbone(
         f"{type(model).__module__}.{type(model).__qualname__} is not a supported ViT; supported are timm's "
-        "VisionTransformer and VisionTransformerDistilled, and gtp_vit's LVViT. The model was left as it is"
+        "VisionTransformer, VisionTransformerDistilled, Eva and Beit, and gtp_vit's LVViT. The model was left as it is"
     )
 
 

@@ -94,14 +94,20 @@ def is_plain_linear(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and not is_overridden(layer, hooks=True)
 
 
-def project(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
-    """Queries, keys and values of an attention with one fused layer `qkv`; only the first queries if asked."""
-    if queries is None or not is_plain_linear(attn.qkv):
+def project(attn: Any, y: Tensor, queries: int | None, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Queries, keys and values of an attention with one fused layer `qkv`; only the first queries if asked.
+
+    `bias`: what the model uses instead of the layer's own; such models use its weight without calling it.
+    """
+    if bias is None and (queries is None or not is_plain_linear(attn.qkv)):
         q, k, v = split_heads(attn.qkv(y), 3, attn.num_heads)
         return q[:, :, :queries], k, v
+    weight = attn.qkv.weight
+    bias = attn.qkv.bias if bias is None else bias
+    if queries is None:
+        return split_heads(F.linear(y, weight, bias), 3, attn.num_heads)
     # Split the fused layer into its query rows and the rest.
-    width = attn.num_heads * attn.head_dim
-    weight, bias = attn.qkv.weight, attn.qkv.bias
+    width = weight.shape[0] // 3
     first, rest = (None, None) if bias is None else (bias[:width], bias[width:])
     (q,) = split_heads(F.linear(y[:, :queries], weight[:width], first), 1, attn.num_heads)
     return q, *split_heads(F.linear(y, weight[width:], rest), 2, attn.num_heads)
