@@ -74,7 +74,7 @@ def of_timm(name: str, arguments: dict) -> nn.Module:
 
 def mobile_clip() -> nn.Module:
     """vit_base_mci_224 in small: convolutions with BatchNorm, and no projection of their output."""
-    stem = ConvStem(channels=(6, 12, 24), stride=(4, 2, 1), kernel_size=(4, 2, 1))
+    stem = ConvStem(channels=24, stride=(2, 2, 2))
     embed = functools.partial(HybridEmbed, backbone=stem, proj=False)
     return VisionTransformer(**{**SMALL, "patch_size": 1}, embed_layer=embed, no_embed_class=True)
 
