@@ -28,7 +28,10 @@ def names(pattern: str) -> list[str]:
     """Names of models that can perhaps be patched, timm's and ours, that match a pattern with * and ?."""
     import timm
 
-    return fnmatch.filter([*_own(), *timm.list_models(module=["vision_transformer", "deit"])], pattern)
+    return fnmatch.filter(
+        [*_own(), *timm.list_models(module=["vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid"])],
+        pattern,
+    )
 
 
 @functools.cache
