@@ -10,6 +10,9 @@ import importlib.util
 
 import timm
 import torch
+from timm.layers import HybridEmbed
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_hybrid import ConvStem
 from torch import nn
 
 from gtp_vit.patch import host_of
@@ -37,12 +40,44 @@ TIMM_VIT: dict[str, tuple[str, dict]] = {
     "avg_with_class_token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
     "all_tokens": ("vit_tiny_patch16_224", {"global_pool": ""}),
     "no_qkv_bias": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+    "res_post_norm": ("vit_base_patch16_rpn_224", {}),
+    "hybrid": ("vit_tiny_r_s16_p8_224", {"patch_size": 2}),  # a stem of stride 4
+}
+# One of each kind of rotary positions, attention, projections, MLP, norms, head and prefix.
+TIMM_EVA: dict[str, tuple[str, dict]] = {
+    "dinov3": ("vit_small_patch16_dinov3", {}),
+    "dinov3_bias": ("vit_small_plus_patch16_dinov3_qkvb", {"dynamic_img_size": False}),
+    "eva": ("eva_giant_patch14_224", {"init_values": 0.1}),
+    "eva02": ("eva02_base_patch14_224", {}),
+    "eva02_clip": ("eva02_base_patch16_clip_224", {}),
+    "eva02_post_norm": ("eva02_enormous_patch14_clip_224", {"use_rot_pos_emb": True}),
+    "eva02_small": ("eva02_small_patch14_224", {"img_size": (48, 96)}),
+    "lingbot": ("vit_giant_patch16_lingbot", {"dynamic_img_pad": True}),
+    "pe_core": ("vit_pe_core_base_patch16_224", {}),
+    "pe_lang": ("vit_pe_lang_gigantic_patch14_448", {}),
+    "rope_gap": ("vit_betwixt_patch16_rope_reg4_gap_256", {}),
+    "rope_mixed": ("vit_small_patch16_rope_mixed_ape_224", {}),
+    "sapiens2": ("vit_base_patch16_sapiens2", {"num_kv_heads": 3}),
+}
+TIMM_BEIT: dict[str, tuple[str, dict]] = {
+    "beit": ("beit_base_patch16_224", {}),
+    "beit_shared": ("beitv2_base_patch16_224", {"use_shared_rel_pos_bias": True, "global_pool": "token"}),
+    "beit_only_shared": (
+        "beit_base_patch16_224",
+        {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True, "qkv_bias": False},
+    ),
 }
 
 
-def timm_vit(family: str) -> nn.Module:
-    name, arguments = TIMM_VIT[family]
+def of_timm(name: str, arguments: dict) -> nn.Module:
     return timm.create_model(name, **{**SMALL, **arguments})
+
+
+def mobile_clip() -> nn.Module:
+    """vit_base_mci_224 in small: convolutions with BatchNorm, and no projection of their output."""
+    stem = ConvStem(channels=24, stride=(2, 2, 2))
+    embed = functools.partial(HybridEmbed, backbone=stem, proj=False)
+    return VisionTransformer(**{**SMALL, "patch_size": 1}, embed_layer=embed, no_embed_class=True)
 
 
 def lvvit(**sizes: object) -> nn.Module:
@@ -169,7 +204,12 @@ OPEN_CLIP_VIT: dict[str, dict] = {
 
 # backbone -> family -> a function that makes a small model
 FAMILIES = {
-    "timm_vit": {family: functools.partial(timm_vit, family) for family in TIMM_VIT},
+    "timm_vit": {
+        **{family: functools.partial(of_timm, *made) for family, made in TIMM_VIT.items()},
+        "hybrid_batch_norm": mobile_clip,
+    },
+    "timm_eva": {family: functools.partial(of_timm, *made) for family, made in TIMM_EVA.items()},
+    "timm_beit": {family: functools.partial(of_timm, *made) for family, made in TIMM_BEIT.items()},
     "lvvit": {"lvvit": lvvit, "lvvit_non_square": functools.partial(lvvit, img_size=(48, 96), skip_lam=3.0)},
     "hf_vit": {family: functools.partial(from_hugging_face, family) for family in HUGGING_FACE if HAS_TRANSFORMERS},
     "torchvision_vit": {
@@ -182,7 +222,10 @@ ALL = [(backbone, family) for backbone, families in FAMILIES.items() for family 
 NAMES = [family for _, family in ALL]
 # Families whose blocks differ from another one's in details only pass the short battery: the whole one on every family
 # would take an hour.
-LIGHT: set[str] = {*HUGGING_FACE, *OPEN_CLIP_VIT, "torchvision_stem"} - {"hf_vit", "hf_dinov3", "open_clip"}
+LIGHT: set[str] = {
+    *("res_post_norm", "hybrid", "hybrid_batch_norm", "torchvision_stem"),
+    *(*TIMM_EVA, *TIMM_BEIT, *HUGGING_FACE, *OPEN_CLIP_VIT),
+} - {"dinov3", "rope_mixed", "beit_shared", "hf_vit", "hf_dinov3", "open_clip"}
 THOROUGH = [family for family in NAMES if family not in LIGHT]
 # One of each kind of head and prefix, for the tests that take seconds each.
 FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "core": {"paper", "kernels", "tensors"},
     "methods": {"core", "paper", "kernels", "tensors", "weights"},
     "models": {"weights"},
-    "backbones": {"core"},
+    "backbones": {"core", "tensors"},
     "recipes": {"core", "methods", "backbones"},
     "patch": {"core", "methods", "backbones", "kernels", "recipes"},
     "runs": {"patch", "recipes"},

@@ -29,6 +29,24 @@ def timm_vit(tower, block, layer, tokens, visible):
     return block(tokens.x, attn_mask=visible[:, None, None])
 
 
+@masked("timm_eva")
+def timm_eva(tower, block, layer, tokens, visible):
+    """With the positions that timm computes itself, of all tokens."""
+    rope = tower.rope
+    if rope is not None:
+        rope = rope.get_embed(tokens.grid) if tower.dynamic_img_size else rope.get_embed()
+        rope = rope[layer] if tower.rope_mixed else rope
+    return block(tokens.x, rope=rope, attn_mask=visible[:, None, None])
+
+
+@masked("timm_beit")
+def timm_beit(tower, block, layer, tokens, visible):
+    """Its block takes no mask, but adds whatever it gets as the bias that all layers share."""
+    shared = torch.zeros(1) if tower.rel_pos_bias is None else tower.rel_pos_bias()
+    hidden = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+    return block(tokens.x, shared_rel_pos_bias=shared + hidden[:, None, None])
+
+
 @masked("lvvit")
 def lvvit(tower, block, layer, tokens, visible):
     attn, x = block.attn, tokens.x

@@ -152,7 +152,7 @@ class Rotary(TimmViT):
         return Projections(q[:, :, :queries], k, found.v, found.scale)
 
     def run_block(self, block, layer, tokens):
-        q, k, v, scale, _ = self.project(block, layer, tokens, None)
+        q, k, v, scale, *_ = self.project(block, layer, tokens, None)
         out = nn.functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
         x = tokens.x + self.attention_branch(block, out)
         return x + self.mlp_branch(block, x, None)
@@ -198,7 +198,7 @@ def test_dropped_equals_masked(monkeypatch):
         host, x = fast.reduction.backbone, seen[0].x
         visible = torch.ones(len(images), 65, dtype=torch.bool)
         for layer, block in enumerate(model.blocks):
-            q, k, v, scale, _ = host.project(block, layer, seen[0].but(x=x), None)
+            q, k, v, scale, *_ = host.project(block, layer, seen[0].but(x=x), None)
             mask = visible[:, None, None]
             out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
             x = x + host.attention_branch(block, out.transpose(1, 2).flatten(2))

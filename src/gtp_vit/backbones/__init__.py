@@ -15,6 +15,8 @@ from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.open_clip_vit import OpenClipViT
 from gtp_vit.backbones.parts import quiet_copy
 from gtp_vit.backbones.roots import ROOTS, Root, labels, refused
+from gtp_vit.backbones.timm_beit import TimmBeit
+from gtp_vit.backbones.timm_eva import TimmEva
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.backbones.torchvision_vit import TorchvisionViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
@@ -24,6 +26,8 @@ from gtp_vit.errors import UnsupportedBackbone
 
 BACKBONES: dict[str, Backbone] = {
     "timm_vit": TimmViT(),
+    "timm_eva": TimmEva(),
+    "timm_beit": TimmBeit(),
     "lvvit": LVViTBackbone(),
     "hf_vit": HuggingFaceViT(),
     "torchvision_vit": TorchvisionViT(),
@@ -123,8 +127,8 @@ def find(model: nn.Module) -> Host:
             "made of, then compile that"
         )
     raise UnsupportedBackbone(
-        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer and VisionTransformerDistilled,"
-        " Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's and "
+        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer, VisionTransformerDistilled, Eva "
+        "and Beit, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's and "
         "open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
     )
 

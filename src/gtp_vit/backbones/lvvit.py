@@ -37,6 +37,9 @@ class LVViTBackbone(TimmViT):
                     return f"blocks[{index}].{path} has hooks or a forward of its own; remove them"
         return None
 
+    def patch(self, model: Any) -> tuple[int, int]:
+        return model.patch_embed.patch_size
+
     def first_layer(self, model: Any) -> nn.Conv2d:
         return model.patch_embed.conv1
 

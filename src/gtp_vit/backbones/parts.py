@@ -119,12 +119,15 @@ def is_plain_linear(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and not is_overridden(layer, hooks=True)
 
 
-def project(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
-    """Queries, keys and values of an attention with one fused layer `qkv`; only the first queries if asked."""
-    if queries is None or not is_plain_linear(attn.qkv):
+def project(attn: Any, y: Tensor, queries: int | None, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Queries, keys and values of an attention with one fused layer `qkv`; only the first queries if asked.
+
+    `bias`: what the model uses instead of the layer's own; such models use its weight without calling it.
+    """
+    if bias is None and (queries is None or not is_plain_linear(attn.qkv)):
         q, k, v = split_heads(attn.qkv(y), 3, attn.num_heads)
         return q[:, :, :queries], k, v
-    return project_packed(attn.qkv.weight, attn.qkv.bias, y, attn.num_heads, queries)
+    return project_packed(attn.qkv.weight, attn.qkv.bias if bias is None else bias, y, attn.num_heads, queries)
 
 
 def project_packed(

@@ -1,4 +1,5 @@
-"""timm's VisionTransformer: ViT, DeiT (also distilled), DeiT-3, AugReg, CLIP, DINOv2, SigLIP, GAP models, EVA-L.
+"""timm's VisionTransformer: ViT, DeiT (also distilled), DeiT-3, AugReg, CLIP, DINOv2, SigLIP, GAP models, EVA-L, and
+hybrids, whose patches are the features of a ResNet or of MobileCLIP's convolutions.
 
 The arithmetic of timm's block is repeated here, because attention must return statistics. `refusal` compares every
 class and child module with what this copy supports and refuses anything else.
@@ -18,6 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones.parts import check_images, is_overridden, project, quiet_copy, through
+from gtp_vit.backbones.timm_blocks import (
+    Kinds,
+    attention_dropout,
+    attention_output,
+    before_attention,
+    blocks_refusal,
+    is_post_norm,
+    is_timm_layer,
+    mlp_output,
+)
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
@@ -31,8 +42,7 @@ MODEL = {
     *("patch_embed", "pos_drop", "patch_drop", "norm_pre", "blocks", "norm", "attn_pool", "fc_norm"),
     *("head_drop", "head", "head_dist"),
 }
-# Token-wise MLPs; GlobalResponseNormMlp, for one, mixes tokens.
-MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked")
+EMBEDDINGS = ("PatchEmbed", "HybridEmbed")
 POOLS_OF_PREFIX = {"token"}
 CLIP = ("clip", "_mci_", "_pe_core_")  # in timm's names of models whose output is compared with texts
 FINETUNED = "_ft_in"  # in timm's names of weights that were trained on classes afterwards
@@ -53,45 +63,32 @@ class TimmViT(Backbone):
         if type(model) not in (vit.VisionTransformer, models.VisionTransformerDistilled):
             sharded = "; patch first, then shard" if type(model).__name__.startswith("FSDP") else ""
             return f"{type(model).__name__} is a subclass of VisionTransformer whose forward may be its own{sharded}"
+        return self._model_refusal(model, MODEL) or self._blocks_refusal(model)
+
+    def _model_refusal(
+        self, model: Any, known: set[str], pools: set[str] = POOLS_OF_PREFIX | POOLS_OF_IMAGE
+    ) -> str | None:
+        """What is around the blocks; `known`: children that the model's class has."""
         for name, child in model.named_children():
-            if name not in MODEL:
+            if name not in known:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"
         if is_overridden(model, hooks=False):
             return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
-        if not _is_timm_layer(model.patch_embed, "PatchEmbed"):
-            return f"patch_embed is {type(model.patch_embed).__name__}; supported: PatchEmbed"
-        if not isinstance(model.patch_drop, nn.Identity):
+        if not any(is_timm_layer(model.patch_embed, name) for name in EMBEDDINGS):
+            return f"patch_embed is {type(model.patch_embed).__name__}; supported: {', '.join(EMBEDDINGS)}"
+        if not isinstance(getattr(model, "patch_drop", None), nn.Identity | None):
             return "patch_drop removes patches at random; create the model with patch_drop_rate=0"
-        if model.global_pool not in POOLS_OF_PREFIX | POOLS_OF_IMAGE:
-            return f"global_pool is {model.global_pool!r}; supported: {sorted(POOLS_OF_PREFIX | POOLS_OF_IMAGE)}"
-        if model.attn_pool is not None and not _is_timm_layer(model.attn_pool, "AttentionPoolLatent"):
-            return f"attn_pool is {type(model.attn_pool).__name__}; supported: AttentionPoolLatent"
-        for index, block in enumerate(model.blocks):
-            reason = self._block_refusal(block, vit)
-            if reason is not None:
-                return f"blocks[{index}]{reason}"
+        if model.global_pool not in pools:
+            return f"global_pool is {model.global_pool!r}; supported: {sorted(pools)}"
+        attn_pool = getattr(model, "attn_pool", None)
+        if attn_pool is not None and not is_timm_layer(attn_pool, "AttentionPoolLatent"):
+            return f"attn_pool is {type(attn_pool).__name__}; supported: AttentionPoolLatent"
         return None
 
-    def _block_refusal(self, block: Any, vit: Any) -> str | None:
-        if type(block) is not vit.Block:
-            return f" is {type(block).__name__}; supported: Block"
-        if type(block.attn) is not vit.Attention:
-            return f".attn is {type(block.attn).__name__}; supported: Attention"
-        if not any(_is_timm_layer(block.mlp, name) for name in MLPS):
-            return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(MLPS)}"
-        for known, owner, path in ((BLOCK, block, ""), (ATTENTION, block.attn, ".attn")):
-            for name, child in owner.named_children():
-                if name not in known:
-                    return f"{path}.{name} ({type(child).__name__}) is not known"
-            for name in [*owner._parameters, *owner._buffers]:
-                return f"{path}.{name} (a tensor) is not known"
-            if is_overridden(owner, hooks=True):
-                return f"{path} has hooks or a forward of its own, which a reduced layer would not call; remove them"
-        for name in ("qkv", "proj"):
-            layer = getattr(block.attn, name)
-            if not isinstance(layer, nn.Linear):
-                return f".attn.{name} is {type(layer).__module__}.{type(layer).__name__}; supported: torch.nn.Linear"
-        return None
+    def _blocks_refusal(self, model: Any) -> str | None:
+        vit = sys.modules["timm.models.vision_transformer"]
+        kinds = Kinds((vit.Block, vit.ResPostBlock), (vit.Attention,), BLOCK, ATTENTION)
+        return blocks_refusal(model.blocks, kinds)
 
     def describe(self, model: Any) -> VitInfo:
         attn = model.blocks[0].attn
@@ -99,10 +96,10 @@ class TimmViT(Backbone):
             depth=len(model.blocks),
             dim=model.embed_dim,
             heads=attn.num_heads,
-            head_dim=attn.head_dim,
+            head_dim=attn.proj.in_features // attn.num_heads,
             grid=self.grid(model),
             prefix=model.num_prefix_tokens,
-            class_token=model.has_class_token,
+            class_token=model.cls_token is not None,
             head_reads_image_tokens=self.head_reads_image_tokens(model),
             head_averages_image_tokens=self.head_averages_image_tokens(model),
         )
@@ -110,13 +107,13 @@ class TimmViT(Backbone):
     def inputs(self, model: Any) -> Inputs:
         config = getattr(model, "pretrained_cfg", None) or {}
         known = dict(config if isinstance(config, dict) else vars(config))
-        embed, any_size = model.patch_embed, bool(model.dynamic_img_size)
+        embed, any_size = model.patch_embed, self.any_size(model)
         stored = known.get("input_size") if any_size else None  # else the model's own size counts
         return Inputs(
             name=str(known.get("architecture") or type(model).__name__),
             size=tuple(stored[1:]) if stored else tuple(embed.img_size),
             any_size=any_size,
-            patch=tuple(embed.patch_size),
+            patch=self.patch(model),
             channels=self.first_layer(model).in_channels,
             classes=model.num_classes,
             weights=str(known.get("tag") or ""),
@@ -149,27 +146,42 @@ class TimmViT(Backbone):
         rows, columns = model.patch_embed.grid_size
         return rows, columns
 
+    def patch(self, model: Any) -> tuple[int, int]:
+        """Height and width of a patch in pixels; of a hybrid, of the pixels that its stem makes one token of."""
+        height, width = model.patch_embed.feat_ratio(as_scalar=False)
+        return height, width
+
+    def any_size(self, model: Any) -> bool:
+        return bool(model.dynamic_img_size)
+
     def first_layer(self, model: Any) -> nn.Conv2d:
         """The first convolution of the model."""
-        return model.patch_embed.proj
+        return next(module for module in model.patch_embed.modules() if isinstance(module, nn.Conv2d))
 
     def head_averages_image_tokens(self, model: Any) -> bool:
         """Is the pooled feature their plain mean?"""
         return model.global_pool == "avg" and not getattr(model, "pool_include_prefix", False)
 
     def head_reads_image_tokens(self, model: Any) -> bool:
-        return model.global_pool not in POOLS_OF_PREFIX or model.attn_pool is not None
+        return model.global_pool not in POOLS_OF_PREFIX or getattr(model, "attn_pool", None) is not None
 
     def embed(self, model: Any, images: Tensor) -> Tokens:
         """Patches, position embedding and prefix tokens, by the model's own modules."""
-        embed, any_size = model.patch_embed, model.dynamic_img_size
-        patch = embed.patch_size if any_size and not embed.dynamic_img_pad else None
-        check_images(images, self.first_layer(model), None if any_size else tuple(embed.img_size), patch)
-        x = embed(images)
-        grid = (x.shape[1], x.shape[2]) if any_size else self.grid(model)
+        x, grid = self.patches(model, images)
         x = model.norm_pre(model.patch_drop(model._pos_embed(x)))
-        cell = torch.arange(grid[0] * grid[1], device=x.device)
-        return Tokens(x, cell.expand(x.shape[0], -1), model.num_prefix_tokens, grid)
+        return Tokens(x, self.cells(x, grid), model.num_prefix_tokens, grid)
+
+    def patches(self, model: Any, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """What the patch embedding makes of images that fit the model, and the grid of their patches."""
+        embed, any_size = model.patch_embed, self.any_size(model)
+        multiple = self.patch(model) if any_size and not embed.dynamic_img_pad else None
+        check_images(images, self.first_layer(model), None if any_size else tuple(embed.img_size), multiple)
+        x = embed(images)
+        return x, (x.shape[1], x.shape[2]) if any_size else self.grid(model)
+
+    def cells(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The cells of all patches, [B, M0], in the order of the grid."""
+        return torch.arange(grid[0] * grid[1], device=x.device).expand(x.shape[0], -1)
 
     def blocks(self, model: Any) -> Sequence[nn.Module]:
         return model.blocks
@@ -179,25 +191,23 @@ class TimmViT(Backbone):
 
     def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
         attn = block.attn
-        q, k, v = project(attn, block.norm1(tokens.x), queries)
-        dropout = attn.attn_drop.p if attn.training else 0.0
-        return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, dropout)
+        q, k, v = project(attn, before_attention(block, tokens.x), queries)
+        return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, attention_dropout(attn))
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
-        attn = block.attn
-        if hasattr(attn, "norm"):
-            out = through(attn.norm, out)
-        return through(block.drop_path1, through(block.ls1, through(attn.proj_drop, attn.proj(out))))
+        out = attention_output(block.attn, out)
+        out = block.norm1(out) if is_post_norm(block) else through(block.ls1, out)
+        return through(block.drop_path1, out)
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
         norm = block.norm2
-        known = type(norm) is nn.LayerNorm or _is_timm_layer(norm, "LayerNorm")
-        if not known or norm.weight is None or norm.bias is None or is_overridden(norm, hooks=True):
-            return None
-        return norm
+        known = type(norm) is nn.LayerNorm or is_timm_layer(norm, "LayerNorm")
+        plain = known and norm.weight is not None and norm.bias is not None and not is_overridden(norm, hooks=True)
+        return norm if plain and not is_post_norm(block) else None
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
-        return through(block.drop_path2, through(block.ls2, block.mlp(block.norm2(x) if normed is None else normed)))
+        out = mlp_output(block, x, normed)
+        return through(block.drop_path2, out if is_post_norm(block) else through(block.ls2, out))
 
     def norm(self, model: Any) -> nn.Module:
         return model.norm
@@ -226,7 +236,3 @@ class TimmViT(Backbone):
 
     def classifier(self, model: Any) -> nn.Module:
         return model.head
-
-
-def _is_timm_layer(module: nn.Module, name: str) -> bool:
-    return type(module) is getattr(sys.modules["timm.layers"], name, None)

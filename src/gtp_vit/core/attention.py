@@ -52,6 +52,8 @@ class Projections(NamedTuple):
     v: Tensor  # [B, H, N, D]
     scale: float  # factor of the logits
     dropout: float = 0.0  # probability of dropping an entry of the map (training)
+    bias: Tensor | None = None  # [B or 1, H, Q, N]: added to the logits, e.g. relative positions
+    metric: Tensor | None = None  # [B, H, N, D]: the keys that methods read, if not those that attention does
 
 
 class Stats(NamedTuple):
@@ -77,7 +79,7 @@ def attend(
     first: int = 0,
     ops: Ops = Ops.TORCH,
 ) -> tuple[Tensor, Stats]:
-    """Eq. (1), and Eq. (11) with sizes: softmax(q k^T * scale + log s) v, and the statistics of that map.
+    """Eq. (1), and Eq. (11) with sizes: softmax(q k^T * scale + bias + log s) v, and the statistics of that map.
 
     Args:
         projections: queries, keys and values.
@@ -90,19 +92,24 @@ def attend(
     Returns:
         The output [B, Q, H D] and the statistics.
     """
-    q, k, v, scale, dropout = projections
+    q, k, v, scale, dropout, bias, _ = projections
     wanted = ask.statistics
     asked = ["diagonal" in wanted, "column_sums" in wanted, "class_row" in wanted]
     heads = HEADS.index(ask.heads)
     queries = q.shape[2] if queries is None else queries
     rank = 0 if ask.edit is None else ask.edit.threshold_rank(q.shape[2] * k.shape[2])
     probs = None
-    if rank is None or ask.mask is not None or "map" in wanted or dropout > 0 or (ask.before_edit and rank != 0):
+    whole = rank is None or ask.mask is not None or "map" in wanted or dropout > 0 or (ask.before_edit and rank != 0)
+    if whole or (bias is not None and (rank != 0 or asked[0] or asked[1])):
         probs = F.dropout(_map(projections, ask, size), dropout, training=dropout > 0)
         edited = probs if ask.edit is None else ask.edit(probs)
         out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
         probs = probs if ask.before_edit else edited
         found = twins.statistics(probs, asked, heads, first)
+    elif bias is not None:  # native kernels have none
+        out = twins.fused(q[:, :, :queries], k, v, scale, size, bias[:, :, :queries])
+        row = _class_row(projections, size) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
+        found = twins.statistics(row, asked, heads, first)
     else:
         out, found = kernels.attention(ops, q, k, v, size, scale, rank, queries, asked, heads, first)
     diagonal, column_sums, class_row = asked  # `found` holds the statistics asked for, in this order
@@ -111,28 +118,36 @@ def attend(
         column_sums=found[int(diagonal)] if column_sums else None,
         class_row=found[-1] if class_row else None,
         map=probs if "map" in wanted else None,
-        keys=k[:, :, first:] if "keys" in wanted else None,
+        keys=_keys(projections)[:, :, first:] if "keys" in wanted else None,
         values=v[:, :, first:] if "values" in wanted else None,
     )
 
 
 def _map(projections: Projections, ask: Ask, size: Tensor | None) -> Tensor:
     """The whole map: in float32 or better where a method reads or edits it, else in the model's precision."""
-    q, k, _, scale, _ = projections
+    q, k, _, scale, _, bias, _ = projections
     if ask.edit is None and ask.statistics <= NOT_OF_THE_MAP:
-        return _softmax(twins.logits(q, k, scale, size), ask.mask)
+        return _softmax(twins.logits(q, k, scale, size, bias), ask.mask)
     with full_precision(q):
-        return _softmax(twins.logits(at_least_float32(q), at_least_float32(k), scale, size), ask.mask)
+        return _softmax(twins.logits(at_least_float32(q), at_least_float32(k), scale, size, bias), ask.mask)
 
 
 def _softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
     return logits.softmax(dim=-1) if mask is None else masked_softmax(logits, mask.unsqueeze(1))
 
 
+def _class_row(projections: Projections, size: Tensor | None) -> Tensor:
+    """The first token's row of the map, [B, H, 1, N]."""
+    q, k, _, scale, _, bias, _ = projections
+    return twins.softmax(q[:, :, :1], k, scale, size, None if bias is None else bias[:, :, :1])
+
+
+def _keys(projections: Projections) -> Tensor:
+    return projections.k if projections.metric is None else projections.metric
+
+
 def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: int) -> Stats:
     """The statistics `Reducer.choose` gets, before the output is computed: class row, keys and values."""
-    q, k, v, scale, _ = projections
     heads = HEADS.index(ask.heads)
-    row = twins.softmax(q[:, :, :1], k, scale, size)
-    class_row = twins.statistics(row, [False, False, True], heads, first)[0]
-    return Stats(class_row=class_row, keys=k[:, :, first:], values=v[:, :, first:])
+    class_row = twins.statistics(_class_row(projections, size), [False, False, True], heads, first)[0]
+    return Stats(class_row=class_row, keys=_keys(projections)[:, :, first:], values=projections.v[:, :, first:])

@@ -139,9 +139,7 @@ def attention_part(
     projections = backbone.project(block, layer, tokens, None)
     if ask.choose:
         kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, weights, prefix))
-        q, k, v, scale, dropout = projections
-        projections = Projections(_rows_of(q, kept, prefix), k, v, scale, dropout)
-        out, _ = attend(projections, ask=Ask(), size=weights, ops=ops)
+        out, _ = attend(_queries_of(projections, kept, prefix), ask=Ask(), size=weights, ops=ops)
         return Half(tokens.add(backbone.attention_branch(block, out)))
     out, stats = attend(projections, ask=ask, size=weights, first=prefix, ops=ops)
     return Half(*reducer.fused(layer, tokens, backbone.attention_branch(block, out), stats, backbone.mlp_norm(block)))
@@ -153,7 +151,11 @@ def mlp_part(backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int,
     return tokens if last else reducer.after(layer, tokens)
 
 
-def _rows_of(q: Tensor, kept: Tensor, prefix: int) -> Tensor:
-    """Queries [B, H, N, D] of the prefix tokens and of the image tokens `kept` [B, K]."""
-    rows = behind_prefix(kept, prefix)
-    return q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
+def _queries_of(projections: Projections, kept: Tensor, prefix: int) -> Projections:
+    """The same with queries of the prefix tokens and of the image tokens `kept` [B, K] only."""
+    q, k, v, scale, dropout, bias, metric = projections
+    rows = behind_prefix(kept, prefix)[:, None, :, None]
+    if bias is not None:
+        bias = bias.expand(q.shape[0], -1, -1, -1).gather(2, rows.expand(-1, q.shape[1], -1, k.shape[2]))
+    q = q.gather(2, rows.expand(-1, q.shape[1], -1, q.shape[3]))
+    return Projections(q, k, v, scale, dropout, bias, metric)

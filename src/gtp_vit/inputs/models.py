@@ -30,7 +30,7 @@ def names(pattern: str) -> list[str]:
     """Names of models that can perhaps be patched, timm's and ours, that match a pattern with * and ?."""
     import timm
 
-    timms = timm.list_models(module=["vision_transformer", "deit"])
+    timms = timm.list_models(module=["vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid"])
     return fnmatch.filter([*_own(), *timms, *libraries.listed()], pattern)
 
 

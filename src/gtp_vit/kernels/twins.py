@@ -58,13 +58,15 @@ def attention(
     return weigh(probs[:, :, :queries], v), statistics(probs, asked, heads, first)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None) -> Tensor:
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Torch's own attention, [B, Q, H D]. On a CPU in float32 at least, as the native kernel computes it."""
     dtype = v.dtype
     with full_precision(q) if q.is_cpu else nullcontext():
         if q.is_cpu:
             q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias_of(size, q.dtype), scale=scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=added(size, bias, q.dtype), scale=scale)
     return out.to(dtype).transpose(1, 2).flatten(2)
 
 
@@ -93,22 +95,26 @@ def statistics(probs: Tensor, asked: list[bool], heads: int, first: int) -> Tens
     return probs.new_empty(0, *shape, dtype=torch.float32)
 
 
-def bias_of(size: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What proportional attention adds to the logits of each key, [B, 1, 1, N]."""
-    return None if size is None else size.log().to(dtype)[:, None, None, :]
+def added(size: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What is added to the logits, [B or 1, H or 1, Q or 1, N]: log sizes of the keys, and the model's own bias."""
+    bias = None if bias is None else bias.to(dtype)
+    if size is None:
+        return bias
+    log_size = size.log().to(dtype)[:, None, None, :]
+    return log_size if bias is None else bias + log_size
 
 
-def softmax(q: Tensor, k: Tensor, scale: float, size: Tensor | None) -> Tensor:
+def softmax(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """The attention map, in float32 at least: in half precision it has ties, and its threshold is coarse."""
     with full_precision(q):
-        return logits(at_least_float32(q), at_least_float32(k), scale, size).softmax(dim=-1)
+        return logits(at_least_float32(q), at_least_float32(k), scale, size, bias).softmax(dim=-1)
 
 
-def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None) -> Tensor:
+def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """The attention logits. Scaling q first keeps them in range in half precision, as the host models do."""
-    bias = bias_of(size, q.dtype)
+    more = added(size, bias, q.dtype)
     found = (q * scale) @ k.transpose(-2, -1)
-    return found if bias is None else found + bias
+    return found if more is None else found + more
 
 
 def reduce(

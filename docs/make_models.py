@@ -1,0 +1,131 @@
+"""Writes docs/models.md, which of timm's models can be patched: python docs/make_models.py (about two minutes)"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import timm
+import torch
+
+from gtp_vit import backbones
+from gtp_vit.errors import UnsupportedBackbone
+
+# timm's modules of plain ViTs: all tokens are alike from the first block to the last. Pyramids (Swin, PVT) are not.
+MODULES = (
+    *("vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid", "qwen3_vit", "deepseek_vit"),
+    *("gemma4_vit", "vision_transformer_relpos", "cait", "naflexvit", "vision_transformer_sam", "convit", "tnt"),
+)
+PAGE = """\
+# Models of timm
+
+Written by `python docs/make_models.py` with timm {version}; a test compares a sample of it with the code.
+
+{share}
+
+{table}
+
+"Names" are architectures that `timm.create_model` knows, "tags" their pre-trained weights. Every name was built without
+weights and given to `patch`, so this says that a model is understood, not how well it can be reduced: that was measured
+for the models of [comparison.md](comparison.md) only. timm's other modules are pyramids, which merge tokens
+themselves, or keep them in windows.
+
+## What is refused, and why
+
+{reasons}
+"""
+
+
+class Module(NamedTuple):
+    """The models of one module of timm."""
+
+    name: str
+    models: tuple[str, ...]
+    tags: dict[str, int]  # pre-trained weights of each model
+
+
+def modules() -> list[Module]:
+    found, tags = [], Counter(tag.split(".")[0] for tag in timm.list_pretrained())
+    for name in MODULES:
+        models = tuple(timm.list_models(module=name))
+        found.append(Module(name, models, {model: tags[model] for model in models}))
+    return [module for module in found if module.models]
+
+
+def refusal(name: str) -> str | None:
+    """Why `patch` refuses this model; None if it takes it. One block is enough: timm makes all of them alike."""
+    with torch.device("meta"):
+        try:
+            model = timm.create_model(name, depth=1)
+        except (TypeError, AssertionError):  # it sets its depth itself, or something for each block
+            model = timm.create_model(name)
+    try:
+        backbones.find(model)
+    except UnsupportedBackbone as error:
+        return _general(str(error))
+    return None
+
+
+def _general(reason: str) -> str:
+    """The reason without what is different from model to model."""
+    reason = re.sub(r"timm\.models\.\w+\.(\w+) is not a supported ViT.*", r"the class \1 is not supported", reason)
+    reason = re.sub(r"\. The model was left as it is$|; supported: .*$", "", reason)
+    reason = re.sub(r"blocks\[\d+\]", "a block", reason).replace("a block.attn", "its attention")
+    return re.sub(r"has \d+ heads of keys for \d+ of queries", "has fewer heads of keys than of queries", reason)
+
+
+def page() -> str:
+    known = modules()
+    refused = {name: refusal(name) for module in known for name in module.models}
+    return PAGE.format(
+        version=timm.__version__,
+        share=_share(known, refused),
+        table=_table(known, refused),
+        reasons=_reasons(known, refused),
+    )
+
+
+def _share(known: Sequence[Module], refused: dict[str, str | None]) -> str:
+    taken, all_tags = _tags(known, refused), sum(sum(module.tags.values()) for module in known)
+    return (
+        f"Of the {all_tags} pre-trained weights in timm's {len(known)} modules of plain vision transformers, "
+        f"**{taken} can be patched: {100 * taken / all_tags:.0f} %**."
+    )
+
+
+def _tags(known: Sequence[Module], refused: dict[str, str | None]) -> int:
+    """Pre-trained weights of the models that are not refused."""
+    return sum(count for module in known for name, count in module.tags.items() if refused[name] is None)
+
+
+def _table(known: Sequence[Module], refused: dict[str, str | None]) -> str:
+    rows = [["module of timm", "names", "refused", "tags", "refused"], ["---", *["---:"] * 4]]
+    for module in known:
+        names, tags = len(module.models), sum(module.tags.values())
+        taken = sum(refused[name] is None for name in module.models)
+        rows.append([f"`{module.name}`", *map(str, (names, names - taken, tags, tags - _tags([module], refused)))])
+    totals = [sum(int(row[column]) for row in rows[2:]) for column in range(1, 5)]
+    rows.append(["all", *map(str, totals)])
+    return _lines(rows)
+
+
+def _reasons(known: Sequence[Module], refused: dict[str, str | None]) -> str:
+    names, tags = defaultdict(list), {name: count for module in known for name, count in module.tags.items()}
+    for name, reason in refused.items():
+        if reason is not None:
+            names[reason].append(name)
+    rows = [["reason", "names", "tags", "for example"], ["---", "---:", "---:", "---"]]
+    for reason, group in sorted(names.items(), key=lambda item: (-len(item[1]), item[0])):
+        rows.append([reason, str(len(group)), str(sum(tags.get(name, 0) for name in group)), f"`{group[0]}`"])
+    return _lines(rows)
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("models.md").write_text(page())

@@ -1,0 +1,89 @@
+"""What the blocks of timm's models have in common: checking what they are made of, and parts of their arithmetic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from gtp_vit.backbones.parts import is_overridden, through
+
+POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")  # x + norm(attention(x)), x + norm(mlp(x))
+# Token-wise MLPs; GlobalResponseNormMlp, for one, mixes tokens.
+MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked")
+PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
+
+
+class Kinds(NamedTuple):
+    """What blocks may be made of."""
+
+    blocks: tuple[type, ...]
+    attentions: tuple[type, ...]
+    of_block: set[str]  # children and tensors of a block
+    of_attention: set[str]  # children and tensors of its attention
+
+
+def blocks_refusal(blocks: Sequence[Any], kinds: Kinds) -> str | None:
+    """None if every block is made of known parts, else what is not known."""
+    for index, block in enumerate(blocks):
+        reason = _block_refusal(block, kinds)
+        if reason is not None:
+            return f"blocks[{index}]{reason}"
+    return None
+
+
+def _block_refusal(block: Any, kinds: Kinds) -> str | None:
+    if type(block) not in kinds.blocks:
+        return f" is {type(block).__name__}; supported: {', '.join(kind.__name__ for kind in kinds.blocks)}"
+    if type(block.attn) not in kinds.attentions:
+        supported = ", ".join(kind.__name__ for kind in kinds.attentions)
+        return f".attn is {type(block.attn).__name__}; supported: {supported}"
+    if not any(is_timm_layer(block.mlp, name) for name in MLPS):
+        return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(MLPS)}"
+    for known, owner, path in ((kinds.of_block, block, ""), (kinds.of_attention, block.attn, ".attn")):
+        for name, child in owner.named_children():
+            if name not in known:
+                return f"{path}.{name} ({type(child).__name__}) is not known"
+        for name in [*owner._parameters, *owner._buffers]:
+            if name not in known:
+                return f"{path}.{name} (a tensor) is not known"
+        if is_overridden(owner, hooks=True):
+            return f"{path} has hooks or a forward of its own, which a reduced layer would not call; remove them"
+    for name in PROJECTIONS:
+        layer = getattr(block.attn, name, None)
+        if layer is not None and not isinstance(layer, nn.Linear):
+            return f".attn.{name} is {type(layer).__module__}.{type(layer).__name__}; supported: torch.nn.Linear"
+    return None
+
+
+def before_attention(block: Any, x: Tensor) -> Tensor:
+    """What a block's attention gets."""
+    return x if is_post_norm(block) else block.norm1(x)
+
+
+def attention_output(attn: Any, out: Tensor) -> Tensor:
+    """The rest of timm's attention after the product with the values."""
+    if hasattr(attn, "norm"):
+        out = through(attn.norm, out)
+    return through(attn.proj_drop, attn.proj(out))
+
+
+def attention_dropout(attn: Any) -> float:
+    return attn.attn_drop.p if attn.training else 0.0
+
+
+def mlp_output(block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
+    """MLP and norm of a block, in its order."""
+    if is_post_norm(block):
+        return block.norm2(block.mlp(x))
+    return block.mlp(block.norm2(x) if normed is None else normed)
+
+
+def is_post_norm(block: nn.Module) -> bool:
+    return type(block).__name__ in POST_NORM
+
+
+def is_timm_layer(module: nn.Module, name: str) -> bool:
+    return type(module) is getattr(sys.modules["timm.layers"], name, None)

@@ -1,0 +1,189 @@
+"""timm's Eva: EVA, EVA-02, DINOv3, Perception Encoder, RoPE-ViT and others, most of them with rotary positions.
+
+Queries and keys of an image token are rotated by angles that belong to its grid cell. The model computes sines and
+cosines of all cells once a forward pass; the rows of the tokens that are left are looked up by `Tokens.cell`.
+
+Shapes: B batch, N tokens, c prefix tokens, M image tokens, M0 patches, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.backbones.parts import project, split_heads, through
+from gtp_vit.backbones.timm_blocks import (
+    Kinds,
+    attention_dropout,
+    attention_output,
+    before_attention,
+    blocks_refusal,
+    is_post_norm,
+    is_timm_layer,
+    mlp_output,
+)
+from gtp_vit.backbones.timm_vit import MODEL, TimmViT
+from gtp_vit.core.attention import Projections
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.tensors import behind_prefix, exporting
+
+BLOCK = {"norm1", "attn", "gamma_1", "drop_path1", "norm2", "mlp", "gamma_2", "drop_path2"}
+ATTENTION = {
+    *("qkv", "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm"),
+    *("attn_drop", "norm", "proj", "proj_drop"),
+}
+TENSORS = {"cls_token", "reg_token", "pos_embed"}  # of the model itself
+ROPES = ("RotaryEmbeddingCat", "RotaryEmbeddingDinoV3", "RotaryEmbeddingMixed")
+
+
+class Rotations(NamedTuple):
+    """Sines and cosines of all places in the sequence, and the cells of all patches."""
+
+    # [R, 2 D], or [depth, H, R, 2 D] if each layer has its own: sines, then cosines, as timm has them. R = c + M0 + 1:
+    # prefix tokens are not rotated (sine 0, cosine 1), then the cells, then a row for tokens in no cell: none either.
+    rows: Tensor
+    cells: Tensor  # `Tokens.cell` of the embedded tokens: while it is that very tensor, all are there and in order
+
+    def of_layer(self, layer: int) -> Tensor:
+        """[1 or H, R, 2 D]."""
+        return self.rows[layer] if self.rows.ndim == 4 else self.rows.unsqueeze(0)
+
+
+class TimmEva(TimmViT):
+    """Backbone of timm's Eva."""
+
+    def matches(self, model: nn.Module) -> bool:
+        eva = sys.modules.get("timm.models.eva")
+        return eva is not None and isinstance(model, eva.Eva)
+
+    def refusal(self, model: Any) -> str | None:
+        eva, layers = sys.modules["timm.models.eva"], sys.modules["timm.layers"]
+        if type(model) is not eva.Eva:
+            return f"{type(model).__name__} is a subclass of Eva whose forward may be its own"
+        kinds = Kinds((eva.EvaBlock, eva.EvaBlockPostNorm), (eva.EvaAttention, layers.AttentionRope), BLOCK, ATTENTION)
+        around = self._model_refusal(model, {*MODEL, "rope"}) or self._tensors_refusal(model)
+        return around or self._rotary_refusal(model) or blocks_refusal(model.blocks, kinds)
+
+    def _tensors_refusal(self, model: Any) -> str | None:
+        for name in [*model._parameters, *model._buffers]:
+            if name not in TENSORS:
+                return f"the model has a tensor {name} that is not known"
+        for index, block in enumerate(model.blocks):
+            if getattr(block.attn, "qkv_bias_separate", False):
+                return f"blocks[{index}].attn.qkv_bias_separate is True; supported: False"
+        return None
+
+    def _rotary_refusal(self, model: Any) -> str | None:
+        if model.rope is not None and not any(is_timm_layer(model.rope, name) for name in ROPES):
+            return f"rope is {type(model.rope).__name__}; supported: {', '.join(ROPES)}"
+        if model.global_pool == "token" and model.num_prefix_tokens == 0:
+            return "global_pool is 'token', but the model has no class or register token; use 'avg'"
+        for index, block in enumerate(model.blocks):
+            heads = block.attn.num_heads
+            keys = getattr(block.attn, "num_kv_heads", heads)
+            if keys != heads:
+                return (
+                    f"blocks[{index}].attn has {keys} heads of keys for {heads} of queries (grouped queries); "
+                    "supported: as many of each"
+                )
+            if getattr(block.attn, "gate", None) is not None:
+                return f"blocks[{index}].attn.gate scales the output of attention; supported: attention without it"
+        return None
+
+    def embed(self, model: Any, images: Tensor) -> Tokens:
+        x, grid = self.patches(model, images)
+        x, rope = model._pos_embed(x)
+        x, prefix = model.norm_pre(x), model.num_prefix_tokens
+        cell = self.cells(x, grid)
+        table = None if rope is None else Rotations(_with_unrotated(rope, prefix), cell)
+        return Tokens(x, cell, prefix, grid, table=table)
+
+    def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
+        return block(tokens.x, rope=None if tokens.table is None else self.image_rows(layer, tokens))
+
+    def image_rows(self, layer: int, tokens: Tokens) -> Tensor:
+        """Sines and cosines of the image tokens, [B or 1, H or 1, M, 2 D], as timm's block takes them."""
+        rows = tokens.table.of_layer(layer)
+        if tokens.cell is tokens.table.cells:
+            return rows[None, :, tokens.prefix : -1]
+        return _looked_up(rows, tokens.cell + tokens.prefix)
+
+    def all_rows(self, layer: int, tokens: Tokens) -> Tensor:
+        """Sines and cosines of all tokens, [B or 1, H or 1, N, 2 D]."""
+        rows = tokens.table.of_layer(layer)
+        if tokens.cell is tokens.table.cells:
+            return rows[None, :, :-1]
+        return _looked_up(rows, behind_prefix(tokens.cell, tokens.prefix))
+
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+        attn = block.attn
+        q, k, v = queries_keys_values(attn, before_attention(block, tokens.x), queries)
+        q, k = through(attn.q_norm, q), through(attn.k_norm, k)
+        dropout = attention_dropout(attn)
+        if tokens.table is None:
+            return Projections(q, k, v, attn.scale, dropout)
+        rows, half = self.all_rows(layer, tokens), getattr(attn, "rotate_half", False)
+        if queries is None or queries > tokens.prefix:
+            q = _rotated(q, rows[..., : q.shape[2], :], half)
+        # Methods read keys as they are before they are rotated: where a patch is must not decide what it looks like.
+        return Projections(
+            q.to(v.dtype), _rotated(k, rows, half).to(v.dtype), v, attn.scale, dropout, metric=k.to(v.dtype)
+        )
+
+    def attention_branch(self, block: Any, out: Tensor) -> Tensor:
+        out = attention_output(block.attn, out)
+        return through(block.drop_path1, block.norm1(out) if is_post_norm(block) else _scaled(block.gamma_1, out))
+
+    def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
+        out = mlp_output(block, x, normed)
+        return through(block.drop_path2, out if is_post_norm(block) else _scaled(block.gamma_2, out))
+
+
+def _with_unrotated(rope: Tensor, prefix: int) -> Tensor:
+    """timm's sines and cosines [..., M0, 2 D] with rows that rotate nothing, in front for the prefix and one behind."""
+    half = rope.shape[-1] // 2
+    row = torch.cat([rope.new_zeros(half), rope.new_ones(half)])
+    before, after = (row.expand(*rope.shape[:-2], count, -1) for count in (prefix, 1))
+    return torch.cat([before, rope, after], dim=-2)
+
+
+def _looked_up(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows [1 or H, R, 2 D] at `index` [B, N], as [B, 1 or H, N, 2 D]."""
+    return rows.index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
+
+
+def _rotated(x: Tensor, rows: Tensor, half: bool) -> Tensor:
+    """Pairs of channels of x [B, H, N, D] rotated by angles whose sines and cosines are rows [B or 1, 1 or H, N, 2 D].
+
+    A pair is two neighbouring channels, or, if `half`, one of the first and one of the second half.
+    """
+    sine, cosine = rows.chunk(2, dim=-1)
+    width = x.shape[-1] // 2
+    one, other = (slice(width), slice(width, None)) if half else (slice(0, None, 2), slice(1, None, 2))
+    if exporting():  # engines have no writing in place
+        first = x[..., one] * cosine[..., one] - x[..., other] * sine[..., one]
+        second = x[..., other] * cosine[..., other] + x[..., one] * sine[..., other]
+        return torch.cat([first, second], dim=-1) if half else torch.stack([first, second], dim=-1).flatten(-2)
+    out = x * cosine
+    out[..., one].addcmul_(x[..., other], sine[..., one], value=-1)
+    out[..., other].addcmul_(x[..., one], sine[..., other])
+    return out
+
+
+def queries_keys_values(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
+    """As `parts.project`, of timm's attention with one fused layer or three, and with biases of its own or without."""
+    if attn.qkv is None:
+        inputs = ((attn.q_proj, y[:, :queries]), (attn.k_proj, y), (attn.v_proj, y))
+        return tuple(split_heads(layer(each), 1, attn.num_heads)[0] for layer, each in inputs)
+    bias = None
+    if getattr(attn, "q_bias", None) is not None:
+        bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+    return project(attn, y, queries, bias)
+
+
+def _scaled(gamma: Tensor | None, out: Tensor) -> Tensor:
+    """LayerScale."""
+    return out if gamma is None else gamma * out
