@@ -59,7 +59,9 @@ def lvvit(tower, block, layer, tokens, visible):
 
 @masked("hf_vit")
 def hf_vit(tower, block, layer, tokens, visible):
-    more = {} if tokens.table is None else {"position_embeddings": tuple(rows[:-1] for rows in tokens.table)}
+    more = {}
+    if tokens.table is not None:
+        more = {"position_embeddings": tower.rope_embeddings(torch.zeros(1, 3, *(8 * side for side in tokens.grid)))}
     hidden = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[:, None, None]
     return block(tokens.x, attention_mask=hidden.expand(-1, -1, visible.shape[1], -1), **more)
 

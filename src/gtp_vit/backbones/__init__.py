@@ -127,9 +127,9 @@ def find(model: nn.Module) -> Host:
             "made of, then compile that"
         )
     raise UnsupportedBackbone(
-        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer, VisionTransformerDistilled, Eva "
-        "and Beit, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's and "
-        "open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
+        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer, VisionTransformerDistilled, "
+        "Eva and Beit, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's "
+        "and open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
     )
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.backbones.parts import check_images, has_hooks, is_overridden, quiet_copy, split_heads, through
+from gtp_vit.backbones.rotary import Rotations, rotated
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.reducer import VitInfo
@@ -209,13 +209,11 @@ class HuggingFaceViT(Backbone):
             cell = order.argsort(dim=1)
         if names.pre_norm is not None:
             x = getattr(model, names.pre_norm)(x)
-        prefix = x.shape[1] - cell.shape[1]
-        return Tokens(x, cell, prefix, grid, table=self._table(model, images) if names.rotary else None)
-
-    def _table(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for each cell, and a last row that turns nothing, for tokens in no cell."""
-        cosine, sine = model.rope_embeddings(images)
-        return F.pad(cosine, (0, 0, 0, 1), value=1.0), F.pad(sine, (0, 0, 0, 1))
+        prefix, table = x.shape[1] - cell.shape[1], None
+        if names.rotary:
+            cosine, sine = model.rope_embeddings(images)
+            table = Rotations.of_cells(torch.cat([sine, cosine], dim=-1), prefix, cell)
+        return Tokens(x, cell, prefix, grid, table=table)
 
     def first_layer(self, model: Any) -> nn.Conv2d:
         """The convolution that makes patches."""
@@ -226,7 +224,10 @@ class HuggingFaceViT(Backbone):
         return found
 
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
-        more = {} if tokens.table is None else {"position_embeddings": _rows(tokens)}
+        more = {}
+        if tokens.table is not None:
+            sine, cosine = tokens.table.of_image(layer, tokens).chunk(2, dim=-1)
+            more = {"position_embeddings": (cosine, sine)}
         if block.gradient_checkpointing and block.training:  # the loop around it does that already
             return block.forward(tokens.x, attention_mask=None, **more)
         return block(tokens.x, attention_mask=None, **more)
@@ -238,10 +239,13 @@ class HuggingFaceViT(Backbone):
         (q,) = split_heads(attention.q_proj(y[:, :queries]), 1, heads)
         (k,) = split_heads(attention.k_proj(y), 1, heads)
         (v,) = split_heads(attention.v_proj(y), 1, heads)
-        if tokens.table is not None:
-            rows = _rows(tokens)
-            q, k = _turned(q, tokens.prefix, *rows), _turned(k, tokens.prefix, *rows)
-        return Projections(q, k, v, _scale(attention), _dropout(attention) if attention.training else 0.0)
+        scale, dropout = _scale(attention), _dropout(attention) if attention.training else 0.0
+        if tokens.table is None:
+            return Projections(q, k, v, scale, dropout)
+        rows = tokens.table.of_all(layer, tokens)
+        if queries is None or queries > tokens.prefix:
+            q = rotated(q, rows[..., : q.shape[2], :], half=True)
+        return Projections(q, rotated(k, rows, half=True), v, scale, dropout, metric=k)  # as timm_eva.py has it
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         names = _of_block(block)
@@ -351,20 +355,3 @@ def _branch(block: Any, names: Spelling, number: int, x: Tensor) -> Tensor:
     if names.scales is not None:
         x = getattr(block, names.scales[number])(x)
     return x if names.dropout is None else through(getattr(block, names.dropout), x)
-
-
-def _rows(tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the image tokens, [B, 1, M, D] each."""
-    cosine, sine = tokens.table
-    return cosine[tokens.cell].unsqueeze(1), sine[tokens.cell].unsqueeze(1)
-
-
-def _turned(x: Tensor, prefix: int, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Queries or keys [B, H, N, D] of the first N tokens, with those of the image tokens turned by their position."""
-    image = x[:, :, prefix:]
-    if image.shape[2] == 0:
-        return x
-    count = image.shape[2]
-    first, second = image.chunk(2, dim=-1)
-    turned = image * cosine[:, :, :count] + torch.cat([-second, first], dim=-1) * sine[:, :, :count]
-    return torch.cat([x[:, :, :prefix], turned], dim=2)

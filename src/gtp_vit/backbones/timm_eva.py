@@ -1,20 +1,18 @@
 """timm's Eva: EVA, EVA-02, DINOv3, Perception Encoder, RoPE-ViT and others, most of them with rotary positions.
 
-Queries and keys of an image token are rotated by angles that belong to its grid cell. The model computes sines and
-cosines of all cells once a forward pass; the rows of the tokens that are left are looked up by `Tokens.cell`.
-
-Shapes: B batch, N tokens, c prefix tokens, M image tokens, M0 patches, H heads, D head dimension.
+Positions are in rotary.py; here is what else differs from timm's VisionTransformer.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones.parts import project, split_heads, through
+from gtp_vit.backbones.rotary import Rotations, rotated
 from gtp_vit.backbones.timm_blocks import (
     Kinds,
     attention_dropout,
@@ -28,7 +26,6 @@ from gtp_vit.backbones.timm_blocks import (
 from gtp_vit.backbones.timm_vit import MODEL, TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.tensors import behind_prefix, exporting
 
 BLOCK = {"norm1", "attn", "gamma_1", "drop_path1", "norm2", "mlp", "gamma_2", "drop_path2"}
 ATTENTION = {
@@ -37,19 +34,6 @@ ATTENTION = {
 }
 TENSORS = {"cls_token", "reg_token", "pos_embed"}  # of the model itself
 ROPES = ("RotaryEmbeddingCat", "RotaryEmbeddingDinoV3", "RotaryEmbeddingMixed")
-
-
-class Rotations(NamedTuple):
-    """Sines and cosines of all places in the sequence, and the cells of all patches."""
-
-    # [R, 2 D], or [depth, H, R, 2 D] if each layer has its own: sines, then cosines, as timm has them. R = c + M0 + 1:
-    # prefix tokens are not rotated (sine 0, cosine 1), then the cells, then a row for tokens in no cell: none either.
-    rows: Tensor
-    cells: Tensor  # `Tokens.cell` of the embedded tokens: while it is that very tensor, all are there and in order
-
-    def of_layer(self, layer: int) -> Tensor:
-        """[1 or H, R, 2 D]."""
-        return self.rows[layer] if self.rows.ndim == 4 else self.rows.unsqueeze(0)
 
 
 class TimmEva(TimmViT):
@@ -98,25 +82,11 @@ class TimmEva(TimmViT):
         x, rope = model._pos_embed(x)
         x, prefix = model.norm_pre(x), model.num_prefix_tokens
         cell = self.cells(x, grid)
-        table = None if rope is None else Rotations(_with_unrotated(rope, prefix), cell)
+        table = None if rope is None else Rotations.of_cells(rope, prefix, cell)
         return Tokens(x, cell, prefix, grid, table=table)
 
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
-        return block(tokens.x, rope=None if tokens.table is None else self.image_rows(layer, tokens))
-
-    def image_rows(self, layer: int, tokens: Tokens) -> Tensor:
-        """Sines and cosines of the image tokens, [B or 1, H or 1, M, 2 D], as timm's block takes them."""
-        rows = tokens.table.of_layer(layer)
-        if tokens.cell is tokens.table.cells:
-            return rows[None, :, tokens.prefix : -1]
-        return _looked_up(rows, tokens.cell + tokens.prefix)
-
-    def all_rows(self, layer: int, tokens: Tokens) -> Tensor:
-        """Sines and cosines of all tokens, [B or 1, H or 1, N, 2 D]."""
-        rows = tokens.table.of_layer(layer)
-        if tokens.cell is tokens.table.cells:
-            return rows[None, :, :-1]
-        return _looked_up(rows, behind_prefix(tokens.cell, tokens.prefix))
+        return block(tokens.x, rope=None if tokens.table is None else tokens.table.of_image(layer, tokens))
 
     def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
         attn = block.attn
@@ -125,12 +95,12 @@ class TimmEva(TimmViT):
         dropout = attention_dropout(attn)
         if tokens.table is None:
             return Projections(q, k, v, attn.scale, dropout)
-        rows, half = self.all_rows(layer, tokens), getattr(attn, "rotate_half", False)
+        rows, half = tokens.table.of_all(layer, tokens), getattr(attn, "rotate_half", False)
         if queries is None or queries > tokens.prefix:
-            q = _rotated(q, rows[..., : q.shape[2], :], half)
+            q = rotated(q, rows[..., : q.shape[2], :], half)
         # Methods read keys as they are before they are rotated: where a patch is must not decide what it looks like.
         return Projections(
-            q.to(v.dtype), _rotated(k, rows, half).to(v.dtype), v, attn.scale, dropout, metric=k.to(v.dtype)
+            q.to(v.dtype), rotated(k, rows, half).to(v.dtype), v, attn.scale, dropout, metric=k.to(v.dtype)
         )
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
@@ -140,37 +110,6 @@ class TimmEva(TimmViT):
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         out = mlp_output(block, x, normed)
         return through(block.drop_path2, out if is_post_norm(block) else _scaled(block.gamma_2, out))
-
-
-def _with_unrotated(rope: Tensor, prefix: int) -> Tensor:
-    """timm's sines and cosines [..., M0, 2 D] with rows that rotate nothing, in front for the prefix and one behind."""
-    half = rope.shape[-1] // 2
-    row = torch.cat([rope.new_zeros(half), rope.new_ones(half)])
-    before, after = (row.expand(*rope.shape[:-2], count, -1) for count in (prefix, 1))
-    return torch.cat([before, rope, after], dim=-2)
-
-
-def _looked_up(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows [1 or H, R, 2 D] at `index` [B, N], as [B, 1 or H, N, 2 D]."""
-    return rows.index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
-
-
-def _rotated(x: Tensor, rows: Tensor, half: bool) -> Tensor:
-    """Pairs of channels of x [B, H, N, D] rotated by angles whose sines and cosines are rows [B or 1, 1 or H, N, 2 D].
-
-    A pair is two neighbouring channels, or, if `half`, one of the first and one of the second half.
-    """
-    sine, cosine = rows.chunk(2, dim=-1)
-    width = x.shape[-1] // 2
-    one, other = (slice(width), slice(width, None)) if half else (slice(0, None, 2), slice(1, None, 2))
-    if exporting():  # engines have no writing in place
-        first = x[..., one] * cosine[..., one] - x[..., other] * sine[..., one]
-        second = x[..., other] * cosine[..., other] + x[..., one] * sine[..., other]
-        return torch.cat([first, second], dim=-1) if half else torch.stack([first, second], dim=-1).flatten(-2)
-    out = x * cosine
-    out[..., one].addcmul_(x[..., other], sine[..., one], value=-1)
-    out[..., other].addcmul_(x[..., one], sine[..., other])
-    return out
 
 
 def queries_keys_values(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
