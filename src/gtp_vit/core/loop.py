@@ -56,6 +56,7 @@ def run(
     follow: bool = False,
 ) -> Tokens:
     """Embed the images [B, channels, height, width] and `run_blocks`."""
+    _check_size(model)
     tokens = model.reduction.backbone.embed(model, images)
     return run_blocks(model, tokens, prefix_only=prefix_only, layers=layers, observe=observe, follow=follow)
 
@@ -79,10 +80,9 @@ def run_blocks(
         observe: called with the embedded tokens, then with the tokens after each layer.
         follow: keep `Tokens.owner`: which token stands for each patch.
     """
+    _check_size(model)
     reduction: Reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
-    if backbone.grid(model) != reduction.vit.grid:
-        raise BadInput("the original model's input size was changed after patching; patch it again")
     tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
     tokens = reducer.start(tokens)
     if observe is not None:
@@ -100,6 +100,11 @@ def run_blocks(
         if observe is not None:
             observe(tokens)
     return tokens
+
+
+def _check_size(model: Any) -> None:
+    if model.reduction.backbone.grid(model) != model.reduction.vit.grid:
+        raise BadInput("the original model's input size was changed after patching; patch it again")
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:

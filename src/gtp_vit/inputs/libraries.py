@@ -142,7 +142,7 @@ class OpenCLIP(Library):
             model = library.create_model(base, weights, load_weights=weights is not None, force_image_size=size)
         except Exception as error:  # open_clip, the hub and the network raise errors of many classes
             raise GTPError(f"open_clip cannot create {name!r}: {first_line(error)}") from error
-        return model.visual.eval()
+        return model.get_submodule("visual").eval()
 
     def transform(self, name: str, model: Any) -> Transform | None:
         from open_clip.transform import PreprocessCfg, image_transform_v2
