@@ -110,6 +110,40 @@ class Oracle(torch.nn.Module):
         return attn.proj(out.transpose(1, 2).flatten(2))
 
 
+class RotaryOracle(Oracle):
+    """The same of a timm Eva with blocks like DINOv3's: timm's attention, with the positions of the first tokens."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        model = self.model
+        x, rope = model._pos_embed(model.patch_embed(images))
+        x, prefix = model.norm_pre(x), model.num_prefix_tokens
+        short = model.global_pool == "token"
+        for index, (block, left) in enumerate(zip(model.blocks, self.left, strict=True)):
+            rows = (rope[index] if model.rope_mixed else rope)[..., : x.shape[1] - prefix, :]
+            last = short and index == len(model.blocks) - 1
+            attend = self.prefix_attention if last else type(block.attn).forward
+            left = prefix if last else left
+            x = x[:, :left] + self.scaled(block.gamma_1, attend(block.attn, block.norm1(x), rows)[:, :left])
+            x = x + self.scaled(block.gamma_2, block.mlp(block.norm2(x)))
+        return model.forward_head(model.norm(x))
+
+    @staticmethod
+    def prefix_attention(attn: Any, y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        width, prefix = attn.qkv.out_features // 3, attn.num_prefix_tokens
+        bias = None if attn.q_bias is None else torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+        first, rest = (None, None) if bias is None else (bias[:width], bias[width:])
+        q = F.linear(y[:, :prefix], attn.qkv.weight[:width], first)
+        kv = F.linear(y, attn.qkv.weight[width:], rest)
+        q, k, v = (t.unflatten(2, (attn.num_heads, -1)).transpose(1, 2) for t in (q, *kv.chunk(2, dim=2)))
+        turned = timm.layers.apply_rot_embed_cat(k[:, :, prefix:], rows, half=attn.rotate_half)
+        out = F.scaled_dot_product_attention(q, torch.cat([k[:, :, :prefix], turned], dim=2), v)
+        return attn.proj(out.transpose(1, 2).flatten(2))
+
+    @staticmethod
+    def scaled(gamma: torch.Tensor | None, branch: torch.Tensor) -> torch.Tensor:
+        return branch if gamma is None else gamma * branch
+
+
 def candidates(case: str, options: Options) -> tuple[dict[str, torch.nn.Module], torch.Tensor]:
     name, batch, number, *size = case.split(":")
     model = timm.create_model(name, **({"img_size": int(size[0])} if size else {})).eval()
@@ -129,7 +163,9 @@ def candidates(case: str, options: Options) -> tuple[dict[str, torch.nn.Module],
 def oracle_of(model: Any) -> Oracle:
     """Slicing with the schedule of a patched model."""
     vit = model.reduction.vit
-    return Oracle(unpatch(model), tuple(vit.prefix + step.after for step in model.reducer.steps(vit.grid)))
+    plain = unpatch(model)
+    kind = RotaryOracle if isinstance(plain, timm.models.Eva) else Oracle
+    return kind(plain, tuple(vit.prefix + step.after for step in model.reducer.steps(vit.grid)))
 
 
 def measure(case: str, options: Options) -> list[Row]:

@@ -46,19 +46,20 @@ TIMM_VIT: dict[str, tuple[str, dict]] = {
 # One of each kind of rotary positions, attention, projections, MLP, norms, head and prefix.
 TIMM_EVA: dict[str, tuple[str, dict]] = {
     "dinov3": ("vit_small_patch16_dinov3", {}),
+    "dinov3_padded": ("vit_small_plus_patch16_dinov3", {"dynamic_img_pad": True}),
     "dinov3_bias": ("vit_small_plus_patch16_dinov3_qkvb", {"dynamic_img_size": False}),
     "eva": ("eva_giant_patch14_224", {"init_values": 0.1}),
     "eva02": ("eva02_base_patch14_224", {}),
     "eva02_clip": ("eva02_base_patch16_clip_224", {}),
     "eva02_post_norm": ("eva02_enormous_patch14_clip_224", {"use_rot_pos_emb": True}),
     "eva02_small": ("eva02_small_patch14_224", {"img_size": (48, 96)}),
-    "lingbot": ("vit_giant_patch16_lingbot", {"dynamic_img_pad": True}),
     "pe_core": ("vit_pe_core_base_patch16_224", {}),
     "pe_lang": ("vit_pe_lang_gigantic_patch14_448", {}),
     "rope_gap": ("vit_betwixt_patch16_rope_reg4_gap_256", {}),
     "rope_mixed": ("vit_small_patch16_rope_mixed_ape_224", {}),
-    "sapiens2": ("vit_base_patch16_sapiens2", {"num_kv_heads": 3}),
 }
+if timm.is_model("vit_base_patch16_sapiens2"):  # not in older versions; queries and keys have norms
+    TIMM_EVA["sapiens2"] = ("vit_base_patch16_sapiens2", {"num_kv_heads": 3})
 TIMM_BEIT: dict[str, tuple[str, dict]] = {
     "beit": ("beit_base_patch16_224", {}),
     "beit_shared": ("beitv2_base_patch16_224", {"use_shared_rel_pos_bias": True, "global_pool": "token"}),

@@ -85,6 +85,7 @@ HOSTS_OWN = {
     *("patch_embed", "pretrained_cfg", "default_cfg", "forward_head", "forward_features", "num_prefix_tokens"),
     *("global_pool", "attn_pool", "dynamic_img_size", "set_grad_checkpointing", "aux_head", "has_class_token"),
     *("head_dist", "fc_norm", "embed_dim", "no_weight_decay", "cls_token", "pos_embed", "qkv", "norm1", "norm2"),
+    *("rope", "rope_mixed", "reg_token", "rel_pos_bias", "gamma_1", "gamma_2", "q_bias", "num_kv_heads", "feat_ratio"),
     *("drop_path1", "drop_path2", "ls1", "ls2", "num_classes", "grad_checkpointing", "img_size", "patch_size"),
     *(
         "conv_proj",

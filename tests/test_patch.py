@@ -301,11 +301,12 @@ def refuse(model, words):
 def test_other_timm_models_are_refused_by_name():
     refuse(nn.Linear(2, 2), "torch.nn.modules.linear.Linear is not a supported ViT")
     refuse(timm.create_model("test_resnet"), "ResNet is not a supported ViT")
-    refuse(timm.create_model("convit_tiny", depth=1), "ConVit is not a supported ViT")
+    refuse(timm.create_model("cait_xxs24_224", depth=1), "Cait is not a supported ViT")
 
 
 def test_other_blocks_are_refused_by_name():
     small = {**families.SMALL, "depth": 2}
+    refuse(timm.create_model("vit_base_patch16_18x2_224", **small), "blocks[0] is ParallelThingsBlock")
     refuse(timm.create_model("vit_base_patch16_xp_224", **small), "blocks[0] is ParallelScalingBlock")
     refuse(timm.create_model("vit_tiny_patch16_224", **small, patch_drop_rate=0.5), "patch_drop_rate=0")
 

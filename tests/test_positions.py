@@ -180,7 +180,7 @@ def test_a_bias_is_added_to_the_logits(asked, edit, with_sizes):
     torch.testing.assert_close(look.class_row, logits.softmax(dim=-1)[:, :, 0, 1:])
 
 
-@pytest.mark.parametrize("family", ["dinov3", "lingbot"])
+@pytest.mark.parametrize("family", ["dinov3", "dinov3_padded"])
 def test_images_of_other_sizes(family):
     model, images = families.make(family), torch.randn(2, 3, 40, 80)
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_images_of_other_sizes(family):
 
 
 def test_images_of_any_size_are_padded_if_the_model_does_so():
-    model, images = families.make("lingbot"), torch.randn(2, 3, 61, 83)
+    model, images = families.make("dinov3_padded"), torch.randn(2, 3, 61, 83)
     with torch.no_grad():
         torch.testing.assert_close(patch(model, Identity())(images), model(images), rtol=1e-6, atol=1e-6)
         assert run(patch(model, GTP(propagate=5)), images).grid == (8, 11)
