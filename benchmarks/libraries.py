@@ -1,0 +1,120 @@
+"""The same ViT-B/16 in four libraries, and DINOv3-S: is the reduced one as fast in each, and how close to slicing?
+
+    python benchmarks/libraries.py --json docs/results/libraries-speed.json
+
+All are timed in turns in one process; only ratios are reported. Slicing is the same model in the same loop that drops
+the first-come tokens of each layer: what a method with that schedule could reach if its own work cost nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import warnings
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import tyro
+
+from gtp_vit import GTPPlus, create_model, patch
+from gtp_vit.measure.benchmark import against, interleave
+from gtp_vit.measure.environment import environment
+from gtp_vit.measure.slicing import slicing_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time reduced models of several libraries, interleaved."""
+
+    batch: int = 8
+    """Images in a batch."""
+    propagate: int = 8
+    """Tokens that GTP+ removes in each layer."""
+    rounds: int = 20
+    """How often each is timed."""
+    threads: int = 2
+    """CPU threads."""
+    only: tuple[str, ...] = ()
+    """Names of the models; none = all."""
+    json: Path | None = None
+    """Write the results to this file."""
+
+
+def hugging_face(name: str, config: str, **more: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, name)(getattr(transformers, config)(**more)).eval()
+
+
+MODELS = {
+    "timm ViT-B/16": functools.partial(timm.create_model, "vit_base_patch16_224"),
+    "Hugging Face ViT-B/16": functools.partial(hugging_face, "ViTForImageClassification", "ViTConfig", num_labels=1000),
+    "torchvision ViT-B/16": functools.partial(create_model, "torchvision:vit_b_16"),
+    "open_clip ViT-B/16": functools.partial(create_model, "open_clip:ViT-B-16"),
+    "Hugging Face CLIP-B/16": functools.partial(hugging_face, "CLIPVisionModel", "CLIPVisionConfig", patch_size=16),
+    "timm DINOv3-S/16": functools.partial(timm.create_model, "vit_small_patch16_dinov3", img_size=224),
+    "Hugging Face DINOv3-S/16": functools.partial(
+        hugging_face,
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        hidden_size=384,
+        num_attention_heads=6,
+        intermediate_size=1536,
+        num_register_tokens=4,
+    ),
+}
+SAME = {"Hugging Face ViT-B/16": "timm ViT-B/16", "torchvision ViT-B/16": "timm ViT-B/16"}
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    images = torch.randn(options.batch, 3, 224, 224)
+    calls: dict[str, Any] = {}
+    for name in options.only or MODELS:
+        model = MODELS[name]().eval()
+        fast: Any = patch(model, GTPPlus(propagate=options.propagate))
+        sliced = slicing_of(fast.reducer)
+        assert sliced is not None
+        every = {"full": model, "reduced": fast, "slicing": patch(model, sliced, quiet=True)}
+        calls |= {f"{name}: {kind}": functools.partial(each, images) for kind, each in every.items()}
+    with torch.inference_mode():
+        samples = interleave(calls, rounds=options.rounds)
+    rows = []
+    for name in options.only or MODELS:
+        of_slicing = {each.name: each for each in against(samples, f"{name}: slicing")}[f"{name}: reduced"]
+        of_full = {each.name: each for each in against(samples, f"{name}: full")}[f"{name}: reduced"]
+        low, high = of_slicing.speedup_quartiles
+        row = {
+            "model": name,
+            "over_slicing": round(1 / of_slicing.speedup, 3),
+            "over_slicing_quartiles": [round(1 / high, 3), round(1 / low, 3)],
+            "over_slicing_best": round(1 / of_slicing.best_speedup, 3),
+            "speedup": round(of_full.speedup, 3),
+        }
+        if SAME.get(name) in (options.only or MODELS):
+            other = {each.name: each for each in against(samples, f"{SAME[name]}: reduced")}[f"{name}: reduced"]
+            row |= {"over_timm": round(1 / other.speedup, 3), "over_timm_best": round(1 / other.best_speedup, 3)}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    warnings.simplefilter("ignore")
+    rows = measure(options)
+    for row in rows:
+        print(json.dumps(row))
+    if options.json is not None:
+        chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key != "json"}
+        found = {"date": str(date.today()), "environment": dataclasses.asdict(environment()), "options": chosen}
+        options.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
