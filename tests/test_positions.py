@@ -9,6 +9,7 @@ from torch import nn
 
 import families
 from gtp_vit import ATS, GTP, EViT, EvoViT, GTPPlus, Identity, ToMe, backbones, macs, patch
+from gtp_vit.backbones import rotary
 from gtp_vit.core.attention import Ask, Projections, attend, first_look
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, UnsupportedBackbone
@@ -114,7 +115,8 @@ def test_own_block_and_our_arithmetic_are_the_same_with_the_tokens_of_every_laye
 
 
 @pytest.mark.parametrize(("family", "at_origin"), [("dinov3", -1), ("rope_mixed", 0)])
-def test_a_token_in_no_cell_is_not_rotated(family, at_origin):
+def test_a_token_in_no_cell_is_not_rotated(family, at_origin, monkeypatch):
+    monkeypatch.setattr(rotary, "READ_ROTATED", False)  # so that `metric` has the keys as they were
     fast = patch(families.make(family), EViT(keep_rate=0.5, drop_loc=(0,)))
     host, seen = fast.reduction.backbone, []
     with torch.no_grad():
@@ -125,8 +127,8 @@ def test_a_token_in_no_cell_is_not_rotated(family, at_origin):
     prefix = tokens.prefix
     assert torch.equal(found.k[:, :, -1], found.metric[:, :, -1])
     assert torch.equal(found.k[:, :, :prefix], found.metric[:, :, :prefix])
-    rotated = (found.k != found.metric).any(dim=3).any(dim=1)[:, prefix:-1]
-    assert torch.equal(rotated, tokens.cell[:, :-1] != at_origin)
+    turned = (found.k != found.metric).any(dim=3).any(dim=1)[:, prefix:-1]
+    assert torch.equal(turned, tokens.cell[:, :-1] != at_origin)
 
 
 def test_a_token_in_no_cell_has_no_bias():
@@ -140,18 +142,24 @@ def test_a_token_in_no_cell_has_no_bias():
     assert bias[:, :, :-1, :-1].ne(0).all()
 
 
-def test_methods_read_keys_before_they_are_rotated():
-    """Two patches that look alike have the same keys, wherever they are."""
-    model = families.make("dinov3")
-    images = torch.zeros(1, 3, 64, 64)
+@pytest.mark.parametrize("family", ["dinov3", "hf_dinov3"] if families.HAS_TRANSFORMERS else ["dinov3"])
+def test_methods_can_read_keys_before_or_after_they_are_rotated(family, monkeypatch):
+    """Before, two patches that look alike have the same keys, wherever they are."""
+    model = families.make(family)
     fast = patch(model, Identity())
-    with torch.no_grad():
-        tokens = fast.reduction.backbone.embed(fast, images)
-        found = fast.reduction.backbone.project(fast.blocks[0], 0, tokens, None)
-        _, stats = attend(found, ask=Ask(frozenset({"keys"})), first=tokens.prefix)
-    torch.testing.assert_close(stats.keys, stats.keys[:, :, :1].expand_as(stats.keys))
-    assert torch.equal(first_look(found, Ask(), None, tokens.prefix).keys, stats.keys)
-    assert (found.k[:, :, tokens.prefix + 1 :] - found.k[:, :, tokens.prefix : -1]).abs().max() > 0.01
+    backbone = fast.reduction.backbone
+    for is_rotated in (True, False):
+        monkeypatch.setattr(rotary, "READ_ROTATED", is_rotated)
+        with torch.no_grad():
+            tokens = backbone.embed(fast, torch.zeros(1, 3, 64, 64))
+            found = backbone.project(backbone.blocks(fast)[0], 0, tokens, None)
+            _, stats = attend(found, ask=Ask(frozenset({"keys"})), first=tokens.prefix)
+        assert torch.equal(first_look(found, Ask(), None, tokens.prefix).keys, stats.keys)
+        if is_rotated:
+            assert torch.equal(stats.keys, found.k[:, :, tokens.prefix :])
+            assert (stats.keys[:, :, 1:] - stats.keys[:, :, :-1]).abs().max() > 0.01
+        else:
+            torch.testing.assert_close(stats.keys, stats.keys[:, :, :1].expand_as(stats.keys))
 
 
 @pytest.mark.parametrize("asked", [(), ("class_row",), ("diagonal", "column_sums"), ("map",)])

@@ -38,7 +38,8 @@ def patch(
     Nothing is copied and `model` is not changed: both share their blocks. Therefore `.train()`, `.half()`, `.to()` or
     `load_state_dict(..., assign=True)` on one reaches the blocks of the other; deep-copy first where that is not
     wanted. Patching a patched model starts again from the original. Hooks on a block or its attention do not fire in
-    layers that are reduced; a model that has such hooks already is refused.
+    layers that are reduced; a model that has such hooks already is refused. Of a classifier around a ViT that reads the
+    class token only, the ViT inside returns prefix tokens only; with lossless=False it returns all that remain.
 
     Args:
         model: a supported ViT, or a model around one; the error for any other names the unsupported module.

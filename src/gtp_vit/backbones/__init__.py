@@ -14,7 +14,7 @@ from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.open_clip_vit import OpenClipViT
 from gtp_vit.backbones.parts import quiet_copy
-from gtp_vit.backbones.roots import ROOTS, Root, labels, refused
+from gtp_vit.backbones.roots import ROOTS, Root, has_classes, labels, refused
 from gtp_vit.backbones.timm_beit import TimmBeit
 from gtp_vit.backbones.timm_eva import TimmEva
 from gtp_vit.backbones.timm_vit import TimmViT
@@ -75,7 +75,9 @@ class Host:
         vit, weight = self.vit, next(self.tower.parameters())
         tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
-            return Output(root.kind, self._head(quiet_copy(self.model), tokens).shape[1])
+            width = self._head(quiet_copy(self.model), tokens).shape[1]
+        # A classifier that was made for no classes hands the features on.
+        return Output("features" if root.kind == "classes" and not has_classes(self.model) else root.kind, width)
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
         """MACs of the ViT, part by part; of a model around it only a head that is known."""
@@ -88,7 +90,10 @@ class Host:
         """What a copy of the model right around the ViT makes of its features."""
         if self.root is None:
             return self.backbone.head(around, features)
-        pooled = self.backbone.head(around.get_submodule(self.root.path), features)
+        tower = around.get_submodule(self.root.path)
+        if self.vit.depth < len(self.backbone.blocks(tower)):  # it reads an earlier layer, and no head is run
+            return features
+        pooled = self.backbone.head(tower, features)
         return pooled if self.root.head is None else self.root.head(around, features, pooled)
 
 

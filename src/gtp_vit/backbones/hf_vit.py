@@ -15,8 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import check_images, has_hooks, is_overridden, quiet_copy, split_heads, through
-from gtp_vit.backbones.rotary import Rotations, rotated
+from gtp_vit.backbones.parts import (
+    check_images,
+    has_hooks,
+    is_overridden,
+    plain_norm,
+    quiet_copy,
+    split_heads,
+    through,
+)
+from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.reducer import VitInfo
@@ -113,6 +121,15 @@ def spelling_of(model: nn.Module) -> Spelling | None:
     return TOWERS.get(f"{type(model).__module__}.{type(model).__qualname__}")
 
 
+def set_image_size(model: nn.Module, size: tuple[int, int]) -> None:
+    """Let a ViT that takes any size be described at this one: DINOv2's configuration has that of its pre-training."""
+    each: Any
+    for each in model.modules():
+        names = spelling_of(each)
+        if names is not None and not names.interpolates:
+            each.config.image_size = size  # only read to describe it
+
+
 class HuggingFaceViT(Backbone):
     """Backbone of Hugging Face's plain vision transformers."""
 
@@ -144,6 +161,9 @@ class HuggingFaceViT(Backbone):
                 f"ViTMAE hides {model.config.mask_ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 "
                 "first"
             )
+        inner = model.get_submodule(names.blocks.rpartition(".")[0])
+        if inner is not model and (is_overridden(inner, hooks=False) or has_hooks(inner, besides=RECORDERS)):
+            return f"{names.blocks.split('.')[0]} has hooks or a forward of its own, which is not called; remove them"
         for index, block in enumerate(self.blocks(model)):
             reason = _block_refusal(block, names)
             if reason is not None:
@@ -153,7 +173,8 @@ class HuggingFaceViT(Backbone):
     def describe(self, model: Any) -> VitInfo:
         names = _spelling(model)
         attention = getattr(self.blocks(model)[0], names.attends)
-        prefix = names.prefix + getattr(model.config, "num_register_tokens", 0)
+        registers = getattr(model.embeddings, "register_tokens", None)
+        prefix = names.prefix + (0 if registers is None else registers.shape[1])
         return VitInfo(
             depth=len(self.blocks(model)),
             dim=model.config.hidden_size,
@@ -245,16 +266,14 @@ class HuggingFaceViT(Backbone):
         rows = tokens.table.of_all(layer, tokens)
         if queries is None or queries > tokens.prefix:
             q = rotated(q, rows[..., : q.shape[2], :], half=True)
-        return Projections(q, rotated(k, rows, half=True), v, scale, dropout, metric=k)  # as timm_eva.py has it
+        return Projections(q, rotated(k, rows, half=True), v, scale, dropout, metric=read_by_methods(k))
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         names = _of_block(block)
         return _branch(block, names, 0, getattr(getattr(block, names.attends), names.out)(out))
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
-        norm = getattr(block, _of_block(block).norms[1])
-        plain = type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None
-        return norm if plain and not is_overridden(norm, hooks=True) else None
+        return plain_norm(getattr(block, _of_block(block).norms[1]), (nn.LayerNorm,))
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         names = _of_block(block)

@@ -135,7 +135,7 @@ ROOTS: dict[str, Root] = {
     **_hf(
         "timm_wrapper",
         {
-            "TimmWrapperModel": Root("timm_model", "all"),
+            "TimmWrapperModel": Root("timm_model", "all", kind="as the ViT"),
             "TimmWrapperForImageClassification": Root("timm_model", kind="as the ViT"),
         },
     ),
@@ -181,6 +181,11 @@ def refused(model: nn.Module) -> str | None:
     parts = type(model).__module__.split(".")
     reason = REFUSED.get(parts[2]) if parts[:2] == ["transformers", "models"] and len(parts) > 2 else None
     return None if reason is None else f"{type(model).__name__} {reason}; reduce the language model's tokens instead"
+
+
+def has_classes(model: Any) -> bool:
+    """Has a Hugging Face classifier a layer for its classes?"""
+    return not any(isinstance(each, nn.Identity) for name, each in model.named_children() if "classifier" in name)
 
 
 def labels(model: Any) -> tuple[str, ...] | None:

@@ -16,6 +16,13 @@ from torch import Tensor
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.tensors import behind_prefix, exporting
 
+READ_ROTATED = True  # do methods that compare keys see them rotated? Measured: benchmarks/rotary_keys.py
+
+
+def read_by_methods(keys: Tensor) -> Tensor | None:
+    """`Projections.metric` for keys that are not rotated yet."""
+    return None if READ_ROTATED else keys
+
 
 class Rotations(NamedTuple):
     """Sines and cosines of all places in the sequence, and the cells of all patches; a backbone's `Tokens.table`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones.parts import project, split_heads, through
-from gtp_vit.backbones.rotary import Rotations, rotated
+from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.backbones.timm_blocks import (
     Kinds,
     attention_dropout,
@@ -98,10 +98,8 @@ class TimmEva(TimmViT):
         rows, half = tokens.table.of_all(layer, tokens), getattr(attn, "rotate_half", False)
         if queries is None or queries > tokens.prefix:
             q = rotated(q, rows[..., : q.shape[2], :], half)
-        # Methods read keys as they are before they are rotated: where a patch is must not decide what it looks like.
-        return Projections(
-            q.to(v.dtype), rotated(k, rows, half).to(v.dtype), v, attn.scale, dropout, metric=k.to(v.dtype)
-        )
+        turned, metric = rotated(k, rows, half).to(v.dtype), read_by_methods(k.to(v.dtype))
+        return Projections(q.to(v.dtype), turned, v, attn.scale, dropout, metric=metric)
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         out = attention_output(block.attn, out)

@@ -5,7 +5,9 @@ Each library is optional and imported only when one of its models is named.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,8 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gtp_vit import backbones
+from gtp_vit.backbones.hf_vit import set_image_size
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, first_line, shown
 from gtp_vit.inputs.pretrained import configured_class, load_model, transformers_library
+from gtp_vit.recipes import BESIDE
 from gtp_vit.weights import load_weights
 
 Transform = Callable[[Any], Tensor]
@@ -28,6 +33,10 @@ class Library(Protocol):
 
     def names(self) -> list[str]:
         """Names of its models that may be supported, without the prefix; none if they cannot be listed."""
+
+    def check_name(self, name: str) -> None:
+        """Raise UnknownName if the library has no such model, as far as that is known."""
+        return
 
     def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
         """A model in eval mode; `sizes` may have img_size and num_classes."""
@@ -60,14 +69,31 @@ class HuggingFace(Library):
         given = [*sizes, *(["checkpoint"] if checkpoint is not None else [])]
         if given:
             raise BadSetting(f"hf:{name} has its own weights and sizes; leave out {' and '.join(given)}")
-        if not meta:
-            return load_model(name, IMAGES_ONLY)
-        config, kind = configured_class(name, IMAGES_ONLY)
-        config = getattr(config, "vision_config", config) if kind.__name__ in IMAGES_ONLY.values() else config
-        with torch.device("meta"):
-            return kind(config).eval()
+        if (Path(name) / BESIDE).is_file():
+            warnings.warn(f"{BESIDE} in this folder is not used by itself; give --method {name}/{BESIDE}", stacklevel=2)
+        if meta:
+            config, kind = configured_class(name, IMAGES_ONLY)
+            with torch.device("meta"):
+                model = kind(config).eval()
+        else:
+            model = load_model(name, IMAGES_ONLY)
+        with contextlib.suppress(GTPError):  # without a processor the configuration's size counts
+            set_image_size(model, self._processed(name).size())
+        return model
 
     def transform(self, name: str, model: Any) -> Transform | None:
+        found, wanted = self._processed(name), backbones.find(model).inputs.size
+        if found.size() != wanted:
+            raise GTPError(
+                f"the processor of hf:{name} makes images of {found.size()}, and the model takes {wanted}; repair its "
+                "preprocessor_config.json"
+            )
+        return found
+
+    def preparation(self, name: str) -> dict[str, Any] | None:
+        return self._processed(name).in_words()
+
+    def _processed(self, name: str) -> Processed:
         library = transformers_library()
         try:
             return Processed(library.AutoImageProcessor.from_pretrained(name))
@@ -75,11 +101,6 @@ class HuggingFace(Library):
             raise GTPError(
                 f"hf:{name} says not how images are prepared ({first_line(error)}); add its preprocessor_config.json"
             ) from error
-
-    def preparation(self, name: str) -> dict[str, Any] | None:
-        processor = self.transform(name, None)
-        assert isinstance(processor, Processed)
-        return processor.in_words()
 
     def public_name(self, name: str) -> str:
         return Path(name).resolve().name if Path(name).is_dir() else name
@@ -97,22 +118,30 @@ class Processed:
     def __repr__(self) -> str:
         return f"{type(self.processor).__name__}({self.processor.to_dict()})"
 
+    def size(self) -> tuple[int, int]:
+        """Height and width of what it makes, of a picture that is not square."""
+        from PIL import Image
+
+        height, width = self(Image.new("RGB", (600, 500))).shape[1:]
+        return height, width
+
     def in_words(self) -> dict[str, Any]:
-        """What it does, as timm calls it; what timm has no word for as it is."""
+        """What it does, as timm calls it; as it is, if timm has no words for all of it."""
         from PIL import Image
 
         stored = self.processor.to_dict()
         size, crop = stored.get("size") or {}, stored.get("crop_size") or {}
-        found: dict[str, Any] = {"mean": stored.get("image_mean"), "std": stored.get("image_std")}
-        if stored.get("resample") is not None:
-            found["interpolation"] = Image.Resampling(stored["resample"]).name.lower()
-        if "height" in size:
+        crops = bool(stored.get("do_center_crop"))
+        usual = all(stored.get(key) is not False for key in ("do_resize", "do_rescale", "do_normalize"))
+        usual = usual and abs(255 * stored.get("rescale_factor", 1 / 255) - 1) < 1e-6 and "resample" in stored
+        found = {"mean": stored.get("image_mean"), "std": stored.get("image_std")}
+        if usual and "height" in size and not crops:
             found |= {"crop_pct": 1.0, "crop_mode": "squash"}
-        elif "shortest_edge" in size and "height" in crop:
+        elif usual and "shortest_edge" in size and crops and crop.get("height") == crop.get("width"):
             found |= {"crop_pct": round(crop["height"] / size["shortest_edge"], 6), "crop_mode": "center"}
         else:
-            found["processor"] = stored
-        return {key: value for key, value in found.items() if value is not None}
+            return {"processor": stored}
+        return {**found, "interpolation": Image.Resampling(stored["resample"]).name.lower()}
 
 
 class OpenCLIP(Library):
@@ -123,10 +152,14 @@ class OpenCLIP(Library):
     def names(self) -> list[str]:
         return sorted(_open_clip().list_models())
 
-    def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
-        library, (base, tag) = _open_clip(), _tag(name)
-        if base not in library.list_models():
+    def check_name(self, name: str) -> None:
+        base, _ = _tag(name)
+        if base not in self.names():
             raise UnknownName(f"unknown model open_clip:{shown(base)[1:-1]}; gtp-vit models 'open_clip:*' lists all")
+
+    def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
+        self.check_name(name)
+        library, (base, tag) = _open_clip(), _tag(name)
         if "num_classes" in sizes:
             raise BadSetting(f"open_clip:{base} has no classes; leave out num_classes")
         tags = library.list_pretrained_tags_by_model(base)
@@ -161,11 +194,14 @@ class Torchvision(Library):
 
         return list_models(include="vit_*")
 
+    def check_name(self, name: str) -> None:
+        if name not in self.names():
+            raise UnknownName(f"unknown model torchvision:{name}; there are {', '.join(self.names())}")
+
     def create(self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]) -> Any:
         from torchvision.models import get_model
 
-        if name not in self.names():
-            raise UnknownName(f"unknown model torchvision:{name}; there are {', '.join(self.names())}")
+        self.check_name(name)
         renamed = {"img_size": "image_size", "num_classes": "num_classes"}
         own = {renamed[key]: value for key, value in sizes.items()}
         try:

@@ -27,11 +27,15 @@ def _own() -> list[str]:
 
 
 def names(pattern: str) -> list[str]:
-    """Names of models that can perhaps be patched, timm's and ours, that match a pattern with * and ?."""
+    """Names of models that can perhaps be patched, of all libraries, that match a pattern with * and ?."""
+    return fnmatch.filter([*_of_timm_and_own(), *libraries.listed()], pattern)
+
+
+def _of_timm_and_own() -> list[str]:
     import timm
 
-    timms = timm.list_models(module=["vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid"])
-    return fnmatch.filter([*_own(), *timms, *libraries.listed()], pattern)
+    modules = ["vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid"]
+    return [*_own(), *timm.list_models(module=modules)]
 
 
 @functools.cache
@@ -62,10 +66,12 @@ def refusal(name: str) -> str | None:
 
 def check_model_name(name: str) -> None:
     """Raise UnknownName with the nearest names if no model has this name."""
+    found = libraries.library_of(name)
+    if found is not None:
+        found[0].check_name(found[1])
+        return
     base = name.split(".", 1)[0]
-    if (
-        name in _own() or ":" in base
-    ):  # timm's prefixes: hf-hub:, local-dir:; other libraries' models find out themselves
+    if name in _own() or ":" in base:  # timm's prefixes: hf-hub:, local-dir:
         return
     import timm
 
@@ -76,7 +82,7 @@ def check_model_name(name: str) -> None:
 
 def nearest(name: str, count: int, cutoff: float = 0.6) -> list[str]:
     """The most similar names of models that `patch` takes."""
-    near = difflib.get_close_matches(name[:100], names("*"), n=3 * count, cutoff=cutoff)
+    near = difflib.get_close_matches(name[:100], _of_timm_and_own(), n=3 * count, cutoff=cutoff)
     return list(itertools.islice((each for each in near if refusal(each) is None), count))
 
 

@@ -12,6 +12,9 @@ from gtp_vit.kernels import Kernels
 from gtp_vit.patch import patch
 from gtp_vit.recipes import BESIDE
 
+# Where `from_pretrained` looks for files.
+WHERE = ("revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download")
+
 
 def transformers_library() -> Any:
     """The library, or an error that says how to install it."""
@@ -37,7 +40,8 @@ def load_pretrained(
         **options: as for transformers' `from_pretrained`.
     """
     library = transformers_library()
-    found = library.utils.cached_file(str(name), BESIDE, _raise_exceptions_for_missing_entries=False)
+    where = {key: value for key, value in options.items() if key in WHERE}
+    found = library.utils.cached_file(str(name), BESIDE, **where, _raise_exceptions_for_missing_entries=False)
     if found is None:
         raise GTPError(
             f"{name} has no {BESIDE}: it is not reduced; load it with transformers, then gtp_vit.patch(model, method)"
@@ -46,28 +50,46 @@ def load_pretrained(
 
 
 def load_model(name: str, instead: Mapping[str, str] | None = None, **options: Any) -> Any:
-    """A Hugging Face model in eval mode, of the class that its configuration names, or that stands `instead` of it."""
-    _, kind = configured_class(name, instead or {})
+    """A Hugging Face model in eval mode, of the class that its configuration names, or that stands `instead` of it.
+
+    Weights that the checkpoint lacks would be random: refused. A pooler without weights is left out.
+    """
+    config, kind = configured_class(name, instead or {}, **{key: options[key] for key in WHERE if key in options})
+    options = {"config": config, **options}
     try:
         with _quiet():
-            return kind.from_pretrained(name, **options).eval()
-    except (OSError, ValueError, RuntimeError) as error:
+            model, info = kind.from_pretrained(name, **options, output_loading_info=True)
+            if info["missing_keys"] and all(key.startswith("pooler.") for key in info["missing_keys"]):
+                model, info = kind.from_pretrained(name, **options, add_pooling_layer=False, output_loading_info=True)
+    except Exception as error:  # transformers, safetensors, the hub and the network raise errors of many classes
         raise GTPError(f"transformers cannot load {name!r}: {first_line(error)}") from error
+    missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info.get("mismatched_keys", ()))])
+    if missing:
+        raise GTPError(
+            f"the weights of {name!r} lack {missing[0]} and {len(missing) - 1} others of {kind.__name__}, which would "
+            "be random; give a whole checkpoint"
+        )
+    return model.eval()
 
 
-def configured_class(name: str, instead: Mapping[str, str]) -> tuple[Any, Any]:
+def configured_class(name: str, instead: Mapping[str, str], **where: Any) -> tuple[Any, Any]:
     """The configuration in a folder or on the hub, and the class that it names, or that stands `instead` of that."""
     library = transformers_library()
     try:
-        config = library.AutoConfig.from_pretrained(name)
+        config = library.AutoConfig.from_pretrained(name, **where)
     except (OSError, ValueError) as error:
         raise GTPError(f"transformers cannot open {name!r}: {first_line(error)}") from error
-    named = [instead.get(each, each) for each in config.architectures or []]
-    known = [each for each in named if hasattr(library, each)]
+    named = config.architectures or []
+    known = [each for each in named if hasattr(library, instead.get(each, each))]
     if not known:
         listed = ", ".join(named) or "no class"
         raise GTPError(f"the configuration of {name!r} names {listed}, which transformers {library.__version__} lacks")
-    return config, getattr(library, known[0])
+    if known[0] in instead:  # the image part of a model of images and texts
+        width = getattr(config, "projection_dim", None)
+        config = config.vision_config
+        if width is not None:
+            config.projection_dim = width
+    return config, getattr(library, instead.get(known[0], known[0]))
 
 
 @contextlib.contextmanager

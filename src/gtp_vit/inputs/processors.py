@@ -29,7 +29,9 @@ def fit_processor(processor: Processor, fast: Any) -> Processor:
     found: Any = copy.copy(processor)
     model, kind = type(fast).__name__, type(processor).__name__
     if model.startswith("Llava") and kind == "LlavaProcessor":
-        _check_sizes(host_of(fast), processor.image_processor.crop_size, processor.patch_size)  # type: ignore[attr-defined]
+        images = found.image_processor
+        size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
+        _check_sizes(host_of(fast), size, processor.patch_size)  # type: ignore[attr-defined]
         found.num_additional_image_tokens = vit.prefix - (vit.image_tokens - left)
         return found
     if model.startswith("PaliGemma") and kind == "PaliGemmaProcessor":
@@ -44,7 +46,7 @@ def fit_processor(processor: Processor, fast: Any) -> Processor:
 
 def _check_sizes(host: Any, size: Any, patch: int | None) -> None:
     """Is this the processor of this model?"""
-    found = (size["height"], size["width"])
+    found = (size.get("height"), size.get("width"))
     if found != host.inputs.size or (patch is not None and (patch, patch) != host.inputs.patch):
         patches = "" if patch is None else f" in patches of {patch}"
         raise BadSetting(

@@ -54,8 +54,8 @@ def check_trainable(plain: Any) -> None:
     host = host_of(plain)
     if host.path:
         raise BadSetting(
-            f"{type(plain).__name__} has its ViT at {host.path}, and only a ViT itself can be finetuned here; give "
-            f"model.{host.path}, and put the result back, or train gtp_vit.patch(model) with its own library"
+            f"{type(plain).__name__} has its ViT at {host.path}, and only a ViT itself can be finetuned here; train "
+            f"gtp_vit.patch(model) with its own library, or give model.{host.path} and put the result back"
         )
     check_class_output(plain)
 
