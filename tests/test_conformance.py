@@ -447,7 +447,8 @@ def exports_with_a_dynamic_batch(family: str, method: Method, strict: bool) -> N
     exported = program.module()
     for batch in (1, 2, 5):
         others = families.images(family, batch)
-        close(logits(exported, others), logits(fast, others), 1e-6)
+        # Below 1 an entry of the map within rounding of the threshold may be kept by one and not by the other.
+        close(logits(exported, others), logits(fast, others), 1e-6 if getattr(method, "theta", 1) == 1 else 1e-4)
 
 
 @pytest.mark.parametrize("method", [method for method in EVERY if not is_adaptive(method)], ids=str)

@@ -222,7 +222,7 @@ def files_in(folder):
 
 def outputs(model, images):
     with torch.inference_mode():
-        return model(images)
+        return families.output(model, images)
 
 
 def in_engine(path, precision, images):

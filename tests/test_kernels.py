@@ -350,7 +350,7 @@ def test_bfloat16_keeps_the_same_tokens_on_both_kernels(method, autocast):
             run(patch(model, method, kernels=kind), x, observe=seen.append)
         kept.append(seen[-1].cell)
     common = (kept[0].unsqueeze(2) == kept[1].unsqueeze(1)).any(dim=2)
-    assert common.float().mean() > 0.965
+    assert common.float().mean() > 0.96
 
 
 # Below 1 an entry within rounding of the threshold may fall on either side of it, so not every model passes.
@@ -397,7 +397,7 @@ def test_schemas_are_what_exported_programs_have_in_them():
         "bool[] asked, int heads, int first) -> (Tensor, Tensor)"
     )
     assert str(conserve.registered._schema) == (
-        "gtp_vit::conserve(Tensor x, Tensor branch, Tensor importance, Tensor size, int removed, float floor, "
+        "gtp_vit::conserve(Tensor x, Tensor branch, Tensor importance, Tensor? size, int removed, float floor, "
         "bool keep_norm, Tensor? norm_weight, Tensor? norm_bias, float epsilon) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     )

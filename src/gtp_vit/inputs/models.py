@@ -56,7 +56,7 @@ def refusal(name: str) -> str | None:
         with torch.device("meta"):
             try:
                 model = timm.create_model(name, depth=1)
-            except TypeError:  # an entry point that sets its depth itself
+            except (TypeError, AssertionError):  # an entry point that sets its depth itself, or one for each block
                 model = timm.create_model(name)
         backbones.find(model)
     except Exception as error:  # timm raises errors of many classes
