@@ -290,6 +290,8 @@ def test_a_model_that_takes_any_size_is_measured_at_its_processors(pictures, tmp
     assert json.loads(out)["rows"][0]["gmacs"] * 1e9 == pytest.approx(macs(small).total, rel=1e-3)
     assert json.loads(run(capsys, "macs", f"hf:{tmp_path}", "--json")[1])["unreduced"] == macs(small).total
     assert libraries.preparation_of(f"hf:{tmp_path}")["crop_pct"] == 0.8
+    create_model(f"hf:{tmp_path}").save_pretrained(tmp_path / "again")  # the configuration still fits the weights
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["image_size"] == 144
 
 
 @needs_transformers

@@ -14,7 +14,7 @@ from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 from transformers.utils.output_capturing import _active_collector
 
 from gtp_vit.backbones.hf_vit import spelling_of
-from gtp_vit.core.loop import run_blocks
+from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
 
@@ -63,29 +63,29 @@ class HuggingFaceForwards:
     def _outputs(self, images: Tensor, wanted: bool | int | list[int] | None, options: dict[str, Any]) -> Any:
         reduction, model = self.reduction, self
         backbone, names = reduction.backbone, spelling_of(self)  # type: ignore[arg-type]
+        is_shuffled = names is not None and names.model == "vit_mae"
         depth, all_layers = reduction.vit.depth, len(backbone.blocks(model))
-        states: list[Tensor | None] = []
+        seen: list[Tokens] = []
         chosen = _chosen(wanted, all_layers, depth)
-
-        def record(tokens: Tokens) -> None:
-            states.append(tokens.x if len(states) in chosen else None)
-
         # Hooks on the blocks would add our hidden states to those of a model around this one.
         token = _active_collector.set({})
         try:
-            embedded = backbone.embed(model, images, **options)
             is_short = not chosen and reduction.may_skip_image_tokens(model)
-            tokens = run_blocks(model, embedded, prefix_only=is_short, observe=record if chosen else None)
+            observe = seen.append if chosen or is_shuffled else None
+            tokens = run(model, images, prefix_only=is_short, observe=observe, embedding=options)
         finally:
             _active_collector.reset(token)
-        hidden: Any = (*states, *[None] * (all_layers - depth)) if chosen else None
+        hidden: Any = None
+        if chosen:  # those that were not asked for, or not run, are None
+            states = (each.x if index in chosen else None for index, each in enumerate(seen))
+            hidden = (*states, *[None] * (all_layers - depth))
         if depth < all_layers:  # a model around this one reads an earlier layer only
             return BaseModelOutputWithPooling(hidden_states=hidden)
         last = self.reducer.finish(tokens, backbone.norm(model))
         if names is not None and names.model == "vit_msn":
             return BaseModelOutput(last, hidden)
-        if names is not None and names.model == "vit_mae":  # nothing is hidden, and the patches stand in random order
-            order = embedded.cell.argsort(dim=1)
+        if is_shuffled:  # nothing is hidden, and the patches stand in random order
+            order = seen[0].cell.argsort(dim=1)
             return ViTMAEModelOutput(last, torch.zeros_like(order, dtype=last.dtype), order, hidden)
         return BaseModelOutputWithPooling(last, backbone.pooled(model, last), hidden)
 

@@ -127,7 +127,7 @@ def set_image_size(model: nn.Module, size: tuple[int, int]) -> None:
     for each in model.modules():
         names = spelling_of(each)
         if names is not None and not names.interpolates:
-            each.config.image_size = size  # only read to describe it
+            each.described_size = size  # not in the configuration: that is saved with the weights, and must fit them
 
 
 class HuggingFaceViT(Backbone):
@@ -192,7 +192,7 @@ class HuggingFaceViT(Backbone):
         stored = str(getattr(config, "name_or_path", "") or "").rstrip("/")
         return Inputs(
             name=stored.rsplit("/", 1)[-1] or type(model).__name__,
-            size=_pair(config.image_size),
+            size=_image_size(model),
             any_size=not names.interpolates,
             patch=_pair(config.patch_size),
             channels=config.num_channels,
@@ -208,7 +208,7 @@ class HuggingFaceViT(Backbone):
         return Output("features" if found.ndim == 2 else "tokens", found.shape[-1])
 
     def grid(self, model: Any) -> tuple[int, int]:
-        (height, width), (rows, columns) = _pair(model.config.image_size), _pair(model.config.patch_size)
+        (height, width), (rows, columns) = _image_size(model), _pair(model.config.patch_size)
         return height // rows, width // columns
 
     def head_reads_image_tokens(self, model: Any) -> bool:
@@ -217,13 +217,13 @@ class HuggingFaceViT(Backbone):
     def embed(self, model: Any, images: Tensor, **options: Any) -> Tokens:
         """The tokens in front of the first block; `options` are keywords of the model's own embedding."""
         names = _spelling(model)
-        first, inputs = self.first_layer(model), self.inputs(model)
+        first, (rows, columns) = self.first_layer(model), _pair(model.config.patch_size)
         if isinstance(images, Tensor) and images.is_floating_point():
             images = images.to(first.weight.dtype)  # as these models do
         fixed = names.interpolates and not options.get("interpolate_pos_encoding")
-        check_images(images, first, inputs.size if fixed else None, None)
+        check_images(images, first, _image_size(model) if fixed else None, None)
         x = model.embeddings(images, **options)
-        grid = (images.shape[2] // inputs.patch[0], images.shape[3] // inputs.patch[1])
+        grid = (images.shape[2] // rows, images.shape[3] // columns)
         cell = torch.arange(grid[0] * grid[1], device=images.device).expand(images.shape[0], -1)
         if names.model == "vit_mae":  # it shuffles the patches, also where it hides none
             x, _, order = x
@@ -354,6 +354,10 @@ def _block_refusal(block: Any, names: Spelling) -> str | None:
                 "(merge_and_unload), and quantise or shard the model after patching"
             )
     return None
+
+
+def _image_size(model: Any) -> tuple[int, int]:
+    return _pair(getattr(model, "described_size", model.config.image_size))
 
 
 def _pair(size: Any) -> tuple[int, int]:

@@ -6,7 +6,7 @@ Nothing is stored on a module: every step returns a new `Tokens`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,9 +33,8 @@ class Reduction:
     vit: VitInfo
     lossless: bool
     kernels: Kernels  # as passed to `patch`; the model's attribute `kernels` says what runs now
-    root_reads: bool | None = (
-        None  # does a model around the ViT read its image tokens? None = the ViT's own head counts
-    )
+    # Does a model around the ViT read its image tokens? None: the ViT's own head counts.
+    root_reads: bool | None = None
 
     def may_skip_image_tokens(self, model: Any) -> bool:
         """Are image tokens unused after the last block, as `model` is set now?"""
@@ -54,35 +53,24 @@ def run(
     layers: int | None = None,
     observe: Observer | None = None,
     follow: bool = False,
+    embedding: Mapping[str, Any] | None = None,
 ) -> Tokens:
-    """Embed the images [B, channels, height, width] and `run_blocks`."""
-    _check_size(model)
-    tokens = model.reduction.backbone.embed(model, images)
-    return run_blocks(model, tokens, prefix_only=prefix_only, layers=layers, observe=observe, follow=follow)
-
-
-def run_blocks(
-    model: Any,
-    tokens: Tokens,
-    *,
-    prefix_only: bool = False,
-    layers: int | None = None,
-    observe: Observer | None = None,
-    follow: bool = False,
-) -> Tokens:
-    """Run the blocks, reducing tokens on the way.
+    """Embed the images and run the blocks, reducing tokens on the way.
 
     Args:
         model: a patched model.
-        tokens: the embedded images.
+        images: [B, channels, height, width].
         prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
         layers: stop after this many blocks; None = after those that are used.
         observe: called with the embedded tokens, then with the tokens after each layer.
         follow: keep `Tokens.owner`: which token stands for each patch.
+        embedding: keywords for `Backbone.embed`, of families whose embedding takes some.
     """
-    _check_size(model)
     reduction: Reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
+    if backbone.grid(model) != reduction.vit.grid:
+        raise BadInput("the original model's input size was changed after patching; patch it again")
+    tokens = backbone.embed(model, images, **(embedding or {}))
     tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
     tokens = reducer.start(tokens)
     if observe is not None:
@@ -100,11 +88,6 @@ def run_blocks(
         if observe is not None:
             observe(tokens)
     return tokens
-
-
-def _check_size(model: Any) -> None:
-    if model.reduction.backbone.grid(model) != model.reduction.vit.grid:
-        raise BadInput("the original model's input size was changed after patching; patch it again")
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:

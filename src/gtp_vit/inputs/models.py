@@ -51,7 +51,7 @@ def refusal(name: str) -> str | None:
     found = libraries.library_of(name)
     try:
         if found is not None:
-            backbones.find(_create_in(found, name, meta=True))
+            _create_in(found, name, meta=True)
             return None
         with torch.device("meta"):
             try:
