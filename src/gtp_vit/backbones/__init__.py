@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.open_clip_vit import OpenClipViT
-from gtp_vit.backbones.parts import quiet_copy
+from gtp_vit.backbones.parts import no_features, quiet_copy
 from gtp_vit.backbones.roots import ROOTS, Root, has_classes, labels, refused
 from gtp_vit.backbones.timm_beit import TimmBeit
 from gtp_vit.backbones.timm_eva import TimmEva
@@ -72,10 +72,8 @@ class Host:
             return None
         if root.kind == "as the ViT" or root.head is None:
             return self.backbone.output(self.tower)
-        vit, weight = self.vit, next(self.tower.parameters())
-        tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
-            width = self._head(quiet_copy(self.model), tokens).shape[1]
+            width = self._head(quiet_copy(self.model), no_features(self.vit, self.tower)).shape[1]
         # A classifier that was made for no classes hands the features on.
         return Output("features" if root.kind == "classes" and not has_classes(self.model) else root.kind, width)
 

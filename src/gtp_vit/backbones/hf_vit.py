@@ -19,6 +19,7 @@ from gtp_vit.backbones.parts import (
     check_images,
     has_hooks,
     is_overridden,
+    no_features,
     plain_norm,
     quiet_copy,
     split_heads,
@@ -201,10 +202,8 @@ class HuggingFaceViT(Backbone):
         )
 
     def output(self, model: Any) -> Output:
-        vit, weight = self.describe(model), next(model.parameters())
-        tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
-            found = self.head(quiet_copy(model), tokens)
+            found = self.head(quiet_copy(model), no_features(self.describe(model), model))
         return Output("features" if found.ndim == 2 else "tokens", found.shape[-1])
 
     def grid(self, model: Any) -> tuple[int, int]:

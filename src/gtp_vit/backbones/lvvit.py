@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import check_images, is_overridden, project
+from gtp_vit.backbones.parts import check_images, class_refusal, is_overridden, project
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.tokens import Tokens
@@ -23,10 +23,9 @@ class LVViTBackbone(TimmViT):
 
     def refusal(self, model: Any) -> str | None:
         lvvit = sys.modules["gtp_vit.models.lvvit"]
-        if type(model) is not lvvit.LVViT:
-            return f"{type(model).__name__} is a subclass of LVViT whose forward may be its own"
-        if is_overridden(model, hooks=False):
-            return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
+        reason = class_refusal(model, lvvit.LVViT)
+        if reason is not None:
+            return reason
         for index, block in enumerate(model.blocks):
             known = {"": lvvit.Block, "attn": lvvit.Attention, "mlp": lvvit.Mlp, "attn.qkv": nn.Linear}
             for path, kind in known.items():

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
 from gtp_vit.backbones.intermediates import block_indices, to_grid
-from gtp_vit.backbones.parts import check_images, is_overridden, plain_norm, project_packed, through, unknown_part
+from gtp_vit.backbones.parts import (
+    check_images,
+    class_refusal,
+    is_overridden,
+    plain_norm,
+    project_packed,
+    through,
+    unknown_part,
+)
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.loop import run
@@ -104,11 +112,9 @@ class OpenClipViT(Backbone):
 
     def refusal(self, model: Any) -> str | None:
         library = sys.modules["open_clip.transformer"]
-        if type(model) is not library.VisionTransformer:
-            sharded = "; patch first, then shard" if type(model).__name__.startswith("FSDP") else ""
-            return f"{type(model).__name__} is a subclass of VisionTransformer whose forward may be its own{sharded}"
-        if is_overridden(model, hooks=False):
-            return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
+        reason = class_refusal(model, library.VisionTransformer)
+        if reason is not None:
+            return reason
         unknown = unknown_part(model, MODEL, MODEL_TENSORS)
         if unknown is not None:
             return f"the model's {unknown}"

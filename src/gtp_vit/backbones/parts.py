@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gtp_vit.core.reducer import VitInfo
 from gtp_vit.errors import BadInput
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -94,6 +95,22 @@ def has_hooks(module: nn.Module, besides: str = "") -> bool:
     """Are there hooks that a forward pass calls, besides those that were defined in the Python module `besides`?"""
     every = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     return any(getattr(hook, "__module__", None) != besides for hook in every) if besides else bool(every)
+
+
+def class_refusal(model: nn.Module, *kinds: type) -> str | None:
+    """None if the model is of one of these classes itself (the first names the family) and runs its own forward."""
+    if type(model) not in kinds:
+        sharded = "; patch first, then shard" if type(model).__name__.startswith("FSDP") else ""
+        return f"{type(model).__name__} is a subclass of {kinds[0].__name__} whose forward may be its own{sharded}"
+    if is_overridden(model, hooks=False):
+        return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
+    return None
+
+
+def no_features(vit: VitInfo, model: nn.Module) -> Tensor:
+    """Zeros in place of the features of all tokens, to see what a head makes of them."""
+    weight = next(model.parameters())
+    return torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
 
 
 def unknown_part(module: nn.Module, children: Collection[str], tensors: Collection[str] = ()) -> str | None:

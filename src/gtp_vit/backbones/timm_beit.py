@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gtp_vit.backbones.parts import class_refusal
 from gtp_vit.backbones.timm_blocks import Kinds, attention_dropout, blocks_refusal
 from gtp_vit.backbones.timm_eva import ATTENTION, BLOCK, TimmEva, queries_keys_values
 from gtp_vit.backbones.timm_vit import MODEL
@@ -42,10 +43,8 @@ class TimmBeit(TimmEva):
 
     def refusal(self, model: Any) -> str | None:
         beit = sys.modules["timm.models.beit"]
-        if type(model) is not beit.Beit:
-            return f"{type(model).__name__} is a subclass of Beit whose forward may be its own"
         kinds = Kinds((beit.Block,), (beit.Attention,), BLOCK, ATTENTION | OF_BIAS)
-        around = self._model_refusal(model, {*MODEL, "rel_pos_bias"}, POOLS)
+        around = class_refusal(model, beit.Beit) or self._model_refusal(model, {*MODEL, "rel_pos_bias"}, POOLS)
         return around or self._tensors_refusal(model) or blocks_refusal(model.blocks, kinds)
 
     def any_size(self, model: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import project, split_heads, through
+from gtp_vit.backbones.parts import class_refusal, project, split_heads, through
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.backbones.timm_blocks import (
     Kinds,
@@ -45,10 +45,9 @@ class TimmEva(TimmViT):
 
     def refusal(self, model: Any) -> str | None:
         eva, layers = sys.modules["timm.models.eva"], sys.modules["timm.layers"]
-        if type(model) is not eva.Eva:
-            return f"{type(model).__name__} is a subclass of Eva whose forward may be its own"
         kinds = Kinds((eva.EvaBlock, eva.EvaBlockPostNorm), (eva.EvaAttention, layers.AttentionRope), BLOCK, ATTENTION)
-        around = self._model_refusal(model, {*MODEL, "rope"}) or self._tensors_refusal(model)
+        reason = class_refusal(model, eva.Eva) or self._model_refusal(model, {*MODEL, "rope"})
+        around = reason or self._tensors_refusal(model)
         return around or self._rotary_refusal(model) or blocks_refusal(model.blocks, kinds)
 
     def _tensors_refusal(self, model: Any) -> str | None:

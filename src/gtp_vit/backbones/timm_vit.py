@@ -18,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import check_images, is_overridden, project, quiet_copy, through
+from gtp_vit.backbones.parts import (
+    check_images,
+    class_refusal,
+    no_features,
+    plain_norm,
+    project,
+    quiet_copy,
+    through,
+)
 from gtp_vit.backbones.timm_blocks import (
     Kinds,
     attention_dropout,
@@ -60,10 +68,8 @@ class TimmViT(Backbone):
 
     def refusal(self, model: Any) -> str | None:
         models, vit = sys.modules["timm.models"], sys.modules["timm.models.vision_transformer"]
-        if type(model) not in (vit.VisionTransformer, models.VisionTransformerDistilled):
-            sharded = "; patch first, then shard" if type(model).__name__.startswith("FSDP") else ""
-            return f"{type(model).__name__} is a subclass of VisionTransformer whose forward may be its own{sharded}"
-        return self._model_refusal(model, MODEL) or self._blocks_refusal(model)
+        reason = class_refusal(model, vit.VisionTransformer, models.VisionTransformerDistilled)
+        return reason or self._model_refusal(model, MODEL) or self._blocks_refusal(model)
 
     def _model_refusal(
         self, model: Any, known: set[str], pools: set[str] = POOLS_OF_PREFIX | POOLS_OF_IMAGE
@@ -72,8 +78,6 @@ class TimmViT(Backbone):
         for name, child in model.named_children():
             if name not in known:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"
-        if is_overridden(model, hooks=False):
-            return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
         if not any(is_timm_layer(model.patch_embed, name) for name in EMBEDDINGS):
             return f"patch_embed is {type(model.patch_embed).__name__}; supported: {', '.join(EMBEDDINGS)}"
         if not isinstance(getattr(model, "patch_drop", None), nn.Identity | None):
@@ -121,10 +125,9 @@ class TimmViT(Backbone):
         )
 
     def output(self, model: Any) -> Output:
-        vit, weight = self.describe(model), next(model.parameters())
-        tokens = torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
+        vit = self.describe(model)
         with torch.no_grad():
-            shape = self.head(quiet_copy(model), tokens).shape
+            shape = self.head(quiet_copy(model), no_features(vit, model)).shape
         if len(shape) == 3:
             return Output("tokens", shape[2])
         if isinstance(model.head, nn.Identity) or shape[1] == 0:
@@ -200,10 +203,8 @@ class TimmViT(Backbone):
         return through(block.drop_path1, out)
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
-        norm = block.norm2
-        known = type(norm) is nn.LayerNorm or is_timm_layer(norm, "LayerNorm")
-        plain = known and norm.weight is not None and norm.bias is not None and not is_overridden(norm, hooks=True)
-        return norm if plain and not is_post_norm(block) else None
+        norm = plain_norm(block.norm2, {nn.LayerNorm, sys.modules["timm.layers"].LayerNorm})
+        return None if is_post_norm(block) else norm
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         out = mlp_output(block, x, normed)

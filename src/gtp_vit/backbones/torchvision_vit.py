@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
-from gtp_vit.backbones.parts import check_images, is_overridden, plain_norm, through, unknown_part
+from gtp_vit.backbones.parts import check_images, class_refusal, is_overridden, plain_norm, through, unknown_part
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.loop import run
@@ -56,11 +56,9 @@ class TorchvisionViT(Backbone):
 
     def refusal(self, model: Any) -> str | None:
         library = sys.modules["torchvision.models.vision_transformer"]
-        if type(model) is not library.VisionTransformer:
-            sharded = "; patch first, then shard" if type(model).__name__.startswith("FSDP") else ""
-            return f"{type(model).__name__} is a subclass of VisionTransformer whose forward may be its own{sharded}"
-        if is_overridden(model, hooks=False):
-            return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
+        reason = class_refusal(model, library.VisionTransformer)
+        if reason is not None:
+            return reason
         unknown = unknown_part(model, {"conv_proj", "encoder", "heads"}, {"class_token"})
         if unknown is not None:
             return f"the model's {unknown}"

@@ -58,9 +58,7 @@ def attention(
     return weigh(probs[:, :, :queries], v), statistics(probs, asked, heads, first)
 
 
-def fused(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """Torch's own attention, [B, Q, H D]. On a CPU in float32 at least, as the native kernel computes it."""
     dtype = v.dtype
     with full_precision(q) if q.is_cpu else nullcontext():
