@@ -116,10 +116,7 @@ def main() -> None:
             options.json.write_text(json.dumps(rows, indent=1) + "\n")
         own = [row for row in rows if row["model"] == name]
         for row in sorted(own[1:], key=lambda row: row["figures"]["head_kl"][0]):
-            shown = {
-                key: f"{row['figures'][key][0]:.4f}"
-                for key in ("head_kl", "distance", "neighbours", "knn", "channel_kl")
-            }
+            shown = {key: round(each[0], 4) for key, each in row["figures"].items()}
             print(name, f"{row['method']:20}", shown)
         for figure in ("distance", "channel_kl"):
             print(name, figure, "pairs in the other order than by the classifier's KL:", inversions(own, figure))
