@@ -120,7 +120,11 @@ def main(words: Sequence[str]) -> None:
         if flags.engine != "torch" or flags.scores or flags.unreduced:
             wrong = "--unreduced" if flags.unreduced else "--scores" if flags.scores else "--engine"
             raise GTPError(f"{Path(flags.model).name} has its own engine, method and output; leave out {wrong}")
-    else:
+    elif flags.engine != "torch":
+        check_precision(ENGINES[flags.engine], "f32")
+        if flags.device != "cpu":
+            raise GTPError(f"--device is {flags.device}; {flags.engine} runs on a CPU here, leave it out")
+    if not is_exported(flags.model):
         check_weights(flags)
     with distributed.group():
         _embed(flags, output, chosen, words)
@@ -169,10 +173,6 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
 @contextlib.contextmanager
 def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
     """A model, reduced or not, in torch or exported to an engine for a while."""
-    if flags.engine != "torch":
-        check_precision(ENGINES[flags.engine], "f32")
-        if flags.device != "cpu":
-            raise GTPError(f"--device is {flags.device}; {flags.engine} runs on a CPU here, leave it out")
     model = make_model(flags)
     if not flags.scores:
         remove_classifier(model)

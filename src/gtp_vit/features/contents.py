@@ -12,6 +12,7 @@ from typing import Any
 from gtp_vit.errors import GTPError, first_line
 from gtp_vit.features.shards import FORMATS, Shard, fingerprint, format_of, read_about
 from gtp_vit.runs import distributed
+from gtp_vit.runs.files import write_atomically
 from gtp_vit.runs.journal import RESTART, differences
 
 VERSION = 1  # of the manifest and of shards
@@ -109,6 +110,11 @@ def make_manifest(
             for key in ("unreadable", "not_finite")
         },
     }
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Replace the manifest by this one."""
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def read_embeddings(folder: str | Path) -> Iterator[Shard]:

@@ -166,7 +166,9 @@ def check_output(output: Output) -> None:
 def dataset_of(model: nn.Module, images: Any) -> Any:
     """Images of any kind as a data set with names and places."""
     if isinstance(images, (str, Path)):
-        return open_images(model, DataSettings(data_dir=Path(images), split="", labels=False))
+        height, width = host_of(model).inputs.size
+        size = height if height == width else None  # a model for any size is not for that of its weights alone
+        return open_images(model, DataSettings(data_dir=Path(images), split="", img_size=size, labels=False))
     if isinstance(images, Tensor):
         inputs = host_of(model).inputs
         if images.ndim != 4 or images.shape[1] != inputs.channels:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtp_vit.features.contents import MANIFEST, VERSION, finished_shards, make_manifest, name_of, prepare
+from gtp_vit.features.contents import VERSION, finished_shards, make_manifest, name_of, prepare, write_manifest
 from gtp_vit.features.embed import Embedded, Embedder
 from gtp_vit.features.shards import FORMATS, Shard, fingerprint
 from gtp_vit.inputs.data import Batch, ImageFiles, ImageStream, InMemory, batches, planned_batches
@@ -93,7 +93,10 @@ def embed_to_folder(
         work = _Work(folder, embedder, run, form, shard_size, has_labels(dataset), time.perf_counter())
         todo = _own_batches(dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda")
         total = len(dataset) if hasattr(dataset, "__len__") else None
-        _work_together(work, todo, sum(about["images"] for about in finished.values()), total, progress)
+        done = sum(about["images"] for about in finished.values())
+        if distributed.is_first() and done != total:
+            write_manifest(folder, {"version": VERSION, "finished": False, "run": run})
+        _work_together(work, todo, done, total, progress)
         every = finished | {
             number: about for part in distributed.gather(work.written) for number, about in part.items()
         }
@@ -101,8 +104,7 @@ def embed_to_folder(
         if not distributed.is_first():
             return None
         manifest = make_manifest(run, every, form, classes_of(dataset), total)
-        with explained(folder / MANIFEST):
-            write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        write_manifest(folder, manifest)
     return Written(folder, manifest, images, time.perf_counter() - work.begin)
 
 
@@ -209,21 +211,19 @@ def _first_place(batch: Batch) -> int:
 
 @contextlib.contextmanager
 def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
-    """The folder for this run alone: checked, or emptied of what is ours; its manifest says that it is unfinished."""
+    """The folder for this run alone: checked, or emptied of what is ours."""
     lock = None
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if distributed.is_first():
         lock = Lock(folder / ".lock")
-        prepare(folder, run, restart)
     try:
+        if distributed.is_first():
+            prepare(folder, run, restart)
         distributed.gather(None)  # the others begin when this is done; what they find is on a disk of their own
         if not distributed.is_first():
             prepare(folder, run, restart)
         distributed.gather(None)
-        if distributed.is_first() and not (folder / MANIFEST).exists():
-            begun = {"version": VERSION, "finished": False, "run": run}
-            write_atomically(folder / MANIFEST, json.dumps(begun, indent=1) + "\n")
         yield
     finally:
         if lock is not None:
