@@ -4,7 +4,7 @@
     python benchmarks/embedding.py --no-speed
 
 Speed: writing a folder of embeddings against the bare loop over the same batches, interleaved; once with images in
-memory (`model(batch)` and nothing else), once with images in files, read by as many workers in both (a plain DataLoader,
+memory (`model(batch)` and nothing else), once with images in files, read by as many workers in both (a DataLoader,
 whose reading overlaps with the model). All that the command does once it runs is in it: names, checks, files.
 Memory: resident memory of the process and of its readers while 20,000 generated pictures are embedded.
 """
