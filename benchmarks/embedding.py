@@ -31,7 +31,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from gtp_vit import create_model, patch
-from gtp_vit.features.embed import Embedder
+from gtp_vit.features.embedder import Embedder
 from gtp_vit.features.folder import embed_to_folder
 from gtp_vit.inputs.data import DataSettings, InMemory, open_images
 from gtp_vit.measure.benchmark import against, interleave

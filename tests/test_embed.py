@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import families
-from gtp_vit import GTP, GTPError, embed, patch, read_embeddings
+from gtp_vit import GTP, GTPError, ToMe, embed, patch, read_embeddings
 from gtp_vit.backbones.headless import remove_classifier
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.backbone import Output
-from gtp_vit.features import embed as embedding
+from gtp_vit.features import embedder as embedding
 from gtp_vit.features.folder import embed_to_folder
 from gtp_vit.inputs import tars
 from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_images
@@ -94,7 +94,7 @@ def test_the_files_have_the_features_names_and_labels_of_all_images(folder, alon
     assert sorted(path.name for path in alone.iterdir())[:-1] == [entry["file"] for entry in manifest["shards"]]
     assert (manifest["finished"], manifest["images"], manifest["embedded"]) == (True, COUNT, COUNT - 1)
     assert manifest["classes"] == [f"class{number}" for number in range(4)]
-    assert manifest["run"]["output"] == {"kind": "features", "width": 64}
+    assert manifest["run"]["output"] == {"kind": "features", "shape": [64], "grid": None}
     ((place, name),) = [(entry["place"], entry["image"]) for entry in manifest["unreadable"]]
     assert name.startswith("class1/5.png: cannot identify image file")
     model = model_of(folder)
@@ -161,7 +161,7 @@ def test_an_interrupted_run_resumes_and_is_not_read_before_it_has_finished(
 SCRIPT = """
 import os, signal, sys
 from gtp_vit.cli.app import main
-from gtp_vit.features import embed, folder
+from gtp_vit.features import embedder, folder
 from gtp_vit.runs import distributed
 
 folder.SECONDS_BETWEEN_REPORTS = 0.01
@@ -169,7 +169,7 @@ first, second = sys.argv[1:3]
 with distributed.group():
     whole = main([*sys.argv[3:], "--output", first])
     assert whole == (3 if distributed.is_first() else 0), whole
-    run, calls = embed.Embedder._run, []
+    run, calls = embedder.Embedder._run, []
 
     def die(*arguments):
         calls.append(1)
@@ -177,7 +177,7 @@ with distributed.group():
             os.kill(os.getpid(), signal.SIGKILL)
         return run(*arguments)
 
-    embed.Embedder._run = die
+    embedder.Embedder._run = die
     sys.exit(main([*sys.argv[3:], "--output", second]))
 """
 
@@ -360,7 +360,9 @@ def test_a_folder_without_folders_and_what_can_be_stored(folder, tmp_path, capsy
     ("more", "message"),
     [
         (["--unreduced"], "--unreduced leaves out every method"),
-        (["--shard-size", "0"], "--shard-size is 0"),
+        (["--shard-size", "-1"], "--shard-size is -1"),
+        (["--patches", "--scores"], "--patches and --scores are two different outputs"),
+        (["--patches", "--engine", "onnxruntime"], "--patches are from inside; leave out --engine"),
         (["--batch-size", "0"], "--batch-size is 0"),
         (["--dataset", "hfds/x"], "which split of hfds/x? Give --split"),
         (["--engine", "onnxruntim"], "did you mean 'onnxruntime'?"),
@@ -412,6 +414,30 @@ def test_in_python_batches_come_one_by_one(workers):
     probe = nn.Linear(24, 2)
     probe(tensors[0].embeddings).sum().backward()  # they may be trained on
     assert probe.weight.grad is not None
+
+
+@pytest.mark.parametrize("form", ["safetensors", "parquet"])
+def test_patches_are_restored_and_unreduced_ones_are_the_models_own(folder, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    more = ["--patches", "--unreduced", "--limit", "4", "--format", form]
+    words = [word for word in words_for(folder, tmp_path, *more) if word not in ("--method", "gtp", "--propagate", "2")]
+    assert main(words) == Exit.OK
+    (found,) = read_embeddings(tmp_path)
+    model = model_of(folder)
+    dataset = open_images(model, DataSettings(data_dir=folder / "images", split="", img_size=64))
+    images = torch.stack([dataset[place].image for place in range(4)])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.from_numpy(found.embeddings), model.forward_features(images)[:, 1:], rtol=0, atol=1e-5
+        )
+    assert json.loads((tmp_path / "manifest.json").read_text())["run"]["output"]["grid"] == [4, 4]
+    fast = patch(model, ToMe(r=2), restore=True)
+    (part,) = embed(fast, images, patches=True, normalise=True)
+    assert part.embeddings.shape == (4, 16, 64)
+    torch.testing.assert_close(part.embeddings.norm(dim=2), torch.ones(4, 16))
+    with pytest.raises(GTPError, match="patched with restore=True"):
+        embed(patch(model, ToMe(r=2)), images, patches=True)
 
 
 def test_in_python_a_folder_and_wrong_images(folder):

@@ -33,12 +33,13 @@ from gtp_vit.engines.export import export
 from gtp_vit.engines.loaded import ExportedModel
 from gtp_vit.errors import GTPError, Incomplete, check_range
 from gtp_vit.features.contents import MANIFEST
-from gtp_vit.features.embed import KINDS, Embedder, check_output
+from gtp_vit.features.embedder import Embedder
 from gtp_vit.features.folder import Written, embed_to_folder
 from gtp_vit.features.shards import FORMATS
 from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
 from gtp_vit.inputs.libraries import public_name
 from gtp_vit.measure.identity import identity, images_identity
+from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import host_of, patch
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import check_writable
@@ -75,14 +76,17 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     """Leave the model as it is, for comparison."""
     scores: bool = False
     """Of a classifier, the scores of its classes instead of its features."""
+    patches: bool = False
+    """Features of all patches, row by row, instead of one vector for an image; those of removed tokens are restored."""
     normalise: bool = False
-    """Scale every embedding to length 1."""
+    """Scale every vector to length 1."""
     dtype: Literal["float32", "float16"] = "float32"
     """Of the numbers that are stored; the model computes in its own precision."""
     format: Literal["safetensors", "parquet"] = "safetensors"
     """Of the files. Parquet needs pyarrow: pip install 'gtp-vit[parquet]'."""
-    shard_size: int = 4096
-    """Images in a file, rounded up to whole batches. A run that is killed repeats at most the file it was at."""
+    shard_size: int = 0
+    """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
+    most the file it was at."""
     engine: Literal["torch", "onnxruntime", "openvino"] = "torch"
     """Where the model runs. Engines other than torch run a file of it, which is exported first and then deleted; keep
     one with gtp-vit export, and name it in place of the model."""
@@ -112,14 +116,19 @@ def main(words: Sequence[str]) -> None:
         raise GTPError("--output is missing; give the folder to write to")
     if output.exists() and not output.is_dir():
         raise GTPError(f"--output is {output}, which is a file; give a folder")
-    check_range("--shard-size", flags.shard_size, 1, LARGEST_SHARD, whole=True)
+    check_range("--shard-size", flags.shard_size, 0, LARGEST_SHARD, whole=True)
     check_reading(flags)
     FORMATS[flags.format].check_installed()
     flags = dataclasses.replace(flags, split=_split(flags))
+    if flags.patches and flags.scores:
+        raise GTPError("--patches and --scores are two different outputs; leave one of them out")
+    if flags.patches and flags.engine != "torch":
+        raise GTPError(f"{flags.engine} runs a model as a whole, and --patches are from inside; leave out --engine")
     if is_exported(flags.model):
-        if flags.engine != "torch" or flags.scores or flags.unreduced:
-            wrong = "--unreduced" if flags.unreduced else "--scores" if flags.scores else "--engine"
-            raise GTPError(f"{Path(flags.model).name} has its own engine, method and output; leave out {wrong}")
+        given = {"--engine": flags.engine != "torch", "--scores": flags.scores, "--unreduced": flags.unreduced}
+        wrong = [flag for flag, is_given in {**given, "--patches": flags.patches}.items() if is_given]
+        if wrong:
+            raise GTPError(f"{Path(flags.model).name} has its own engine, method and output; leave out {wrong[0]}")
     elif flags.engine != "torch":
         check_precision(ENGINES[flags.engine], "f32")
         if flags.device != "cpu":
@@ -148,7 +157,8 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
             if is_exported(flags.model)
             else _from_model(flags, chosen)
         )
-        shard_size = -(-flags.shard_size // flags.batch_size) * flags.batch_size
+        wanted = flags.shard_size or (128 if flags.patches else 4096)
+        shard_size = -(-wanted // flags.batch_size) * flags.batch_size
         _warn_of_idle_processes(source.dataset, shard_size)
         first = distributed.is_first()
         progress = stack.enter_context(render.progress("embedding", "{task.fields[best]}")) if first else None
@@ -176,11 +186,13 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
     model = make_model(flags)
     if not flags.scores:
         remove_classifier(model)
-    output: Any = host_of(model).output
-    check_output(output)
-    dataset = make_dataset(flags, model, labels=False)
     method = None if flags.unreduced else chosen.for_model(model)
-    runs = model if method is None else patch(model, method)
+    if flags.patches and method is None:
+        method = Identity()
+    runs = model if method is None else patch(model, method, restore=flags.patches)
+    output = None if flags.patches else host_of(model).output
+    embedder = Embedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
+    dataset = make_dataset(flags, model, labels=False)
     own = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
     known = identity(public_name(flags.model), {"": runs}, dataset, **own)
     title = f"{public_name(flags.model)} {'unreduced' if method is None else f'with {method}'}"
@@ -191,16 +203,18 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
             path = Path(folder) / f"model{engine.suffix}"
             export(runs, path)
             runs = ExportedModel(path, "f32", flags.threads)
-        yield Source(Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype), dataset, known, title)
+            embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
+        yield Source(embedder, dataset, known, title)
 
 
 @contextlib.contextmanager
 def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
     """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
     about = file.about
-    output = Output(about["output"]["kind"], about["output"]["width"])
-    check_output(output)
     check_precision(engine_of(file.path), about["precision"])
+    runs = ExportedModel(file.path, about["precision"], flags.threads)
+    output = Output(about["output"]["kind"], about["output"]["width"])
+    embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
     dataset = _images_for(dataclasses.replace(flags, model=about["model"]), file)
     known = {
         "version": __version__,
@@ -209,8 +223,6 @@ def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
         **file.settings(),
         **images_identity(dataset),
     }
-    runs = ExportedModel(file.path, about["precision"], flags.threads)
-    embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
     yield Source(embedder, dataset, known, file.path.name)
 
 
@@ -247,12 +259,11 @@ def _warn_of_idle_processes(dataset: Any, shard_size: int) -> None:
 
 def _answer(flags: Embed, source: Source, found: Written) -> None:
     """Say what was written; the exit code says whether something is missing."""
-    manifest, output = found.manifest, source.embedder.output
-    assert output is not None
+    manifest = found.manifest
     rate = f"{found.images / found.seconds:.1f}" if found.images else "-"
     columns = ["embedding", "images", "embedded", "files", "new", "images/s"]
     counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), found.images]
-    row = [f"{KINDS[output.kind]}, {output.width} numbers, {flags.dtype}", *map(str, counts), rate]
+    row = [f"{source.embedder.kind}, {flags.dtype}", *map(str, counts), rate]
     text = f"Written: {found.folder / MANIFEST} and {len(manifest['shards'])} files beside it"
     result = {"flags": flags, "seconds": found.seconds, "new": found.images, "manifest": manifest}
     answer(flags, result, (source.title, columns, [row]), text=text)

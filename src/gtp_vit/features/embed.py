@@ -1,22 +1,18 @@
-"""embed: the embeddings of a model, batch by batch, with the names of the images.
-
-Shapes: B images that could be read and whose embedding is finite, C numbers in an embedding.
-"""
+"""embed: the embeddings of a model, batch by batch, with the names of the images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from gtp_vit.core.backbone import Output, main_output
-from gtp_vit.errors import BadInput, BadSetting, GTPError, UnsupportedBackbone, check_range, first_line, shown
+from gtp_vit.errors import BadInput, GTPError, check_range, first_line
+from gtp_vit.features.embedder import Embedded, Embedder
 from gtp_vit.inputs.data import (
-    Batch,
     DataSettings,
     ImageFiles,
     ImageStream,
@@ -26,24 +22,8 @@ from gtp_vit.inputs.data import (
     open_images,
     planned_batches,
 )
-from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.patch import host_of
 from gtp_vit.runs import distributed
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
-# What a model returns, in words.
-KINDS = {"features": "pooled features", "embedding": "image embedding", "classes": "class scores"}
-
-
-class Embedded(NamedTuple):
-    """The embeddings of a batch; images without one are apart."""
-
-    places: Tensor  # [B] places in the data set
-    names: tuple[str, ...]  # B file names
-    embeddings: Tensor  # [B, C] on the CPU
-    labels: Tensor  # [B]; -1 = there is none
-    unreadable: dict[int, str]  # place -> name and why
-    not_finite: dict[int, str]  # place -> name and what the model returned for it
 
 
 def embed(
@@ -52,6 +32,7 @@ def embed(
     *,
     batch_size: int = 64,
     workers: int = 2,
+    patches: bool = False,
     normalise: bool = False,
     dtype: str = "float32",
 ) -> Iterator[Embedded]:
@@ -71,12 +52,14 @@ def embed(
             width]; or a data set of such, alone or first in a tuple with their label.
         batch_size: images at a time.
         workers: processes that read images.
-        normalise: scale every embedding to length 1.
+        patches: the normed features of all patches, [B, patches, C] row by row, instead of one vector; of a model that
+            was patched with restore=True.
+        normalise: scale every vector to length 1.
         dtype: float32 or float16.
     """
     check_range("batch_size", batch_size, 1, 65536, whole=True)
     check_range("workers", workers, 0, 256, whole=True)
-    embedder = Embedder(model, normalise=normalise, dtype=dtype)
+    embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
     dataset = dataset_of(model, images)
     if isinstance(dataset, ImageStream):
         return map(embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.share()))
@@ -84,83 +67,6 @@ def embed(
     count = len(dataset)
     plan = [range(begin, min(begin + batch_size, count)) for begin in range(0, count, batch_size)][rank::processes]
     return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))
-
-
-class Embedder:
-    """From a batch of images to their embeddings."""
-
-    def __init__(
-        self, model: nn.Module, *, output: Output | None = None, normalise: bool = False, dtype: str = "float32"
-    ) -> None:
-        """`output` is what the model returns, where it cannot be asked: an exported file."""
-        if dtype not in DTYPES:
-            raise BadSetting(f"dtype is {shown(dtype)}; it must be {' or '.join(DTYPES)}")
-        self.model, self.normalise, self.dtype = model, normalise, dtype
-        self.output = output or _output_of(model)
-        if self.output is not None:
-            check_output(self.output)
-        weight = next(model.parameters(), torch.zeros(0))  # an exported file has none
-        self.device, self.precision = weight.device, weight.dtype
-
-    def __call__(self, batch: Batch) -> Embedded:
-        found = self._run(batch.images).clone()  # a tensor of inference mode could not be trained on
-        stored = found.to(DTYPES[self.dtype])
-        finite = stored.isfinite().all(dim=1)
-        good = finite.nonzero().flatten().tolist()
-        bad = {
-            int(batch.place[index]): f"{batch.names[index]}: {self._problem(found[index])}"
-            for index in (~finite).nonzero().flatten().tolist()
-        }
-        names = tuple(batch.names[index] for index in good)
-        return Embedded(batch.place[good], names, stored[good], batch.labels[good], batch.unreadable, bad)
-
-    @torch.inference_mode()
-    def _run(self, images: Tensor) -> Tensor:
-        if not len(images):
-            return torch.zeros(0, 0 if self.output is None else self.output.width)
-        with eval_mode(self.model):
-            returned = self.model(images.to(self.device, self.precision, non_blocking=True))
-        found = main_output(returned, "features" if self.output is None else self.output.kind)
-        what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(images):
-            raise BadSetting(f"the model returns {what} for {len(images)} images; an embedding is one vector for each")
-        if self.output is None:
-            self.output = Output("features", found.shape[1])
-        if found.shape[1] != self.output.width:
-            raise BadSetting(
-                f"the model returns {what} for {len(images)} images, and {self.output.width} numbers before"
-            )
-        found = found.float().cpu()
-        return found / found.norm(dim=1, keepdim=True) if self.normalise else found
-
-    def _problem(self, found: Tensor) -> str:
-        """Why a vector cannot be stored."""
-        if bool(found.isfinite().all()):
-            return f"it has numbers up to {float(found.abs().max()):.3g}, and float16 ends at 65504; store float32"
-        return f"its embedding is not finite{', or is zero and has no direction' if self.normalise else ''}"
-
-
-def _output_of(model: nn.Module) -> Output | None:
-    """What a model returns; None for other modules, e.g. a compiled one: then the first batch tells."""
-    try:
-        output = host_of(model).output
-    except UnsupportedBackbone:
-        return None
-    if output is None:
-        raise UnsupportedBackbone(
-            f"{type(model).__name__} takes more than images; give the part of it that embeds images: for CLIP "
-            "CLIPVisionModelWithProjection (the commands do so by themselves: hf:NAME), for open_clip model.visual"
-        )
-    return output
-
-
-def check_output(output: Output) -> None:
-    """Refuse models without one vector for an image."""
-    if output.kind == "tokens":
-        raise BadSetting(
-            f"the model has an output for every token, {output.width} numbers each, and an embedding is one vector for "
-            "an image; create it with pooling, e.g. global_pool='token' or 'avg'"
-        )
 
 
 def dataset_of(model: nn.Module, images: Any) -> Any:

@@ -8,6 +8,7 @@ written whole or not at all and says which images it covers: the files themselve
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit.features.contents import VERSION, finished_shards, make_manifest, name_of, prepare, write_manifest
-from gtp_vit.features.embed import Embedded, Embedder
+from gtp_vit.features.embedder import Embedded, Embedder
 from gtp_vit.features.shards import FORMATS, Shard, fingerprint
 from gtp_vit.inputs.data import Batch, ImageFiles, ImageStream, InMemory, batches, planned_batches
 from gtp_vit.inputs.rows import Rows
@@ -83,8 +84,9 @@ def embed_to_folder(
     Returns the result in the first process, None in the others.
     """
     assert shard_size % batch_size == 0
-    assert embedder.output is not None
-    settings = {"output": embedder.output._asdict(), "normalise": embedder.normalise, "stored": embedder.dtype}
+    assert embedder.kind is not None
+    kind = dataclasses.asdict(embedder.kind)
+    settings = {"output": kind, "normalise": embedder.normalise, "stored": embedder.dtype}
     layout = {"format": form, "batch_size": batch_size, "shard_size": shard_size}
     run = json.loads(json.dumps({**run, **settings, **layout}))
     distributed.check_same("weights, images or settings", run)

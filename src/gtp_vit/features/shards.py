@@ -3,7 +3,7 @@
 Both say in their metadata under `gtp_vit`, as JSON, what they hold, so a file that is alone can still be understood
 and a file of another run is recognised. The same content gives the same bytes.
 
-Shapes: N images, C numbers in an embedding.
+Shapes: N images, C numbers in an embedding; [N, C] is [N, patches, C] of patches.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Safetensors(Format):
 
 
 class Parquet(Format):
-    """Columns `name`, `place`, `embedding` (a list of fixed length) and `label`."""
+    """Columns `name`, `place`, `embedding` (a list of fixed length, of patches one behind the other) and `label`."""
 
     name = "parquet"
     suffix = ".parquet"
@@ -121,7 +121,7 @@ class Parquet(Format):
         import pyarrow
         from pyarrow import parquet
 
-        width = shard.embeddings.shape[1]
+        width = int(np.prod(shard.embeddings.shape[1:]))
         vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(shard.embeddings.reshape(-1)), width)
         columns = {"name": pyarrow.array(shard.names, pyarrow.string()), "place": shard.places, "embedding": vectors}
         if shard.labels is not None:
@@ -146,7 +146,7 @@ class Parquet(Format):
         return Shard(
             tuple(table["name"].to_pylist()),
             table["place"].to_numpy(),
-            vectors.flatten().to_numpy(zero_copy_only=False).reshape(len(table), vectors.type.list_size),
+            vectors.flatten().to_numpy(zero_copy_only=False).reshape(len(table), *_shape(about)),
             table["label"].to_numpy() if "label" in table.column_names else None,
             {} if about is None else about,
         )
@@ -179,6 +179,11 @@ def read_about(path: Path) -> dict[str, Any]:
 def fingerprint(embeddings: Array) -> str:
     """A hash of the vectors, for finding out whether a file is still what was written."""
     return hashlib.sha256(embeddings.tobytes()).hexdigest()[:16]
+
+
+def _shape(about: dict[str, Any] | None) -> list[int]:
+    """Of one image's vectors, which Parquet stores as one list."""
+    return [-1] if about is None else about["run"]["output"]["shape"]
 
 
 def _about(metadata: dict[str, str]) -> dict[str, Any] | None:
