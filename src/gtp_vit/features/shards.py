@@ -145,9 +145,12 @@ class Parquet(Format):
         about = _about({key.decode(): value.decode() for key, value in table.schema.metadata.items()})
         return Shard(
             tuple(table["name"].to_pylist()),
-            table["place"].to_numpy(),
-            vectors.flatten().to_numpy(zero_copy_only=False).reshape(len(table), *_shape(about)),
-            table["label"].to_numpy() if "label" in table.column_names else None,
+            table["place"].to_numpy().copy(),
+            vectors.flatten()
+            .to_numpy(zero_copy_only=False)
+            .reshape(len(table), *_shape(about))
+            .copy(),  # may be changed
+            table["label"].to_numpy().copy() if "label" in table.column_names else None,
             {} if about is None else about,
         )
 
