@@ -47,6 +47,7 @@ from gtp_vit import (
     export,
     macs,
     patch,
+    read_embeddings,
     read_recipe,
     trace,
 )
@@ -844,6 +845,23 @@ def test_a_file_is_evaluated_as_its_method_is_in_torch(tmp_path, fashion, capsys
     assert ours["kl"] > 1e-3  # it is reduced
     assert json.loads(results.read_text())[1]["kl"] == ours["kl"]
     assert FILE in page.read_text()
+
+
+@needs_onnxruntime
+def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashion, fast, images, monkeypatch, capsys):
+    words = ["--limit", "9", "--batch-size", "4", "--output"]
+    assert main(["embed", str(fashion / FILE), *words, str(tmp_path / "file")]) == Exit.OK
+    (found,) = read_embeddings(tmp_path / "file")
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.from_numpy(found.embeddings), fast(images[:9]), rtol=0, atol=1e-3)
+    # --engine makes such a file by itself; here it is made already
+    monkeypatch.setattr("gtp_vit.cli.embed.export", lambda model, path: shutil.copy(fashion / FILE, path))
+    assert main(["embed", "--scores", "--engine", "onnxruntime", *words, str(tmp_path / "engine")]) == Exit.OK
+    (same,) = read_embeddings(tmp_path / "engine")
+    assert np.array_equal(found.embeddings, same.embeddings)
+    capsys.readouterr()
+    assert main(["embed", str(fashion / FILE), "--scores", *words, str(tmp_path / "x")]) == Exit.USAGE
+    assert "has its own engine, method and output; leave out --scores" in capsys.readouterr().err
 
 
 @each_engine

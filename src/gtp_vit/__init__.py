@@ -6,6 +6,8 @@ from gtp_vit.core.reducer import Method as Method
 from gtp_vit.engines.export import export as export
 from gtp_vit.errors import GTPError as GTPError
 from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
+from gtp_vit.features.contents import read_embeddings as read_embeddings
+from gtp_vit.features.embed import embed as embed
 from gtp_vit.inputs.models import create_model as create_model
 from gtp_vit.inputs.pretrained import load_pretrained as load_pretrained
 from gtp_vit.inputs.processors import fit_processor as fit_processor

@@ -47,7 +47,10 @@ FIELDS = {"classes": "logits", "features": "pooler_output", "embedding": "image_
 
 def main_output(returned: Any, kind: str) -> Any:
     """What a model returned, or of several things the one that its `Output.kind` means."""
-    return returned if isinstance(returned, Tensor) else getattr(returned, FIELDS[kind], returned)
+    if isinstance(returned, Tensor):
+        return returned
+    scores = getattr(returned, FIELDS["classes"], returned)  # a classifier without classes returns its features there
+    return getattr(returned, FIELDS[kind], scores if kind == "features" else returned)
 
 
 class Backbone(Protocol):
