@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gtp_vit import kernels
-from gtp_vit.core.attention import Ask, Projections, attend, first_look
+from gtp_vit.core.attention import Ask, Projections, attend, attention_map, first_look
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
-from gtp_vit.kernels import Kernels
+from gtp_vit.kernels import Kernels, twins
 from gtp_vit.tensors import behind_prefix
 
 
@@ -117,6 +117,12 @@ def attention_part(
         return Half(tokens.but(x=backbone.run_block(block, layer, tokens)), whole=True)
     ask = ask or Ask()
     prefix, ops = tokens.prefix, tokens.ops
+    if ask.look:
+        tokens, probs = reducer.look(layer, tokens, attention_map(backbone.looks(block, layer, tokens), weights))
+        if probs is not None:
+            out = twins.weigh(probs[:, :, :prefix] if last else probs, backbone.values(block, layer, tokens))
+            return Half((tokens.prefix_only() if last else tokens).add(backbone.attention_branch(block, out)))
+        ask, weights = Ask(), reducer.key_weights(tokens)
     if last:
         # Removing tokens here could not change the prefix tokens, so none are removed and no statistics are needed. An
         # edit of the map still is: it changes what the prefix tokens see.

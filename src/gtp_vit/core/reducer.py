@@ -42,13 +42,15 @@ class Step(NamedTuple):
     rows: int  # get an output of attention
     mlp: int  # go through the MLP
     after: int  # are left after the layer
+    looked: int = 0  # have queries and keys before that, for a map that decides which are left
+    again: bool = True  # of those that are left, are queries, keys and map computed again? Else the map is reused.
 
 
 class Reducer(nn.Module):
     """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model.
 
-    In each layer: `before`, then attention as `ask` says (with `choose` in the middle of it if it says so), `reduce`,
-    the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
+    In each layer: `before`, then attention as `ask` says (with `choose` or `look` in the middle of it if it says so),
+    `reduce`, the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
     """
 
     edits_map = False  # does `ask` ever edit the attention map?
@@ -99,6 +101,13 @@ class Reducer(nn.Module):
 
     def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
         """Called if `ask` has `choose`: indices [B, K] of the image tokens that stay, and those tokens."""
+        raise NotImplementedError
+
+    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Tensor | None]:
+        """Called if `ask` has `look`, with the layer's map [B, H, N, N]: the tokens that are left, and their map.
+
+        None in place of the map: attention computes it again.
+        """
         raise NotImplementedError
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
