@@ -1,5 +1,6 @@
 """Our rivals of GTP reproduce the outputs of their original implementations."""
 
+import copy
 import itertools
 
 import pytest
@@ -412,7 +413,8 @@ LATE_RIVALS = [
 @KERNELS
 @pytest.mark.parametrize("name", LATE_RIVALS)
 def test_mctf_pitome_tofu_and_atc(golden, deit_tiny, images, name, kernels):
-    entry, kind = golden[name], name.split("_")[0]
+    kind = name.split("_")[0]
+    entry = golden[name] if name != "pitome_00" else without_the_tie(golden[name])
     method = OF_SETTINGS[kind](entry["settings"])
     compare_macs(entry, deit_tiny, method)
     compare_logits(entry, deit_tiny, method, images, kernels)
@@ -421,6 +423,21 @@ def test_mctf_pitome_tofu_and_atc(golden, deit_tiny, images, name, kernels):
         sequence = first_patches(last) + 1
         compared = entry["comparison"]["compare_images"]
         assert torch.equal(sequence[compared], entry["data"]["final_sequence"][compared, 1:].long())
+
+
+def without_the_tie(entry):
+    """In layer 4 two energies of image 7 differ by 5e-8, less than float32 rounds: our kernels choose differently."""
+    images = [image for image in entry["comparison"]["compare_images"] if image != 7]
+    return {**entry, "comparison": {**entry["comparison"], "compare_images": images}}
+
+
+def test_pitome_in_float64(golden, deit_tiny, images):
+    """Where nothing is rounded away the tie is none."""
+    entry = golden["pitome_00"]
+    assert 7 in entry["comparison"]["compare_images"]
+    double, method = copy.deepcopy(deit_tiny).double(), pitome_of(entry["settings"])
+    compare_logits(entry, double, method, images.double(), "torch")
+    compare_partition(entry, double, images.double(), method, "torch")
 
 
 def test_every_golden_of_the_rivals_is_compared(golden):
