@@ -9,6 +9,7 @@ Shapes: B batch, M image tokens, r merged pairs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -72,8 +73,13 @@ class PiToMe(Method):
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> PiToMe:
-        """Settings that keep the same share in every layer."""
-        return cls(r=f"ratio:{share_at(strength)}")
+        """Settings that keep the same share in every layer, rounded so that more strength never leaves more tokens."""
+        rate, left, plan = share_at(strength), vit.image_tokens, []
+        for layer in range(vit.depth):
+            after = max(math.ceil(vit.image_tokens * rate ** (layer + 1)), left - mergeable(left))
+            plan.append(left - after)
+            left = after
+        return cls(r=tuple(plan))
 
 
 class PiToMeReducer(Reducer):
