@@ -10,6 +10,7 @@ import families
 from gtp_vit import Method, patch
 from gtp_vit.core.attention import STATISTICS, Ask, Projections, attend
 from gtp_vit.core.reducer import Reducer
+from gtp_vit.kernels import twins
 from gtp_vit.paper.sparsity import Sparsify
 
 
@@ -80,6 +81,7 @@ class Probe(Method):
         reducer = Reducer(vit)
         reducer.ask = lambda layer, tokens: Ask(self.statistics, look=self.look)
         reducer.look = lambda layer, tokens, probs: (tokens, probs)
+        reducer.weigh = lambda probs, v, queries: twins.weigh(probs[:, :, :queries], v)
         return reducer
 
 

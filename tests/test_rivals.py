@@ -32,7 +32,7 @@ from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
 from gtp_vit.methods.atc import LINKAGES, cluster
 from gtp_vit.methods.ats import sample
-from gtp_vit.methods.mctf import largest, match_both_ways, merge_map
+from gtp_vit.methods.mctf import Seen, by_largest_rows, by_merged_map, largest, match_both_ways
 from gtp_vit.methods.pitome import match_by_energy
 from gtp_vit.methods.trilevel import strongest
 
@@ -140,16 +140,18 @@ def test_mctf_sums_columns_and_averages_rows_of_the_map():
     torch.manual_seed(0)
     probs = torch.rand(1, 2, 5, 5).softmax(dim=-1)
     pairs = Pairs(kept=tensor([[3, 0]]), gone=tensor([[1, 2]]), target=tensor([[1, 1]]))  # of image tokens 1 .. 4
-    weights, retain, size = average(pairs, tensor([[1.0, 2.0, 5.0, 1.0]]))
-    found = merge_map(probs, 1, pairs, (weights, retain, size))
+    weights, retain, _ = average(pairs, tensor([[1.0, 2.0, 5.0, 1.0]]))
+    v = torch.randn(1, 2, 3, 4)  # of the class token, image token 3, and the group
+    seen = Seen(probs, 1, pairs, weights, retain)
     groups = [[0], [4], [1, 2, 3]]
     columns = torch.stack([probs[..., group].sum(-1) for group in groups], dim=-1)
     share = tensor([1.0, 2.0, 5.0])[:, None] / 8
     rows = [columns[:, :, 0], columns[:, :, 4], (columns[:, :, 1:4] * share).sum(2)]
-    torch.testing.assert_close(found, torch.stack(rows, dim=2))
-    torch.testing.assert_close(found.sum(dim=-1), torch.ones(1, 2, 3))
-    rows[2] = columns[:, :, 1:4].amax(2)
-    torch.testing.assert_close(merge_map(probs, 1, pairs, None), torch.stack(rows, dim=2))
+    largest_rows = [*rows[:2], columns[:, :, 1:4].amax(2)]
+    for found, wanted in ((by_merged_map, rows), (by_largest_rows, largest_rows)):
+        out = (torch.stack(wanted, dim=2) @ v).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(found(seen, v, None), out)
+        torch.testing.assert_close(found(seen, v, 1), out[:, :1])
     x = torch.randn(1, 5, 3)
     torch.testing.assert_close(largest(x, 1, pairs)[0, 2], x[0, 1:4].amax(0))
 

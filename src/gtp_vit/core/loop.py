@@ -20,7 +20,7 @@ from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
-from gtp_vit.kernels import Kernels, twins
+from gtp_vit.kernels import Kernels
 from gtp_vit.tensors import behind_prefix
 
 
@@ -118,9 +118,9 @@ def attention_part(
     ask = ask or Ask()
     prefix, ops = tokens.prefix, tokens.ops
     if ask.look:
-        tokens, probs = reducer.look(layer, tokens, attention_map(backbone.looks(block, layer, tokens), weights))
-        if probs is not None:
-            out = twins.weigh(probs[:, :, :prefix] if last else probs, backbone.values(block, layer, tokens))
+        tokens, seen = reducer.look(layer, tokens, attention_map(backbone.looks(block, layer, tokens), weights))
+        if seen is not None:
+            out = reducer.weigh(seen, backbone.values(block, layer, tokens), prefix if last else None)
             return Half((tokens.prefix_only() if last else tokens).add(backbone.attention_branch(block, out)))
         ask, weights = Ask(), reducer.key_weights(tokens)
     if last:

@@ -103,11 +103,15 @@ class Reducer(nn.Module):
         """Called if `ask` has `choose`: indices [B, K] of the image tokens that stay, and those tokens."""
         raise NotImplementedError
 
-    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Tensor | None]:
-        """Called if `ask` has `look`, with the layer's map [B, H, N, N]: the tokens that are left, and their map.
+    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Any]:
+        """Called if `ask` has `look`, with the layer's map [B, H, N, N]: what is left, and a value for `weigh`.
 
-        None in place of the map: attention computes it again.
+        None in place of that value: attention computes its map again, of the tokens that are left.
         """
+        raise NotImplementedError
+
+    def weigh(self, seen: Any, v: Tensor, queries: int | None) -> Tensor:
+        """Called after `look`, with values of what is left: the output [B, Q, H D] of the first `queries`."""
         raise NotImplementedError
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:

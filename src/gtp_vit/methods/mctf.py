@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, spread
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_name, check_range
+from gtp_vit.kernels import twins
+from gtp_vit.paper.propagation import summarise
 from gtp_vit.tensors import behind_prefix, full_precision, in_order, largest_first, select_rows
 
 Pooling = Literal["importance", "size", "max", "mean"]
@@ -105,15 +107,15 @@ class MCTFReducer(Reducer):
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
         return self.asks if self.removals_of(tokens)[layer] else None
 
-    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Tensor | None]:
+    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Seen | None]:
         with torch.no_grad():
             importance = probs.mean(dim=(1, 2))[:, tokens.prefix :].float()
             pairs, shares = self._choose(layer, tokens, importance)
         merged = self._merge(tokens, pairs, *shares)
-        if self.method.one_step_ahead == 2:
-            return merged, None
-        pooled = None if self.method.pooling == "max" else shares
-        return merged, merge_map(probs, tokens.prefix, pairs, pooled)
+        return merged, None if self.method.one_step_ahead == 2 else Seen(probs, tokens.prefix, pairs, *shares[:2])
+
+    def weigh(self, seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+        return by_largest_rows(seen, v, queries) if self.method.pooling == "max" else by_merged_map(seen, v, queries)
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         """With one_step_ahead=0: importance is known now, and tokens merge after the MLP."""
@@ -157,7 +159,18 @@ class MCTFReducer(Reducer):
             if before > step.after:
                 total += halves(self.vit, before) * self.vit.dim
                 total += averaging_macs(self.vit, step._replace(keys=before))
+                total += self._reused_map(step, short=step is steps[-1] and layers < len(steps))
         return total
+
+    def _reused_map(self, step: Step, *, short: bool) -> int:
+        """What reusing a map costs: its product is of all tokens, and then rows are averaged."""
+        if step.again or self.method.pooling == "max":
+            return 0
+        width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.looked - step.after
+        if short:
+            return prefix * removed * width
+        before, after = prefix + step.looked, prefix + step.after
+        return (before**2 - after**2 + after * removed) * width
 
 
 def match_both_ways(image: Tensor, factor: Tensor, tau_sim: float, prefix: int, r: int, bidirectional: bool) -> Pairs:
@@ -202,35 +215,44 @@ def match_both_ways(image: Tensor, factor: Tensor, tau_sim: float, prefix: int, 
     )
 
 
-def merge_map(probs: Tensor, prefix: int, pairs: Pairs, shares: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
-    """The map of the tokens that are left, [B, H, N', N']: columns of a group are summed, rows averaged by `shares`.
+class Seen(NamedTuple):
+    """A map, and how its tokens have merged since."""
 
-    `shares` = weights [B, K, P] and [B, K] of the average; None = the largest of the rows, entry by entry.
+    probs: Tensor  # [B, H, N, N]
+    prefix: int
+    pairs: Pairs
+    weights: Tensor  # [B, K, P]: what each kept token takes of each that goes
+    retain: Tensor  # [B, K]: what it keeps of itself
+
+
+def by_merged_map(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+    """The output of attention, [B, Q, H D], by a map whose columns are summed over groups and whose rows are averaged.
+
+    Neither is done to the map, which is large: summing columns is to give each old token the value of its group, and
+    averaging rows is to average outputs.
     """
-    batch, heads, count, _ = probs.shape
-    kept, gone, target = behind_prefix(pairs.kept, prefix), pairs.gone + prefix, pairs.target + prefix
-    # Tokens first, heads and queries behind them: whole rows are copied, which is several times as fast.
-    by_key = probs.permute(0, 3, 1, 2).reshape(batch, count, heads * count)
-    columns = _collected(by_key, kept, gone, target)
-    by_query = columns.unflatten(2, (heads, count)).permute(0, 3, 2, 1).flatten(2)  # [B, N, H N']
-    if shares is None:
-        rows = largest(by_query, prefix, pairs)
-    else:
-        weights, retain, _ = shares
-        given = weights.sum(dim=1)  # each of the tokens that go is in one row of the weights
-        own = F.pad(retain, (prefix, 0), value=1.0)
-        rows = _collected(by_query, kept, gone, target, own, given)
-    return rows.unflatten(2, (heads, kept.shape[1])).transpose(1, 2)
+    probs, prefix, pairs, weights, retain = seen
+    values = v.gather(2, _places(pairs, prefix)[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3]))
+    if queries is not None:  # of prefix tokens, which do not merge
+        return twins.weigh(probs[:, :, :queries], values)
+    return summarise(twins.weigh(probs, values), prefix, pairs.kept, pairs.gone, weights, 1.0, retain)
 
 
-def _collected(
-    values: Tensor, kept: Tensor, gone: Tensor, target: Tensor, own: Tensor | None = None, given: Tensor | None = None
-) -> Tensor:
-    """Kept rows of `values` [B, N, D], times `own`, plus the rows that go, times `given`, each where it goes to."""
-    stay, leave = select_rows(values, kept), select_rows(values, gone)
-    if own is not None and given is not None:
-        stay, leave = stay * own.unsqueeze(2).to(stay.dtype), leave * given.unsqueeze(2).to(leave.dtype)
-    return stay.scatter_add(1, target.unsqueeze(2).expand_as(leave), leave)
+def by_largest_rows(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+    """The same with the largest of a group's rows, entry by entry, in place of their average."""
+    probs, prefix, pairs, _, _ = seen
+    places = _places(pairs, prefix)[:, None, None].expand(-1, *probs.shape[1:3], -1)
+    columns = probs.new_zeros(*probs.shape[:3], v.shape[2]).scatter_add(3, places, probs)
+    rows = largest(columns.transpose(1, 2).flatten(2), prefix, pairs).unflatten(2, (probs.shape[1], -1)).transpose(1, 2)
+    return twins.weigh(rows[:, :, :queries], v)
+
+
+def _places(pairs: Pairs, prefix: int) -> Tensor:
+    """For each token, prefix tokens included, its place or that of its group among those that are left, [B, N]."""
+    kept, count = pairs.kept, pairs.kept.shape[1] + pairs.gone.shape[1]
+    own = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
+    place = kept.new_zeros(kept.shape[0], count).scatter(1, kept, own).scatter(1, pairs.gone, pairs.target)
+    return behind_prefix(place, prefix)
 
 
 def largest(values: Tensor, prefix: int, pairs: Pairs) -> Tensor:
