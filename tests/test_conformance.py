@@ -85,7 +85,7 @@ def is_adaptive(method: Method) -> bool:
 
 
 def can_be_exported(method: Method) -> bool:
-    return not (is_adaptive(method) or isinstance(method, ATC))  # what they say instead is in test_rivals.py
+    return method.exportable and not is_adaptive(method)  # what the others say is in test_rivals.py
 
 
 def pairs(methods: list[Method], names: list[str]) -> pytest.MarkDecorator:

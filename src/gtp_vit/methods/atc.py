@@ -42,6 +42,7 @@ class ATC(Method):
 
     name: ClassVar[str] = "atc"
     source: ClassVar[Source] = Source("arXiv 2409.11923 (ECCV 2024)", "JoakimHaurum/ATC", "MIT")
+    exportable: ClassVar[bool] = False
     asks: ClassVar[str] = "keys"
     schedule: ClassVar[str | None] = "r"
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gtp_vit.core.costs import Costs
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import BadSetting
 from gtp_vit.methods import METHODS
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import Recipe
@@ -55,8 +55,8 @@ def tune_each(
         except BadSetting as error:
             left_out.append(f"{name}, tuned, at {budget / 1e9:.3f} GMACs: {error}")
             continue
-        if recipe.found["interrupted"]:  # its search was shorter than the others'
-            raise GTPError(f"interrupted while {name} was tuned; start again to resume")
+        if recipe.found["interrupted"]:  # its search was shorter than the others': nothing to compare
+            raise KeyboardInterrupt
         found.append(recipe)
     if progress is not None:
         progress(len(wanted), len(wanted))
