@@ -32,10 +32,10 @@ its saving is in the layers, not in the number of tokens at the end.
 
 MCTF merges before the attention of a block, by the map of that block, so its last layer merges even where that block is
 shortened; at a given cost (`compare`, `tune`) we leave the last layer out, where merging costs more than it saves. ToFu
-has no released code: `ToFu()` is what the paper describes, `ToFu(variant="pitome")` is what PiToMe's repository calls by
-that name, and only the latter could be compared with outputs. ATC joins clusters one after the other, a loop that
-engines do not have. Off the shelf the original removes r - 1 tokens where ToMe removes r: `ATC(variant="original")` does
-so, too.
+has no released code: `ToFu()` is what the paper describes, `ToFu(variant="pitome")` is what PiToMe's repository calls
+by that name, and only the latter could be compared with outputs. ATC joins clusters one after the other, a loop that
+engines do not have. Off the shelf the original removes r - 1 tokens where ToMe removes r; `ATC(variant="original")`
+does so, too.
 
 ## The paper's settings
 
