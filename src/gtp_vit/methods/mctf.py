@@ -27,7 +27,6 @@ from gtp_vit.core.schedule import Schedule, spread
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_name, check_range
 from gtp_vit.kernels import twins
-from gtp_vit.paper.propagation import summarise
 from gtp_vit.tensors import behind_prefix, full_precision, in_order, largest_first, select_rows
 
 Pooling = Literal["importance", "size", "max", "mean"]
@@ -163,14 +162,14 @@ class MCTFReducer(Reducer):
         return total
 
     def _reused_map(self, step: Step, *, short: bool) -> int:
-        """What reusing a map costs: its product is of all tokens, and then rows are averaged."""
+        """What reusing a map costs: its product with the values is of all tokens."""
         if step.again or self.method.pooling == "max":
             return 0
         width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.looked - step.after
         if short:
             return prefix * removed * width
         before, after = prefix + step.looked, prefix + step.after
-        return (before**2 - after**2 + after * removed) * width
+        return (before**2 - after**2) * width
 
 
 def match_both_ways(image: Tensor, factor: Tensor, tau_sim: float, prefix: int, r: int, bidirectional: bool) -> Pairs:
@@ -235,7 +234,13 @@ def by_merged_map(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
     values = v.gather(2, _places(pairs, prefix)[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3]))
     if queries is not None:  # of prefix tokens, which do not merge
         return twins.weigh(probs[:, :, :queries], values)
-    return summarise(twins.weigh(probs, values), prefix, pairs.kept, pairs.gone, weights, 1.0, retain)
+    out = twins.weigh(probs, values)
+    own = select_rows(out, behind_prefix(pairs.kept, prefix)) * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(2).to(
+        out
+    )
+    # Each token that goes is in one row of the weights: additions, where a product would count as work.
+    given = select_rows(out, pairs.gone + prefix) * weights.sum(dim=1).unsqueeze(2).to(out)
+    return own.scatter_add(1, (pairs.target + prefix).unsqueeze(2).expand_as(given), given)
 
 
 def by_largest_rows(seen: Seen, v: Tensor, queries: int | None) -> Tensor:

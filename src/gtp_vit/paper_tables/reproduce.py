@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gtp_vit.core.costs import Convention, Costs
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.tokens import Tokens
@@ -21,7 +22,6 @@ from gtp_vit.errors import GTPError
 from gtp_vit.inputs.models import create_model
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.measure.evaluate import UNREDUCED, evaluate
-from gtp_vit.measure.macs import macs
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
@@ -151,14 +151,12 @@ def _at_its_cost(cell: Cell) -> Cell:
         return cell
     assert cell.gmacs is not None
     kind, target = METHODS[cell.at_cost], cell.gmacs * 1e9
-    host = host_of(_without_weights(cell.model, cell.img_size))
-    costs, vit = host.costs(None, cell.counts), host.vit
+    costs = _costs(cell.model, cell.img_size, cell.counts)
+    vit, low, high = costs.vit, 0.0, 1.0
 
     def away(method: Method) -> float:
-        reducer = method.build(vit)
-        return costs.of(reducer, reducer.steps(vit.grid), lossless=False).total - target
+        return _macs(costs, method) - target
 
-    low, high = 0.0, 1.0
     for _ in range(14):  # finer than any method's settings
         middle = (low + high) / 2
         low, high = (middle, high) if away(kind.at(vit, middle)) > 0 else (low, middle)
@@ -167,8 +165,16 @@ def _at_its_cost(cell: Cell) -> Cell:
 
 
 @functools.cache
-def _without_weights(name: str, img_size: int | None) -> nn.Module:
-    return create_model(name.split(".", 1)[0], img_size=img_size, meta=True)
+def _costs(name: str, img_size: int | None, convention: Convention) -> Costs:
+    """What the parts of a model cost, from its sizes alone."""
+    model = create_model(name.split(".", 1)[0], img_size=img_size, meta=True)
+    return host_of(model).costs(None, convention)
+
+
+def _macs(costs: Costs, method: Method) -> int:
+    """MACs with the whole last block and the method's own work."""
+    reducer = method.build(costs.vit)
+    return costs.of(reducer, reducer.steps(costs.grid), lossless=False).total
 
 
 def _gmacs(cell: Cell) -> float | str:
@@ -176,8 +182,7 @@ def _gmacs(cell: Cell) -> float | str:
     if cell.absent:
         return ABSENT
     try:
-        model = _without_weights(cell.model, cell.img_size)
-        return macs(model, cell.method, convention=cell.counts, lossless=False).total / 1e9
+        return _macs(_costs(cell.model, cell.img_size, cell.counts), cell.method or Identity()) / 1e9
     except GTPError:
         return "depends on the images"
 
