@@ -13,17 +13,19 @@ from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
 from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import first_images
 from gtp_vit.inputs.libraries import public_name
-from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.classes import Classes
 from gtp_vit.measure.macs import macs
+from gtp_vit.measure.outputs import Measure
 from gtp_vit.recipes import Recipe, read_recipe
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.search.climb import FEWEST_IMAGES
+from gtp_vit.search.climb import FEWEST_IMAGES, fewest_images
 from gtp_vit.search.compare import Plan, budgets_of, compare, models_of, plan
 from gtp_vit.search.tuned import searchable, tune_each
 from gtp_vit.show.comparison import comparison_rows, comparison_sections, comparison_table
@@ -32,8 +34,11 @@ from gtp_vit.show.scores import explain_scores
 
 
 @dataclass(frozen=True)
-class Compare(ResumeFlags, DataFlags):
-    """All methods at equal MACs on the same images: accuracy, agreement, KL, GMACs and speed, as a table and a page.
+class Compare(EmbeddingFlags, ResumeFlags, DataFlags):
+    """All methods at equal MACs on the same images: damage, GMACs and speed, as a table and a page.
+
+    Damage is what the measure for the model's kind of output says: of classes KL and agreement, of embeddings cosines
+    and nearest neighbours; --measure dense compares restored features patch by patch.
 
     Each method's own work and the shortened last block are counted. Settings are found from the MACs: a budget is a
     share of the unreduced model's, or the cost of GTP at a given number of propagated tokens per layer.
@@ -42,6 +47,7 @@ class Compare(ResumeFlags, DataFlags):
       gtp-vit compare --output compared
       gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --at-propagate 8 14 --output compared
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --macs 0.65 --methods gtp tome evit
+      gtp-vit compare vit_small_patch14_dinov2 --pretrained --data-dir images --output encoders
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --tuned --calibration-dir train --output both
     """
 
@@ -84,25 +90,27 @@ def main(words: Sequence[str]) -> None:
     if flags.output is not None:
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
-    check_class_output(model)
-    dataset = make_dataset(flags, model)
+    measure = chosen_measure(flags, model)
+    make_dataset(flags, model, labels=measure.name == Classes.name)  # refused, if it is, before anything is searched
     whole = macs(model).total
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
     with contextlib.ExitStack() as journals:  # the one of the searches is kept until everything is written
-        tuned, not_tuned = tune_all(flags, model, budgets, journals) if flags.tuned else ([], [])
+        tuned, not_tuned = tune_all(flags, model, measure, budgets, journals) if flags.tuned else ([], [])
         recipes = [*(read_recipe(recipe) for recipe in flags.recipes), *tuned]
         plans, left_out = plan(model, flags.methods, budgets, recipes)
-        run(flags, words, model, dataset, plans, [*left_out, *not_tuned])
+        run(flags, words, model, measure, plans, [*left_out, *not_tuned])
 
 
 def run(
-    flags: Compare, words: Sequence[str], model: nn.Module, dataset: Any, plans: list[Plan], left_out: list[str]
+    flags: Compare, words: Sequence[str], model: nn.Module, measure: Measure, plans: list[Plan], left_out: list[str]
 ) -> None:
     """Measure what is planned, and write it down."""
     results = None if flags.output is None else flags.output / "results.csv"
-    models = models_of(model, plans)
+    dataset = make_dataset(flags, model, labels=measure.name == Classes.name)
+    models = models_of(model, plans, restore=measure.restores)
     settings = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
+    settings |= measure.settings()
     timing_images = first_images(dataset, flags.timing_batch, model)
     with open_journal(flags, results, flags.model, models, dataset, **settings, batch_size=flags.batch_size) as journal:
         with render.progress("comparing") as progress:
@@ -114,6 +122,7 @@ def run(
                 workers=flags.workers,
                 rounds=flags.rounds,
                 timing_images=timing_images,
+                measure=measure,
                 journal=journal,
                 progress=progress,
             )
@@ -128,7 +137,7 @@ def run(
             write_page(flags, words, flags.output / "report.html", title, lead, sections)
             text.append(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
     result = {"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out}
-    answer(flags, result, (flags.model, *comparison_table(rows)), text="\n".join(text))
+    answer(flags, result, (flags.model, *comparison_table(rows, found)), text="\n".join(text))
     check_complete(found)
 
 
@@ -144,17 +153,20 @@ def check_tuning(flags: Compare) -> None:
 
 
 def tune_all(
-    flags: Compare, model: nn.Module, budgets: Sequence[float], journals: contextlib.ExitStack
+    flags: Compare, model: nn.Module, measure: Measure, budgets: Sequence[float], journals: contextlib.ExitStack
 ) -> tuple[list[Recipe], list[str]]:
     """A recipe of each method that has a schedule at each budget, written beside the results."""
     source = dataclasses.replace(flags, data_dir=flags.calibration_dir, dataset="", limit=0)
-    images, unreadable = read_images(source, model, flags.tuning_images, FEWEST_IMAGES)
+    images, unreadable = read_images(source, model, flags.tuning_images, fewest_images(measure))
     check_readable(unreadable)
     images = images.to(next(model.parameters()).device)
     same = {"evaluations": flags.evaluations, "batch_size": flags.batch_size}
     kept = None if flags.output is None else flags.output / "tuning"
-    journal = journals.enter_context(open_journal(flags, kept, flags.model, model, images, **same))
-    names = {"name": public_name(flags.model), "data": source.data_dir.name if source.data_dir else ""}
+    journal = journals.enter_context(
+        open_journal(flags, kept, flags.model, model, images, **same, **measure.settings())
+    )
+    names: dict[str, Any] = {"measure": measure, "name": public_name(flags.model)}
+    names["data"] = flags.calibration_dir.name if flags.calibration_dir else ""
     with render.progress("tuning") as progress:
         found, left_out = tune_each(
             model, images, searchable(flags.methods), budgets, **same, **names, journal=journal, progress=progress

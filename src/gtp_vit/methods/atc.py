@@ -73,6 +73,8 @@ class ATC(Method):
 class ATCReducer(Reducer):
     """ATC in a forward pass. A cluster takes the place of its first token."""
 
+    drops_patches = False
+
     def __init__(self, method: ATC, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)

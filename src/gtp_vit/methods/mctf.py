@@ -87,6 +87,8 @@ class MCTF(Method):
 class MCTFReducer(Reducer):
     """MCTF in a forward pass. Tokens that stay come first from even places, then from odd ones by their attraction."""
 
+    drops_patches = False
+
     def __init__(self, method: MCTF, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)

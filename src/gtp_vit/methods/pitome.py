@@ -85,6 +85,8 @@ class PiToMe(Method):
 class PiToMeReducer(Reducer):
     """PiToMe in a forward pass."""
 
+    drops_patches = False
+
     def __init__(self, method: PiToMe, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)

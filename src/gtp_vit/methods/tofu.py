@@ -68,6 +68,7 @@ class ToFuReducer(Reducer):
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
         self.split = vit.depth // 2 + (method.variant == "pitome") if method.split is None else method.split
+        self.drops_patches = self.split > 0
         self.ask_keys = Ask(frozenset({"keys"}))
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
