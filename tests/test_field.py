@@ -45,7 +45,7 @@ def test_methods_are_compared_as_published_and_as_tuned(words, tmp_path, capsys,
     assert (tmp_path / "tuning.journal").exists()
     with monkeypatch.context() as patched:  # nothing is measured again
         patched.setattr(command, "run", real)
-        patched.setattr("gtp_vit.search.climb.kl_per_image", None)
+        patched.setattr("gtp_vit.search.climb.encoded", None)  # called for what is new
         assert main(line) == Exit.OK
     assert not list(tmp_path.glob("*.journal"))
     capsys.readouterr()

@@ -44,7 +44,7 @@ class Cell:
     at_cost: str | None = None  # the method's name, where it is to run at the printed cost
     absent: bool = False  # is the method not in this package?
     lacks: str = ""  # what is missing to measure its accuracy, besides weights and images
-    img_size: int | None = None  # of the images, if not the model's own
+    pixels: int | None = None  # height and width of the images, if not the model's own
     counts: Convention = "torchprofile"  # how the printed MACs are counted
     source: str = ""  # where it is printed, where that is not the paper
 
@@ -58,7 +58,7 @@ class Experiment:
 
 
 # Settings that a row hands on to its cells as they are.
-HANDED_ON = ("finetuned", "at_cost", "absent", "lacks", "img_size", "source")
+HANDED_ON = ("finetuned", "at_cost", "absent", "lacks", "pixels", "source")
 
 
 def _cells_of(row: dict[str, Any], counts: Convention) -> list[Cell]:

@@ -152,7 +152,7 @@ def _at_its_cost(cell: Cell) -> Cell:
         return cell
     assert cell.gmacs is not None
     kind, target = METHODS[cell.at_cost], cell.gmacs * 1e9
-    costs = _costs(cell.model, cell.img_size, cell.counts)
+    costs = _costs(cell.model, cell.pixels, cell.counts)
     vit, low, high = costs.vit, 0.0, 1.0
 
     def away(method: Method) -> float:
@@ -166,9 +166,9 @@ def _at_its_cost(cell: Cell) -> Cell:
 
 
 @functools.cache
-def _costs(name: str, img_size: int | None, convention: Convention) -> Costs:
+def _costs(name: str, pixels: int | None, convention: Convention) -> Costs:
     """What the parts of a model cost, from its sizes alone."""
-    model = create_model(name.split(".", 1)[0], img_size=img_size, meta=True)
+    model = create_model(name.split(".", 1)[0], img_size=pixels, meta=True)
     return host_of(model).costs(None, convention)
 
 
@@ -183,7 +183,7 @@ def _gmacs(cell: Cell) -> float | str:
     if cell.absent:
         return ABSENT
     try:
-        return _macs(_costs(cell.model, cell.img_size, cell.counts), cell.method or Identity()) / 1e9
+        return _macs(_costs(cell.model, cell.pixels, cell.counts), cell.method or Identity()) / 1e9
     except GTPError:
         return "depends on the images"
 
