@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from gtp_vit import backbones, recipes
 from gtp_vit.backbones import Host
@@ -65,6 +65,7 @@ def patch(
     caution = method.caution()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
+    method.check_weights(matrices(host))
     root: Any = _shells(host.model, host.path)
     tower: Any = root.get_submodule(host.path)
     # In the precision of the blocks: some models keep their embeddings and norms in another one.
@@ -119,6 +120,13 @@ def unpatch(model: Model) -> Model:
 def host_of(model: nn.Module) -> Host:
     """The host of a plain model, or of a patched one as it was before; raises GTPError if it is not supported."""
     return backbones.find(unpatch(model))
+
+
+def matrices(host: Host) -> list[Tensor]:
+    """The matrices of a ViT's blocks, by which settings that were learned know their model."""
+    blocks = host.backbone.blocks(host.tower)
+    found = [each for block in blocks for each in block.parameters() if each.ndim == 2]
+    return [] if any(each.is_meta for each in found) else found
 
 
 def is_patched(model: nn.Module) -> bool:
