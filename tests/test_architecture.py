@@ -163,8 +163,9 @@ def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
         "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits METHODS Method PPT Recipe ToMe "
-        "Training TriLevel UnsupportedBackbone accelerate create_model export finetune fit_processor is_patched "
-        "load_pretrained macs make_method method_from_dict patch read_recipe save_checkpoint trace tune unpatch"
+        "Training TriLevel UnsupportedBackbone accelerate calibrate create_model export finetune fit_processor "
+        "is_patched load_pretrained macs make_method method_from_dict patch read_recipe save_checkpoint trace tune "
+        "unpatch"
     )
 
 

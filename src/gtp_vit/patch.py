@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from gtp_vit import backbones, recipes
 from gtp_vit.backbones import Host
@@ -65,7 +65,7 @@ def patch(
     caution = method.caution()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
-    method.check_weights(matrices(host))
+    method.check_weights(host.matrices)
     root: Any = _shells(host.model, host.path)
     tower: Any = root.get_submodule(host.path)
     # In the precision of the blocks: some models keep their embeddings and norms in another one.
@@ -91,7 +91,8 @@ def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None])
     for part, file in files.items():
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         safetensors.torch.save_file(own, folder / file)
-    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), dataclasses.replace(method, **files), {}, {})
+    method = dataclasses.replace(method, **files).learned_on(host.matrices)
+    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, {}, {})
     (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
 
 
@@ -120,13 +121,6 @@ def unpatch(model: Model) -> Model:
 def host_of(model: nn.Module) -> Host:
     """The host of a plain model, or of a patched one as it was before; raises GTPError if it is not supported."""
     return backbones.find(unpatch(model))
-
-
-def matrices(host: Host) -> list[Tensor]:
-    """The matrices of a ViT's blocks, by which settings that were learned know their model."""
-    blocks = host.backbone.blocks(host.tower)
-    found = [each for block in blocks for each in block.parameters() if each.ndim == 2]
-    return [] if any(each.is_meta for each in found) else found
 
 
 def is_patched(model: nn.Module) -> bool:

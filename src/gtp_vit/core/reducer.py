@@ -55,6 +55,7 @@ class Reducer(nn.Module):
     edits_map = False  # does `ask` ever edit the attention map?
     plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, computed once
     adaptive = False  # does the number of tokens depend on the image?
+    stay = 1  # image tokens that a schedule must leave
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
 
     def __init__(self, vit: VitInfo, method: Any = None) -> None:
@@ -205,6 +206,10 @@ class Method:
 
     def check_weights(self, weights: Iterable[Tensor]) -> None:
         """Refuse a model, by the matrices of its blocks, on whose weights these settings were not learned."""
+
+    def learned_on(self, weights: Iterable[Tensor]) -> Method:
+        """These settings for a model that was finetuned with them, by the matrices of its blocks."""
+        return self
 
     def caution(self) -> str | None:
         """A warning that `patch` shows for settings that cannot give good results; None = no warning."""

@@ -23,7 +23,7 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, GTPError, first_line
 from gtp_vit.measure.eval_mode import measures_in_eval_mode
 from gtp_vit.methods.calibration import Calibration, fingerprint
-from gtp_vit.patch import host_of, matrices, patch, tower_of, unpatch
+from gtp_vit.patch import host_of, patch, tower_of, unpatch
 
 RIDGE = 1e-3  # of the mean square of an input
 LONG = 10.0  # times the median of an image: a token that is longer is none of the image's
@@ -70,7 +70,9 @@ def learn_sensitivity(
         for layer, (z, g) in enumerate(zip(tokens, gradients, strict=True)):
             z, g = (each[:, vit.prefix :].detach().float().cpu() for each in (z, g))
             if z.shape[1] != vit.image_tokens:
-                raise BadSetting(f"images are {tuple(part.shape[2:])}; calibrate on the size that the model was made for")
+                raise BadSetting(
+                    f"images are {tuple(part.shape[2:])}; calibrate on the size that the model was made for"
+                )
             length = z.norm(dim=2)
             too_long = length > LONG * length.median(dim=1, keepdim=True).values
             long[layer] += too_long.sum(dim=0)
@@ -80,7 +82,8 @@ def learn_sensitivity(
         if progress is not None:
             progress(min(first + batch_size, len(images)), len(images))
     registers = tuple((long.amax(dim=0) >= IN_MOST * len(images)).nonzero().flatten().tolist())
-    probe, fit = torch.zeros(vit.depth, vit.dim), []
+    probe = torch.zeros(vit.depth, vit.dim)
+    fit: list[float | None] = []
     for layer, (one, other) in enumerate(zip(*halves, strict=True)):
         both = one.plus(other)
         if both.rows == 0:
@@ -89,7 +92,7 @@ def learn_sensitivity(
         fit.append(round((one.explained(other.solve()) + other.explained(one.solve())) / 2, 4))
         probe[layer] = both.solve()
     _check_fit(fit, len(images))
-    calibration = Calibration(probe.half().float(), vit.grid, registers, fingerprint(matrices(host)))
+    calibration = Calibration(probe.half().float(), vit.grid, registers, fingerprint(host.matrices))
     return Sensitivity(calibration, tuple(fit))
 
 

@@ -1,6 +1,6 @@
 """What GTP+ learns of a model: how sensitive its output is to each token, and which cells it uses as registers.
 
-A `Calibration` belongs to the weights it was learned on. As a text it is a setting of GTP+, so a recipe holds all of it.
+A `Calibration` belongs to the weights it was learned on. As a text it is a setting of GTP+, so recipes hold it.
 
 Shapes: L layers, C channels, K matrices of the blocks.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ class Calibration:
     probe: Tensor  # [L, C]: log of the squared sensitivity is this times the token after a LayerNorm without weights
     grid: tuple[int, int]  # rows and columns of patches
     registers: tuple[int, ...]  # cells that the model keeps global information in
-    weights: Tensor  # [K]: fingerprint of the weights; empty = it goes with any
+    weights: Tensor  # [K]: fingerprint of the weights
 
     def to_text(self) -> str:
         """The calibration as a setting of GTP+; the probe is rounded to half precision."""
@@ -60,11 +62,15 @@ class Calibration:
         }
         return tuple(sorted(moved))
 
+    def learned_on(self, weights: Iterable[Tensor]) -> Calibration:
+        """The same for a model with these weights: one that was finetuned with it."""
+        return dataclasses.replace(self, weights=fingerprint(weights))
+
     def check_weights(self, weights: Iterable[Tensor]) -> None:
         """Raise BadSetting if this was learned on other weights than these."""
-        if self.weights.numel() == 0:
-            return
         found = fingerprint(weights)
+        if len(found) == 0 or len(self.weights) == 0:  # a model without data
+            return
         if len(found) != len(self.weights):
             raise BadSetting(
                 f"the calibration was learned on a model whose blocks have {len(self.weights)} matrices, those of this "
@@ -81,6 +87,7 @@ class Calibration:
 AGAIN = "run gtp_vit.calibrate or gtp-vit tune on this model, or set calibration to None"
 
 
+@functools.lru_cache(maxsize=16)  # a search builds the same settings thousands of times
 def calibration_from_text(text: str) -> Calibration:
     """The inverse of `Calibration.to_text`, for untrusted texts."""
     from safetensors import SafetensorError

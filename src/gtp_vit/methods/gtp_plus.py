@@ -15,6 +15,7 @@ Shapes: B batch, M image tokens, M0 patches, L layers, C channels.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -62,6 +63,12 @@ class GTPPlus(Method):
     def check_weights(self, weights: Iterable[Tensor]) -> None:
         if self.calibration is not None:
             calibration_from_text(self.calibration).check_weights(weights)
+
+    def learned_on(self, weights: Iterable[Tensor]) -> GTPPlus:
+        if self.calibration is None:
+            return self
+        moved = calibration_from_text(self.calibration).learned_on(weights)
+        return dataclasses.replace(self, calibration=moved.to_text())
 
     @classmethod
     def at(cls, vit: VitInfo, strength: float) -> GTPPlus:
@@ -148,7 +155,7 @@ class CalibratedReducer(GTPPlusReducer):
                 f"the calibration is for {layers} layers of {channels} channels, this model has {vit.depth} of "
                 f"{vit.dim}; {AGAIN}"
             )
-        self.calibration = calibration
+        self.calibration, self.stay = calibration, len(calibration.registers_on(vit.grid)) + 1
         self.ask_importance = Ask()
         self._check_registers(vit.grid)
         self.register_buffer("probe", calibration.probe, persistent=False)

@@ -1,8 +1,8 @@
 """GTP+'s arithmetic: merge the tokens that cost least into the most similar more important ones that stay.
 
-Importance is given (`conserve`: attention), or a probe that was learned computes it of the tokens (`conserve_by_probe`).
-Tokens are put in the order of their importance, so that "more important than" is "before", and only the half of the
-similarities that can matter is computed. Each of the two is an operator with a twin, a native kernel and a portable form.
+Importance is given (`conserve`: attention), or a probe predicts it from the tokens (`conserve_by_probe`). Tokens are put
+in the order of their importance, so that "more important than" is "before", and only the half of the similarities that
+can matter is computed. Each of the two is an operator with a twin, a native kernel and a portable form.
 
 Shapes: B batch, N tokens, M image tokens, K kept, P removed, C channels.
 """
@@ -230,8 +230,8 @@ def merge_cheapest_portably(
         x = at_least_float32(x) + at_least_float32(branch)
         length = x.norm(dim=2).clamp(min=1e-12)
         unit = x / length.unsqueeze(2)
-        merged, *others = _merge_portably(x, unit, length, importance, size, None, None, removed, floor, keep_norm)
-    return merged.to(dtype), merged.new_empty(0), *others
+        found = _merge_portably(x, unit, length, importance, size, None, None, removed, floor, keep_norm)
+    return found[0].to(dtype), found[0].new_empty(0), *found[1:]
 
 
 def merge_by_probe_portably(

@@ -1,0 +1,74 @@
+"""calibrate: GTP+ that knows what matters to a model, learned from a few hundred images; no search, no labels."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor, nn
+
+from gtp_vit import __version__
+from gtp_vit.errors import check_range
+from gtp_vit.measure.sensitivity import Done, learn_sensitivity
+from gtp_vit.methods.gtp_plus import GTPPlus
+from gtp_vit.patch import host_of, unpatch
+from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
+from gtp_vit.search.space import Limits, Space, unreachable
+
+
+def calibrate(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    macs: float = DEFAULT_SHARE,
+    batch_size: int = 8,
+    seed: int = 0,
+    name: str = "",
+    data: str = "",
+    progress: Done | None = None,
+) -> Recipe:
+    """GTP+ with its default shape at a share of the MACs and what it learned of the model; a recipe that `patch` takes.
+
+    It learns how sensitive the output is to each token (class scores: KL divergence; features and embeddings: cosine),
+    by one backward pass an image, and which cells the model uses as registers. `tune` does the same and searches the
+    schedule as well.
+
+    Args:
+        model: a supported ViT with the weights it will be used with; it is run in eval mode.
+        images: a few hundred, prepared as the model wants them, [I, channels, height, width]. No labels are needed.
+        macs: share of the unreduced model's MACs.
+        batch_size: images at a time.
+        seed: of the random directions in the output.
+        name: of the model, for the recipe.
+        data: what the images are, for the recipe.
+        progress: called after every batch, with the images done and their number.
+    """
+    check_range("macs", macs, 0, 1, above_low=True)
+    check_range("batch_size", batch_size, 1, 65536, whole=True)
+    plain: Any = unpatch(model)
+    host = host_of(plain)
+    begin = time.time()
+    found = learn_sensitivity(plain, images, batch_size=batch_size, seed=seed, progress=progress)
+    start = GTPPlus(propagate=GTPPlus.at(host.vit, 0.5).propagate, calibration=found.calibration.to_text())
+    space = Space(host.costs(), start, Limits())
+    target = macs * space.whole
+    plan = [0] * host.vit.depth  # the shortened last block may be enough
+    if space.cost(plan) > target:
+        fitted = space.fit(space.plan_of(start), target)
+        if fitted is None:
+            raise unreachable(space, target)
+        plan = fitted
+    method, cost = space.with_plan(plan), space.cost(plan)
+    history = {
+        "by": "gtp_vit.calibrate",
+        "version": __version__,
+        "target": {"macs": macs},
+        "data": data,
+        "seed": seed,
+        "images": len(images),
+        "fit": list(found.fit),
+        "registers": list(found.calibration.registers),
+        "minutes": round((time.time() - begin) / 60, 1),
+    }
+    measured = {"macs": cost, "share": round(cost / space.whole, 4)}
+    return Recipe(name or host.inputs.name, sizes_of_vit(host.vit), method, history, measured)
