@@ -61,9 +61,6 @@ def test_owners_pass_on_what_they_own():
     tokens = tokens.fuse(torch.tensor([[0]]), torch.tensor([[1]]), torch.ones(1, 1, 2), 5)
     assert tokens.owner.tolist() == [[0, 0, -1, 0, 1]]
     assert (tokens.cell.tolist(), tokens.names.tolist(), tokens.sizes.tolist()) == ([[3, 5]], [[3, 5]], [[3, 1]])
-    image = tokens.image[0]
-    expected = torch.stack([image[0], image[0], torch.zeros(2), image[0], image[1]])
-    assert torch.equal(tokens.restore()[0], expected)
 
 
 def test_conserved_sizes_add_up_to_what_was_not_lost():

@@ -16,7 +16,7 @@ from gtp_vit.backbones import Host
 from gtp_vit.backbones.parts import shell
 from gtp_vit.core.loop import Reduction
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.errors import BadSetting, shown
+from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import METHODS
@@ -29,6 +29,7 @@ def patch(
     model: Model,
     method: Method | Recipe | str | Path | None = None,
     *,
+    restore: bool = False,
     lossless: bool = True,
     kernels: Kernels = "auto",
     quiet: bool = False,
@@ -46,6 +47,9 @@ def patch(
         method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` found, its
             file, or the name of one in the package. Without it, and for "gtp_plus", GTP+ with what is known to be
             good for this model, at 65 % of its MACs.
+        restore: give back the full grid wherever the model returns tokens (forward_features, forward_intermediates,
+            hidden_states, last_hidden_state, ...): every patch has a feature, in order, for heads that need a map. What
+            a model pools is pooled from the tokens that remain. docs/dense.md says how well it works.
         lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
         kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
             torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
@@ -66,13 +70,24 @@ def patch(
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
     method.check_weights(host.matrices)
+    if host.needs_grid is not None and not restore:
+        raise UnsupportedBackbone(
+            f"{host.needs_grid}; patch it with restore=True, which gives every patch a feature. The model was left as "
+            "it is"
+        )
     root: Any = _shells(host.model, host.path)
     tower: Any = root.get_submodule(host.path)
     # In the precision of the blocks: some models keep their embeddings and norms in another one.
     weight = next(each for each in host.backbone.blocks(tower)[0].parameters() if each.ndim == 2)
     reducer = method.build(host.vit).train(tower.training)
+    if restore and reducer.drops_patches and not quiet:
+        warnings.warn(
+            f"{type(method).__name__} drops patches: restored, such a patch is a copy of the nearest one that stays, "
+            "with some of its own last feature; ToMe and GTP+ drop none",
+            stacklevel=2,
+        )
     reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
-    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, reads)
+    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
     if root is not tower:
@@ -91,8 +106,9 @@ def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None])
     for part, file in files.items():
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         safetensors.torch.save_file(own, folder / file)
+    found = {"restore": True} if tower_of(model).reduction.restore else {}
     method = dataclasses.replace(method, **files).learned_on(host.matrices)
-    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, {}, {})
+    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, {})
     (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
 
 

@@ -46,6 +46,12 @@ class Host:
     root: Root | None = None  # what that module does with the ViT
 
     @property
+    def needs_grid(self) -> str | None:
+        """Why no patch may be missing, as a sentence; None if some may."""
+        reason = None if self.root is None else self.root.needs_grid
+        return None if reason is None else f"{type(self.around).__name__} {reason}, so no patch may be missing"
+
+    @property
     def tower(self) -> nn.Module:
         """The ViT itself."""
         return self.model.get_submodule(self.path)

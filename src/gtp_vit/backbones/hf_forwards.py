@@ -15,8 +15,10 @@ from transformers.utils.output_capturing import _active_collector
 
 from gtp_vit.backbones.hf_vit import spelling_of
 from gtp_vit.core.loop import run
+from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
+from gtp_vit.tensors import select_rows
 
 
 class HuggingFaceForwards:
@@ -41,7 +43,10 @@ class HuggingFaceForwards:
         return_dict: bool | None = None,
         **ignored: Any,
     ) -> Any:
-        """The model's own output class; last_hidden_state and hidden_states have the tokens that remain."""
+        """The model's own output class; last_hidden_state and hidden_states have the tokens that remain.
+
+        With restore they have all patches; what the model pools is pooled from the tokens that remain.
+        """
         if pixel_values is None:
             raise BadInput("there are no pixel_values; give them, [batch, channels, height, width]")
         for name, mask in (("attention_mask", attention_mask), ("bool_masked_pos", bool_masked_pos)):
@@ -72,22 +77,35 @@ class HuggingFaceForwards:
         try:
             is_short = not chosen and reduction.may_skip_image_tokens(model)
             observe = seen.append if chosen or is_shuffled else None
-            tokens = run(model, images, prefix_only=is_short, observe=observe, embedding=options)
+            whole = reduction.restore and not is_short
+            tokens = run(model, images, prefix_only=is_short, observe=observe, restore=whole, embedding=options)
         finally:
             _active_collector.reset(token)
         hidden: Any = None
+        order = seen[0].cell if is_shuffled else None
         if chosen:  # those that were not asked for, or not run, are None
-            states = (each.x if index in chosen else None for index, each in enumerate(seen))
+            states = (_all(each, order) if index in chosen else None for index, each in enumerate(seen))
             hidden = (*states, *[None] * (all_layers - depth))
         if depth < all_layers:  # a model around this one reads an earlier layer only
             return BaseModelOutputWithPooling(hidden_states=hidden)
         last = self.reducer.finish(tokens, backbone.norm(model))
+        pooled = backbone.pooled(model, last)
+        if whole:
+            last = backbone.norm(model)(_all(tokens, order))
         if names is not None and names.model == "vit_msn":
             return BaseModelOutput(last, hidden)
         if is_shuffled:  # nothing is hidden, and the patches stand in random order
-            order = seen[0].cell.argsort(dim=1)
-            return ViTMAEModelOutput(last, torch.zeros_like(order, dtype=last.dtype), order, hidden)
-        return BaseModelOutputWithPooling(last, backbone.pooled(model, last), hidden)
+            back = seen[0].cell.argsort(dim=1)
+            return ViTMAEModelOutput(last, torch.zeros_like(back, dtype=last.dtype), back, hidden)
+        return BaseModelOutputWithPooling(last, pooled, hidden)
+
+
+def _all(tokens: Tokens, order: Tensor | None) -> Tensor:
+    """Features of all tokens; restored patches are in the `order` of their cells [B, M0], if that is not the grid's."""
+    x = restored(tokens)
+    if order is None or x is tokens.x:
+        return x
+    return torch.cat([x[:, : tokens.prefix], select_rows(x[:, tokens.prefix :], order)], dim=1)
 
 
 def _chosen(wanted: bool | int | list[int] | None, all_layers: int, used: int) -> set[int]:

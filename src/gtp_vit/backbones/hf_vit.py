@@ -224,16 +224,17 @@ class HuggingFaceViT(Backbone):
         x = model.embeddings(images, **options)
         grid = (images.shape[2] // rows, images.shape[3] // columns)
         cell = torch.arange(grid[0] * grid[1], device=images.device).expand(images.shape[0], -1)
+        owner = None
         if names.model == "vit_mae":  # it shuffles the patches, also where it hides none
-            x, _, order = x
-            cell = order.argsort(dim=1)
+            x, _, owner = x
+            cell = owner.argsort(dim=1)
         if names.pre_norm is not None:
             x = getattr(model, names.pre_norm)(x)
         prefix, table = x.shape[1] - cell.shape[1], None
         if names.rotary:
             cosine, sine = model.rope_embeddings(images)
             table = Rotations.of_cells(torch.cat([sine, cosine], dim=-1), prefix, cell)
-        return Tokens(x, cell, prefix, grid, table=table)
+        return Tokens(x, cell, prefix, grid, owner=owner, table=table)
 
     def first_layer(self, model: Any) -> nn.Conv2d:
         """The convolution that makes patches."""

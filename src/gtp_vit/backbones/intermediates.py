@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 
 
@@ -24,12 +23,12 @@ def block_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:
     return sorted({index % depth for index in listed})
 
 
-def to_grid(image: Tensor, tokens: Tokens) -> Tensor:
+def to_grid(image: Tensor, grid: tuple[int, int]) -> Tensor:
     """[B, M, C] -> [B, C, rows, columns], possible only while all tokens are there."""
-    rows, columns = tokens.grid
+    rows, columns = grid
     if image.shape[1] != rows * columns:
         raise BadSetting(
             f"output_fmt 'NCHW' needs all {rows * columns} image tokens, but {image.shape[1]} remain after this "
-            "block; use output_fmt='NLC', and gtp_vit.trace for their positions"
+            "block; patch with restore=True, which gives every patch a feature, or use output_fmt='NLC'"
         )
     return image.unflatten(1, (rows, columns)).permute(0, 3, 1, 2).contiguous()

@@ -30,6 +30,7 @@ from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, GTPError
 
@@ -57,9 +58,16 @@ class OpenClipForwards:
     def forward(self, x: Tensor) -> Any:
         """The embedding, and with `output_tokens` also what open_clip calls tokens: those that remain, or pooled ones.
 
-        The last block computes only the tokens that are read.
+        The last block computes only the tokens that are read. With restore, tokens are those of all patches.
         """
-        pooled, tokens = _pooled(self, run(self, x, prefix_only=self.reduction.may_skip_image_tokens(self)))
+        backbone = self.reduction.backbone
+        restore = self.reduction.restore and backbone.returns_tokens(self)
+        short = not restore and self.reduction.may_skip_image_tokens(self)
+        found = run(self, x, prefix_only=short, restore=restore)
+        pooled, tokens = _pooled(self, found)
+        if restore:
+            whole, tokens = backbone.pool(self, backbone.norm(self)(restored(found)))
+            pooled = whole if pooled.ndim == 3 else pooled  # of a model that does not pool
         return (pooled, tokens) if self.output_tokens else pooled
 
     def forward_intermediates(
@@ -77,12 +85,13 @@ class OpenClipForwards:
             raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
         wanted = block_indices(len(self.transformer.resblocks), indices)
         seen: list[Tokens] = []
-        last = run(self, x, layers=max(wanted) + 1 if stop_early else None, observe=seen.append)
-        chosen = [seen[index + 1] for index in wanted]  # seen[0] is the embedding
-        features = [self.ln_post(tokens.x) if normalize_intermediates else tokens.x for tokens in chosen]
+        layers = max(wanted) + 1 if stop_early else None
+        last = run(self, x, layers=layers, observe=seen.append, restore=self.reduction.restore)
+        features = [restored(seen[index + 1]) for index in wanted]  # seen[0] is the embedding
+        features = [self.ln_post(each) for each in features] if normalize_intermediates else features
         images = [feature[:, last.prefix :] for feature in features]
         if output_fmt == "NCHW":
-            images = [to_grid(image, tokens) for image, tokens in zip(images, chosen, strict=True)]
+            images = [to_grid(image, last.grid) for image in images]
         result: dict[str, Any] = {"image_intermediates": images}
         if output_extra_tokens:
             result["image_intermediates_prefix"] = [feature[:, : last.prefix] for feature in features]
@@ -263,6 +272,9 @@ class OpenClipViT(Backbone):
 
     def head(self, model: Any, features: Tensor) -> Tensor:
         return self.pool(model, features)[0]
+
+    def returns_tokens(self, model: Any) -> bool:
+        return model.attn_pool is None and (model.output_tokens or model.pool_type == "none")
 
     def pool(self, model: Any, features: Tensor) -> tuple[Tensor, Tensor]:
         """The features pooled and projected, and what open_clip calls the tokens."""

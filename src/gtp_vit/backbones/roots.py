@@ -28,6 +28,7 @@ class Root:
     head: Callable[[Any, Tensor, Tensor], Tensor] | None = None
     kind: Literal["classes", "embedding", "as the ViT"] | None = None  # of its output; None: it takes more than images
     layers: Callable[[Any, int], int] | None = None  # (model, depth) -> how many layers of the ViT it uses; None: all
+    needs_grid: str | None = None  # why no patch may be missing, so that it can be patched with restore only
 
     def describe(self, model: nn.Module, vit: VitInfo) -> VitInfo:
         """The sizes of the ViT as this model, right around it, uses it."""
@@ -153,6 +154,7 @@ ROOTS: dict[str, Root] = {
             "PaliGemmaModel": Root("vision_tower", "all"),
         },
     ),
+    "timm.models._features.FeatureGetterNet": Root("model", "all", needs_grid="returns feature maps"),
     "open_clip.model.CLIP": Root("visual"),
     "open_clip.model.CustomTextCLIP": Root("visual"),
     "open_clip.coca_model.CoCa": Root("visual"),

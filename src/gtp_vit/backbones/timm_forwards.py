@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from gtp_vit.backbones.intermediates import block_indices, to_grid
-from gtp_vit.core.loop import run
+from gtp_vit.core.loop import all_features, run
+from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput, BadSetting, GTPError
 
@@ -25,13 +26,15 @@ class TimmForwards:
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
         """Logits; the last block computes only the tokens that the head reads."""
         _refuse_masks(attn_mask, is_causal)
+        if self.reduction.restore and self.reduction.backbone.returns_tokens(self):
+            return self.forward_head(all_features(self, x))
         tokens = run(self, x, prefix_only=self.reduction.may_skip_image_tokens(self))
         return self.forward_head(self.reducer.finish(tokens, self.norm))
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """The normed features of all tokens that remain, [B, prefix + remaining, C]."""
+        """The normed features of all tokens that remain, [B, prefix + remaining, C]; with restore of all patches."""
         _refuse_masks(attn_mask, is_causal)
-        return self.norm(run(self, x).x)
+        return all_features(self, x)
 
     def forward_intermediates(
         self,
@@ -46,30 +49,33 @@ class TimmForwards:
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Any:
-        """timm's forward_intermediates: features after the chosen blocks, of all tokens that remain there."""
+        """timm's forward_intermediates: features after the chosen blocks, of all tokens that remain there.
+
+        With restore, of all patches.
+        """
         _refuse_masks(attn_mask, is_causal)
         if output_fmt not in ("NCHW", "NLC"):
             raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
         wanted = block_indices(len(self.blocks), indices)
         seen: list[Tokens] = []
         stop = max(wanted) + 1 if stop_early else None
-        last = run(self, x, layers=stop, observe=seen.append)
-        chosen = [seen[index + 1] for index in wanted]  # seen[0] is the embedding
-        features = [self.norm(tokens.x) if norm else tokens.x for tokens in chosen]
+        last = run(self, x, layers=stop, observe=seen.append, restore=self.reduction.restore)
+        features = [restored(seen[index + 1]) for index in wanted]  # seen[0] is the embedding
+        features = [self.norm(each) for each in features] if norm else features
         prefix = last.prefix
         prefixes = [feature[:, :prefix] for feature in features]
         images = [feature[:, prefix:] for feature in features]
         if output_fmt == "NCHW":
-            images = [to_grid(image, tokens) for image, tokens in zip(images, chosen, strict=True)]
+            images = [to_grid(image, last.grid) for image in images]
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": images}
             if return_prefix_tokens and prefix:
                 result["image_intermediates_prefix"] = prefixes
             if not intermediates_only:
-                result["image_features"] = self.norm(last.x)
+                result["image_features"] = self.norm(restored(last))
             return result
         found: list[Any] = list(zip(images, prefixes, strict=True)) if return_prefix_tokens and prefix else list(images)
-        return found if intermediates_only else (self.norm(last.x), found)
+        return found if intermediates_only else (self.norm(restored(last)), found)
 
     def get_intermediate_layers(
         self,

@@ -168,6 +168,10 @@ class TimmViT(Backbone):
     def head_reads_image_tokens(self, model: Any) -> bool:
         return model.global_pool not in POOLS_OF_PREFIX or getattr(model, "attn_pool", None) is not None
 
+    def returns_tokens(self, model: Any) -> bool:
+        """Is there no pooling, so that a forward pass returns all tokens?"""
+        return getattr(model, "global_pool", None) == "" and getattr(model, "attn_pool", None) is None
+
     def embed(self, model: Any, images: Tensor) -> Tokens:
         """Patches, position embedding and prefix tokens, by the model's own modules."""
         x, grid = self.patches(model, images)

@@ -18,6 +18,7 @@ from gtp_vit import kernels
 from gtp_vit.core.attention import Ask, Projections, attend, first_look
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
+from gtp_vit.core.restoring import followed, remembered, restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
 from gtp_vit.kernels import Kernels
@@ -33,6 +34,7 @@ class Reduction:
     vit: VitInfo
     lossless: bool
     kernels: Kernels  # as passed to `patch`; the model's attribute `kernels` says what runs now
+    restore: bool  # do callers who want all tokens get the full grid?
     # Does a model around the ViT read its image tokens? None: the ViT's own head counts.
     root_reads: bool | None = None
 
@@ -53,6 +55,7 @@ def run(
     layers: int | None = None,
     observe: Observer | None = None,
     follow: bool = False,
+    restore: bool = False,
     embedding: Mapping[str, Any] | None = None,
 ) -> Tokens:
     """Embed the images and run the blocks, reducing tokens on the way.
@@ -64,6 +67,7 @@ def run(
         layers: stop after this many blocks; None = after those that are used.
         observe: called with the embedded tokens, then with the tokens after each layer.
         follow: keep `Tokens.owner`: which token stands for each patch.
+        restore: keep what `restored` needs to give every patch a feature of its own.
         embedding: keywords for `Backbone.embed`, of families whose embedding takes some.
     """
     reduction: Reduction = model.reduction
@@ -71,8 +75,9 @@ def run(
     if backbone.grid(model) != reduction.vit.grid:
         raise BadInput("the original model's input size was changed after patching; patch it again")
     tokens = backbone.embed(model, images, **(embedding or {}))
-    tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=tokens.cell if follow else None)
-    tokens = reducer.start(tokens)
+    owner = (tokens.cell if tokens.owner is None else tokens.owner) if follow or restore else None
+    tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=owner)
+    tokens = reducer.start(remembered(tokens) if restore else tokens)
     if observe is not None:
         observe(tokens)
     blocks = list(backbone.blocks(model))[: reduction.vit.depth if layers is None else layers]
@@ -94,6 +99,12 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
+def all_features(model: Any, images: Tensor) -> Tensor:
+    """The normed features of all tokens of a patched ViT: those that remain, or with `restore` the whole grid."""
+    reduction: Reduction = model.reduction
+    return reduction.backbone.norm(model)(restored(run(model, images, restore=reduction.restore)))
+
+
 class Half(NamedTuple):
     """A layer after its attention."""
 
@@ -109,7 +120,7 @@ def attention_part(
 
     `last`: the image tokens this layer would output are not used.
     """
-    tokens = reducer.before(layer, tokens)
+    tokens = followed(reducer, layer, tokens, reducer.before(layer, tokens))
     ask = reducer.ask(layer, tokens)
     weights = reducer.key_weights(tokens)
     if ask is None and weights is None and not last:
@@ -126,17 +137,23 @@ def attention_part(
         return Half(tokens.prefix_only().add(backbone.attention_branch(block, out)))
     projections = backbone.project(block, layer, tokens, None)
     if ask.choose:
-        kept, tokens = reducer.choose(layer, tokens, first_look(projections, ask, weights, prefix))
+        kept, chosen = reducer.choose(layer, tokens, first_look(projections, ask, weights, prefix))
+        tokens = followed(reducer, layer, tokens, chosen)
         out, _ = attend(_queries_of(projections, kept, prefix), ask=Ask(), size=weights, ops=ops)
         return Half(tokens.add(backbone.attention_branch(block, out)))
     out, stats = attend(projections, ask=ask, size=weights, first=prefix, ops=ops)
-    return Half(*reducer.fused(layer, tokens, backbone.attention_branch(block, out), stats, backbone.mlp_norm(block)))
+    branch = backbone.attention_branch(block, out)
+    reduced, normed = reducer.fused(layer, tokens, branch, stats, backbone.mlp_norm(block))
+    return Half(followed(reducer, layer, tokens, reduced, branch), normed)
 
 
 def mlp_part(backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, half: Half, last: bool) -> Tokens:
     """The MLP, if it has not run yet, and what the method does after the layer."""
     tokens = half.tokens if half.whole else half.tokens.add(backbone.mlp_branch(block, half.tokens.x, half.normed))
-    return tokens if last else reducer.after(layer, tokens)
+    if last:
+        return tokens
+    tokens = followed(reducer, layer, tokens, reducer.after(layer, tokens))
+    return tokens if tokens.detail is None else tokens.but(layers=layer + 1)
 
 
 def _queries_of(projections: Projections, kept: Tensor, prefix: int) -> Projections:

@@ -57,6 +57,7 @@ class Reducer(nn.Module):
     adaptive = False  # does the number of tokens depend on the image?
     stay = 1  # image tokens that a schedule must leave
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
+    drops_patches = True  # may a patch be left without a token that stands for it?
 
     def __init__(self, vit: VitInfo, method: Any = None) -> None:
         super().__init__()

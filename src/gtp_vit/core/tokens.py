@@ -35,6 +35,8 @@ class Tokens:
     owner: Tensor | None = None  # [B, M0]: index of the token that stands for each patch, -1 = lost; with follow=True
     table: Any = None  # what a backbone looks up by cell, e.g. rotary positions; row M0 is for tokens in no cell
     carry: Any = None  # the method's own state, e.g. GTP's graph
+    detail: Tensor | None = None  # what patches had of their own, for restoring.py; a scalar: nothing has been removed
+    layers: int = 0  # how many have run, while there is `detail`
     ops: Ops = Ops.TORCH  # the operators of this forward pass
 
     @property
@@ -67,6 +69,8 @@ class Tokens:
         owner: Tensor | None = SAME,
         table: Any = SAME,
         carry: Any = SAME,
+        detail: Tensor | None = SAME,
+        layers: int = SAME,
         ops: Ops = SAME,
     ) -> Tokens:
         """A copy with some fields changed; prefix and grid are the same for the whole pass.
@@ -83,6 +87,8 @@ class Tokens:
             owner=self.owner if owner is SAME else owner,
             table=self.table if table is SAME else table,
             carry=self.carry if carry is SAME else carry,
+            detail=self.detail if detail is SAME else detail,
+            layers=self.layers if layers is SAME else layers,
             ops=self.ops if ops is SAME else ops,
         )
 
@@ -149,14 +155,6 @@ class Tokens:
         if gone is not None and target is not None:
             place = place.scatter(1, gone, target)
         return place.gather(1, self.owner.clamp(min=0)).masked_fill(self.owner < 0, -1)
-
-    def restore(self) -> Tensor:
-        """The full grid, [B, M0, C]: every patch as the token that stands for it, zeros where it is lost."""
-        assert self.owner is not None, "run the blocks with follow=True"
-        place = self.owner
-        if self.size is not None:  # padding, of size 0, stands for nothing
-            place = place.masked_fill(self.size.gather(1, place.clamp(min=0)) == 0, -1)
-        return select_rows(self.image, place.clamp(min=0)) * (place >= 0).unsqueeze(2)
 
     def prefix_only(self) -> Tokens:
         """Drop all image tokens, for heads that read none of them."""

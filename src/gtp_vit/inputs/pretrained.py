@@ -10,7 +10,7 @@ from typing import Any
 from gtp_vit.errors import GTPError, first_line
 from gtp_vit.kernels import Kernels
 from gtp_vit.patch import patch
-from gtp_vit.recipes import BESIDE
+from gtp_vit.recipes import BESIDE, read_recipe
 
 # Where `from_pretrained` looks for files.
 WHERE = ("revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download")
@@ -28,12 +28,19 @@ def transformers_library() -> Any:
 
 
 def load_pretrained(
-    name: str | Path, *, lossless: bool = True, kernels: Kernels = "auto", quiet: bool = False, **options: Any
+    name: str | Path,
+    *,
+    restore: bool | None = None,
+    lossless: bool = True,
+    kernels: Kernels = "auto",
+    quiet: bool = False,
+    **options: Any,
 ) -> Any:
     """The reduced model in a folder, in eval mode; the recipe beside the weights says how it was reduced.
 
     Args:
         name: a folder that `save_pretrained` of a patched model wrote, or its name on the hub.
+        restore: as for `patch`; None = as it was saved.
         lossless: as for `patch`.
         kernels: as for `patch`.
         quiet: as for `patch`.
@@ -46,7 +53,9 @@ def load_pretrained(
         raise GTPError(
             f"{name} has no {BESIDE}: it is not reduced; load it with transformers, then gtp_vit.patch(model, method)"
         )
-    return patch(load_model(str(name), **options), found, lossless=lossless, kernels=kernels, quiet=quiet)
+    recipe, model = read_recipe(found), load_model(str(name), **options)
+    restore = recipe.found.get("restore") is True if restore is None else restore
+    return patch(model, recipe, restore=restore, lossless=lossless, kernels=kernels, quiet=quiet)
 
 
 def load_model(name: str, instead: Mapping[str, str] | None = None, **options: Any) -> Any:

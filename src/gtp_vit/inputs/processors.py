@@ -19,6 +19,8 @@ def fit_processor(processor: Processor, fast: Any) -> Processor:
     if not is_patched(fast):
         raise BadSetting(f"{type(fast).__name__} is not patched, and needs no other processor; patch it first")
     tower = tower_of(fast)
+    if tower.reduction.restore:  # the language model sees as many features as ever
+        return copy.copy(processor)
     if tower.reducer.adaptive:
         raise BadSetting(
             f"{tower.reduction.method.name} keeps a different number of tokens in every image, and a prompt has fixed "

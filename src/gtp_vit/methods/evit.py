@@ -48,6 +48,7 @@ class EViTReducer(Reducer):
         super().__init__(vit, method)
         self.layers = check_layers("drop_loc", method.drop_loc, vit.depth)
         self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
+        self.drops_patches = not method.fuse_token
 
     def left_of(self, layer: int, tokens: int) -> int:
         """How many of a layer's image tokens stay, the fused one not counted."""

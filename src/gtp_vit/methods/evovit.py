@@ -79,6 +79,7 @@ class EvoViTReducer(Reducer):
         # Scores are read when the next stage begins, so the last stage needs none.
         self.scored = range(first - 1, self.stages[-1]) if stages and method.keep_ratio < 1 else range(0)
         self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
+        self.drops_patches = not method.representative_token
 
     def informative(self, patches: int) -> int:
         return max(int(patches * self.method.keep_ratio), 1)

@@ -83,6 +83,8 @@ class GTPPlus(Method):
 class GTPPlusReducer(Reducer):
     """GTP+ in a forward pass."""
 
+    drops_patches = False
+
     def __init__(self, method: GTPPlus, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)

@@ -16,7 +16,9 @@ class Identity(Method):
     source: ClassVar[Source] = Source("none", "none", "none")
 
     def build(self, vit: VitInfo) -> Reducer:
-        return Reducer(vit)
+        reducer = Reducer(vit)
+        reducer.drops_patches = False
+        return reducer
 
     def weakened(self, vit: VitInfo, share: float) -> Identity:
         return self

@@ -49,6 +49,8 @@ class ToMe(Method):
 class ToMeReducer(Reducer):
     """ToMe in a forward pass."""
 
+    drops_patches = False
+
     def __init__(self, method: ToMe, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
