@@ -58,8 +58,13 @@ def learn_sensitivity(
     check_images(images)
     plain = unpatch(model)
     host = host_of(plain)
-    kind = "features" if host.output is None else host.output.kind
-    watched: Any = patch(plain, Watch(), quiet=True)
+    if host.output is None:
+        raise BadSetting(
+            f"what this {type(plain).__name__} returns is not known, so nothing says what matters to it; calibrate the "
+            f"ViT in it, model.{host.path}"
+        )
+    kind = host.output.kind
+    watched: Any = patch(plain, Watch(), restore=host.needs_grid is not None, quiet=True)
     vit, watcher = host.vit, tower_of(watched).reducer
     generator = torch.Generator().manual_seed(seed)
     halves = [[Normal(vit.dim) for _ in range(vit.depth)] for _ in range(2)]  # each is checked on the other
@@ -134,6 +139,8 @@ class Watch(Method):
 
 class Watcher(Reducer):
     """`Watch` in a forward pass. A last layer whose image tokens are not used is not seen."""
+
+    drops_patches = False
 
     def __init__(self, vit: VitInfo) -> None:
         super().__init__(vit)

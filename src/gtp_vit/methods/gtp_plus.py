@@ -38,7 +38,7 @@ class GTPPlus(Method):
 
     name: ClassVar[str] = "gtp_plus"
     source: ClassVar[Source] = Source("none, our own", "this package", "Apache-2.0")
-    asks: ClassVar[str] = "class row; column sums where there is no class token"
+    asks: ClassVar[str] = "class row; column sums where there is no class token; nothing if calibrated"
     schedule: ClassVar[str | None] = "propagate"
     tunes: ClassVar[dict[str, tuple[float, float]]] = {"floor": (0.02, 20.0), "proportional_attention": (0.3, 1.5)}
 
@@ -51,7 +51,7 @@ class GTPPlus(Method):
     proportional_attention: float = 0.9
     """How much attention favours large tokens: 1 = as if each were as many tokens as it has merged, 0 = not at all."""
     calibration: str | None = None
-    """What was learned of the model, a text in recipes of calibrate and tune; None = importance is class attention."""
+    """What was learned of the model, a text that recipes of calibrate and tune hold; as a flag, such a recipe."""
 
     def build(self, vit: VitInfo) -> GTPPlusReducer:
         check_range("floor", self.floor, 0, 1000)

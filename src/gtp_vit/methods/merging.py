@@ -1,6 +1,6 @@
 """GTP+'s arithmetic: merge the tokens that cost least into the most similar more important ones that stay.
 
-Importance is given (`conserve`: attention), or a probe predicts it from the tokens (`conserve_by_probe`). Tokens are put
+Importance is given (`conserve`: attention), or a probe predicts it from the tokens (`conserve_by_probe`). These are put
 in the order of their importance, so that "more important than" is "before", and only the half of the similarities that
 can matter is computed. Each of the two is an operator with a twin, a native kernel and a portable form.
 
