@@ -94,8 +94,10 @@ def learn_sensitivity(
         if both.rows == 0:
             fit.append(None)
             continue
-        fit.append(round((one.explained(other.solve()) + other.explained(one.solve())) / 2, 4))
-        probe[layer] = both.solve()
+        explained = (one.explained(other.solve()) + other.explained(one.solve())) / 2
+        fit.append(round(explained, 4))
+        if explained > 0:  # else it is noise, and all tokens matter alike
+            probe[layer] = both.solve()
     _check_fit(fit, len(images))
     calibration = Calibration(probe.half().float(), vit.grid, registers, fingerprint(host.matrices))
     return Sensitivity(calibration, tuple(fit))

@@ -76,7 +76,7 @@ class Calibration:
                 f"the calibration was learned on a model whose blocks have {len(self.weights)} matrices, those of this "
                 f"one have {len(found)}; {AGAIN}"
             )
-        change = float((found - self.weights).square().mean().sqrt()) / 2**0.5
+        change = float((found - self.weights).square().mean().sqrt())  # 0 to 1.4, that of wholly different weights
         if not change <= MOST_CHANGE:
             raise BadSetting(
                 f"the calibration was learned on other weights: about {100 * min(change, 1):.0f} % of these are "

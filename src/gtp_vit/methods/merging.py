@@ -273,7 +273,7 @@ def _merge_portably(
         apart = (near * near / (smallness.unsqueeze(2) + smallness.unsqueeze(1))).amin(dim=2).sqrt()
     cost = (relative(ranked, stuck) + floor) * apart
     if stuck is not None:
-        cost = cost + 1e12 * stuck
+        cost = cost + 1e4 * stuck
     by_cost = cost.topk(count, dim=1).indices  # one topk, so that no token is in both, whatever is equal
     stay, go = by_cost[:, :left], by_cost[:, left:]
     kept, place = order.gather(1, stay).topk(left, dim=1, largest=False)  # in ascending order

@@ -15,6 +15,8 @@ from gtp_vit.patch import host_of, unpatch
 from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.search.space import Limits, Space, unreachable
 
+CALIBRATED_FLOOR = 0.3  # the probe knows better than attention what does not matter
+
 
 def calibrate(
     model: nn.Module,
@@ -49,7 +51,8 @@ def calibrate(
     host = host_of(plain)
     begin = time.time()
     found = learn_sensitivity(plain, images, batch_size=batch_size, seed=seed, progress=progress)
-    start = GTPPlus(propagate=GTPPlus.at(host.vit, 0.5).propagate, calibration=found.calibration.to_text())
+    shape = GTPPlus.at(host.vit, 0.5).propagate
+    start = GTPPlus(propagate=shape, floor=CALIBRATED_FLOOR, calibration=found.calibration.to_text())
     space = Space(host.costs(), start, Limits())
     target = macs * space.whole
     plan = [0] * host.vit.depth  # the shortened last block may be enough
