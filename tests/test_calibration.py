@@ -165,7 +165,7 @@ def test_a_recipe_holds_it_and_so_do_checkpoints(fashion, recipe, tmp_path):
 
 
 def test_other_weights_are_refused_and_rounded_or_finetuned_ones_are_not(recipe):
-    other = create_model("fashion_vit", pretrained=False)
+    other = embedded.create(pretrained=False)
     with pytest.raises(BadSetting, match=r"learned on other weights: about \d+ % of these are different"):
         patch(other, recipe)
     patch(create_model("fashion_vit").bfloat16(), recipe)
@@ -195,7 +195,7 @@ def with_a_register(family, cell):
     return model
 
 
-@pytest.mark.parametrize(("family", "cell"), [("vit", 9), ("gap", 63)])
+@pytest.mark.parametrize(("family", "cell"), [("vit", 9), ("siglip", 63)])
 def test_a_cell_of_long_tokens_is_a_register_and_stays_alone(family, cell):
     images = families.images(family, 24)
     found = learn_sensitivity(with_a_register(family, cell), images).calibration
@@ -220,7 +220,7 @@ def test_long_tokens_that_are_nowhere_in_particular_are_no_registers():
 
 @pytest.mark.parametrize(
     "family",
-    ["dinov2_registers", "all_tokens", "siglip", "dinov3", "hf_vit", "hf_clip_projection", "open_clip", "lvvit"],
+    ["dinov2_registers", "all_tokens", "siglip", "eva02", "hf_vit", "hf_clip_projection", "open_clip", "lvvit"],
 )
 def test_every_kind_of_output_can_be_learned_from(family):
     if family not in families.NAMES:

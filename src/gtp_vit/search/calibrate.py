@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
 from torch import Tensor, nn
 
 from gtp_vit import __version__
-from gtp_vit.errors import check_range
+from gtp_vit.core.reducer import Method
+from gtp_vit.errors import GTPError, check_range
 from gtp_vit.measure.sensitivity import Done, learn_sensitivity
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.patch import host_of, unpatch
 from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
+from gtp_vit.runs.journal import Journal
 from gtp_vit.search.space import Limits, Space, unreachable
 
+BATCH = 8  # images in a backward pass, whose memory it bounds
 CALIBRATED_FLOOR = 0.3  # the probe knows better than attention what does not matter
 
 
@@ -23,7 +27,7 @@ def calibrate(
     images: Tensor,
     *,
     macs: float = DEFAULT_SHARE,
-    batch_size: int = 8,
+    batch_size: int = BATCH,
     seed: int = 0,
     name: str = "",
     data: str = "",
@@ -51,8 +55,7 @@ def calibrate(
     host = host_of(plain)
     begin = time.time()
     found = learn_sensitivity(plain, images, batch_size=batch_size, seed=seed, progress=progress)
-    shape = GTPPlus.at(host.vit, 0.5).propagate
-    start = GTPPlus(propagate=shape, floor=CALIBRATED_FLOOR, calibration=found.calibration.to_text())
+    start = with_calibration(GTPPlus(propagate=GTPPlus.at(host.vit, 0.5).propagate), found.calibration.to_text())
     space = Space(host.costs(), start, Limits())
     target = macs * space.whole
     plan = [0] * host.vit.depth  # the shortened last block may be enough
@@ -75,3 +78,36 @@ def calibrate(
     }
     measured = {"macs": cost, "share": round(cost / space.whole, 4)}
     return Recipe(name or host.inputs.name, sizes_of_vit(host.vit), method, history, measured)
+
+
+def with_calibration(method: GTPPlus, text: str) -> GTPPlus:
+    """The settings with this calibration, and a floor that suits it unless one was chosen."""
+    floor = CALIBRATED_FLOOR if method.floor == GTPPlus().floor else method.floor
+    return dataclasses.replace(method, floor=floor, calibration=text)
+
+
+def calibrated(
+    method: Method, model: nn.Module, images: Tensor, *, batch_size: int, journal: Journal | None
+) -> tuple[Method, str]:
+    """Settings for a search, with what was learned of the model on these images, and how that went in one line.
+
+    Other methods have nothing to learn, and where nothing can be learned the settings stay as they are. What was
+    learned is in the journal: another number of threads would round it differently.
+    """
+    if not isinstance(method, GTPPlus):
+        return method, ""
+    if method.calibration is not None:
+        return method, "given"
+    for entry in [] if journal is None else journal.entries:
+        if "calibration" in entry:
+            return with_calibration(method, entry["calibration"]), entry["learned"]
+    try:
+        found = learn_sensitivity(model, images, batch_size=min(batch_size, BATCH))
+    except GTPError as error:
+        return method, f"none: {error}"
+    text, registers = found.calibration.to_text(), len(found.calibration.registers)
+    fits = [fit for fit in found.fit if fit is not None]
+    learned = f"{len(images)} images, explains {min(fits):.2f} to {max(fits):.2f}, {registers} registers"
+    if journal is not None:
+        journal.append({"calibration": text, "learned": learned})
+    return with_calibration(method, text), learned

@@ -7,6 +7,7 @@ candidate that is clearly worse on the first images is given up early.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import random
 import time
@@ -80,6 +81,8 @@ class Ruler:
         self.known: dict[Any, tuple[Damage, float]] = {}  # with the seconds it took
         self.speedups: dict[Any, float] = {}
         for entry in [] if journal is None else journal.entries:
+            if "settings" not in entry:  # what was learned before the search
+                continue
             settings = _hashable(entry["settings"])
             if "speedup" in entry:
                 self.speedups[settings] = entry["speedup"]
@@ -93,7 +96,7 @@ class Ruler:
 
     def damage(self, method: Method, first: int, last: int) -> Damage:
         """The damage of these settings on images `first` to `last`."""
-        key = (_hashable(method.to_dict()), first, last)
+        key = (_hashable(settings_of(method)), first, last)
         self.seen += last - first
         if key not in self.known:
             begin = time.perf_counter()
@@ -106,7 +109,7 @@ class Ruler:
             seconds = round(time.perf_counter() - begin, 4)
             self.known[key] = Damage(kl, same), seconds
             if self.journal is not None:
-                entry = {"settings": method.to_dict(), "first": first, "last": last, "seconds": seconds}
+                entry = {"settings": settings_of(method), "first": first, "last": last, "seconds": seconds}
                 stored = [None if np.isnan(value) else value for value in kl.tolist()]
                 self.journal.append({**entry, "kl": stored, "same": same.astype(int).tolist()})
         damage, seconds = self.known[key]
@@ -115,12 +118,20 @@ class Ruler:
 
     def timed(self, method: Method, measure: Callable[[], float]) -> float:
         """The speed-up of these settings, measured once."""
-        key = _hashable(method.to_dict())
+        key = _hashable(settings_of(method))
         if key not in self.speedups:
             self.speedups[key] = measure()
             if self.journal is not None:
-                self.journal.append({"settings": method.to_dict(), "speedup": self.speedups[key]})
+                self.journal.append({"settings": settings_of(method), "speedup": self.speedups[key]})
         return self.speedups[key]
+
+
+def settings_of(method: Method) -> dict[str, Any]:
+    """The settings for the journal; of a calibration, which all of a search share, what tells it from others."""
+    return {
+        name: hashlib.sha256(value.encode()).hexdigest() if isinstance(value, str) and len(value) > 300 else value
+        for name, value in method.to_dict().items()
+    }
 
 
 def _hashable(settings: dict[str, Any]) -> Any:

@@ -24,6 +24,7 @@ from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import starting_point
+from gtp_vit.search.calibrate import calibrated
 from gtp_vit.search.climb import Best, Ruler, check_enough_images, search
 from gtp_vit.search.clock import Clock
 from gtp_vit.search.space import Limits, Space, cheapest
@@ -54,6 +55,7 @@ def tune(
     max_kl: float | None = None,
     min_agreement: float | None = None,
     method: Method | str = DEFAULT.name,
+    learn: bool = True,
     limits: Limits = Limits(),  # noqa: B008  it is frozen
     evaluations: int = 150,
     minutes: float = 0,
@@ -77,6 +79,7 @@ def tune(
         max_kl: or as the largest KL divergence to the unreduced model,
         min_agreement: or as the least agreement with it, in percent. Give one of the four.
         method: a method with a schedule, by name or with its settings.
+        learn: first learn what matters to the model, by a backward pass an image (gtp_plus alone; see `calibrate`).
         limits: what deployment asks for.
         evaluations: passes over the images.
         minutes: end the search after this time; 0 = no limit.
@@ -116,6 +119,10 @@ def tune(
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal)
     searched = len(images) - round(HELD_OUT * len(images))
+    learned = ""
+    if learn:
+        settings, learned = calibrated(settings, plain, ruler.images[:searched], batch_size=batch_size, journal=journal)
+        space = Space(space.costs, settings, limits)
 
     def run(target: float, budget: float, done: float, start: Sequence[Method] = ()) -> Best:
         def report(share: float, found: Best) -> None:
@@ -165,6 +172,7 @@ def tune(
         "version": __version__,
         "target": {goal: value},
         "limits": dataclasses.asdict(limits),
+        "calibration": learned,
         "data": data,
         "seed": seed,
         "candidates": found.tried,
