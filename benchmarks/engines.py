@@ -36,8 +36,9 @@ from gtp_vit.engines.program import write_onnx
 from gtp_vit.inputs.data import DataSettings, open_images, spread_images
 from gtp_vit.measure.benchmark import PAUSE, against, interleave
 from gtp_vit.measure.environment import environment
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.macs import macs
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.measure.slicing import slicing_of
 
 EAGER = "eager torch, unreduced"
@@ -133,7 +134,7 @@ def damage(options: Options) -> Iterator[dict[str, Any]]:
                     export(each, path, precision="int8", images=images)
                     models[f"{engine.name} {label}"] = ExportedModel(path, "int8", options.threads)
             found = {score.name: score for score in evaluate(models, dataset, workers=1).scores}
-        kl = {key: score.kl.value for key, score in found.items()}
+        kl = {key: score["kl"].value for key, score in found.items()}
         for engine in ENGINES:
             alone, both = kl[f"{engine} int8"], kl[f"{engine} int8 + deploy"]
             yield {
@@ -146,8 +147,8 @@ def damage(options: Options) -> Iterator[dict[str, Any]]:
                 "kl_int8": alone,
                 "kl_int8_deploy": both,
                 "allowed": alone + 1.1 * kl["deploy"],
-                "top1": {key: score.top1.value for key, score in found.items()},
-                "agreement": {key: score.agreement.value for key, score in found.items()},
+                "top1": {key: score["top1"].value for key, score in found.items()},
+                "agreement": {key: score["agreement"].value for key, score in found.items()},
                 "share_of_macs": {
                     "deploy": round(macs(few).total / macs(model).total, 4),
                     "all layers": round(macs(all_layers).total / macs(model).total, 4),

@@ -18,7 +18,8 @@ import tyro
 from gtp_vit import GTP, create_model, patch
 from gtp_vit.inputs.data import InMemory
 from gtp_vit.measure.benchmark import against, interleave
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.evaluate import evaluate
+from gtp_vit.measure.outputs import UNREDUCED
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ import tyro
 from gtp_vit import GTPPlus, create_model, patch, read_recipe
 from gtp_vit.core.reducer import Method
 from gtp_vit.inputs.data import DataSettings, batches, open_images
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.classes import Classes
+from gtp_vit.measure.evaluate import evaluate
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.patch import host_of
 from gtp_vit.search.climb import Ruler, search
 from gtp_vit.search.space import SHAPES, Limits, Space
@@ -93,7 +95,7 @@ def schedules(options: Schedules) -> None:
         difference = found.differences([("tuned", score.name, "kl")])[0]
         plan = space.plan_of(methods[score.name])
         row = {"model": options.model, "schedule": score.name, "plan": plan, "share": space.cost(plan) / space.whole}
-        row |= {"kl": score.kl.value, "agreement": score.agreement.value, "images": score.images}
+        row |= {"kl": score["kl"].value, "agreement": score["agreement"].value, "images": score.images}
         rows.append(row | {"tuned minus this": [difference.value, difference.low, difference.high]})
     options.write(rows)
 
@@ -109,7 +111,7 @@ def libraries(options: Libraries) -> None:
     images = torch.cat([batch.images for batch in batches(mixed, batch_size=32, workers=2)])
     space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), Limits())
     target = options.share * space.whole
-    ruler = Ruler(model, images, 32, None)
+    ruler = Ruler(model, images, 32, None, Classes())
     ranges = {f"layer {layer}": (0.0, 1.0) for layer in space.layers} | GTPPlus.tunes
 
     def with_library(sampler: Any) -> tuple[Method, float]:
@@ -123,7 +125,7 @@ def libraries(options: Libraries) -> None:
             if plan is None:
                 return 10.0
             method = dataclasses.replace(space.with_plan(plan), **{name: found[name] for name in GTPPlus.tunes})
-            kl = ruler.damage(method, 0, options.images).mean_kl
+            kl = ruler.damage(method, 0, options.images).mean
             best = min(best or (kl, method), (kl, method), key=lambda pair: pair[0])
             return kl
 
@@ -139,7 +141,7 @@ def libraries(options: Libraries) -> None:
     def plain_local(seed: int) -> tuple[Method, float]:
         budget = options.evaluations
         found = search(ruler, space, target, images=options.images, evaluations=budget, seconds=0, seed=seed)
-        return found.method, found.damage.mean_kl
+        return found.method, found.damage.mean
 
     rows = []
     for seed in range(options.seeds):
@@ -154,7 +156,7 @@ def libraries(options: Libraries) -> None:
             passes = (ruler.seen - before) / options.images
             other = ruler.damage(method, options.images, total)
             row = {"model": options.model, "search": name, "seed": seed, "passes": round(passes, 1), "kl": kl}
-            rows.append(row | {"kl of others": other.mean_kl, "plan": space.plan_of(method)})
+            rows.append(row | {"kl of others": other.mean, "plan": space.plan_of(method)})
     options.write(rows)
 
 

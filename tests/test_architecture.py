@@ -64,7 +64,7 @@ def test_imports_point_one_way(path):
 
 
 # What commands share. Whatever else two of them need belongs into a part that a page or a program can use, too.
-SHARED = {"app", "flags", "words", "help", "grid", "render", "output", "resume", "source", "exported"}
+SHARED = {"app", "flags", "words", "help", "grid", "render", "output", "resume", "source", "exported", "measuring"}
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.stem)

@@ -69,7 +69,7 @@ def test_less_damage_than_tome_and_tome_less_than_gtp_at_equal_cost():
     for each in plans[1:]:
         assert each.macs == pytest.approx(budget, rel=0.01)
     _, found = compare(models_of(model, plans), plans, InMemory(embedded.normalise(images), labels))
-    kl = {score.name.split(" @")[0]: score.kl.value for score in found.scores}
+    kl = {score.name.split(" @")[0]: score["kl"].value for score in found.scores}
     assert kl["gtp_plus"] <= kl["tome"] < kl["gtp"]
 
 

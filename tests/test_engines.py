@@ -56,7 +56,7 @@ from gtp_vit.engines import ENGINES, child, engine_of, ov
 from gtp_vit.engines import export as exporting
 from gtp_vit.engines.about import read_about
 from gtp_vit.engines.program import OLDEST_TORCH, OPSET, write_onnx
-from gtp_vit.measure.evaluate import kl_per_image
+from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.identity import tensors_fingerprint
 from gtp_vit.measure.slicing import slicing_of
 from gtp_vit.patch import host_of

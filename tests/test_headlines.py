@@ -4,7 +4,8 @@ import pytest
 
 from gtp_vit import GTPPlus, create_model, macs, patch
 from gtp_vit.inputs.data import DataSettings, open_images
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.evaluate import evaluate
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.search.budget import at_macs
 
 IMAGES = 64  # of 2,000
@@ -25,6 +26,6 @@ def test_gtp_plus_does_less_than_half_of_tomes_damage_at_65_percent_of_the_macs(
     for fast in reduced.values():
         assert macs(fast).total == pytest.approx(budget, rel=0.01)
     found = evaluate({UNREDUCED: model, **reduced}, images, batch_size=32, workers=0)
-    kl = {score.name: score.kl.value for score in found.scores}
+    kl = {score.name: score["kl"].value for score in found.scores}
     assert found.scores[0].images == IMAGES
     assert max(kl["gtp_plus"], kl["recipe"]) < 0.5 * kl["tome"], kl

@@ -16,7 +16,8 @@ from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.inputs.data import DataSettings, ImageFiles, ImageStream, batches, first_images, open_images
 from gtp_vit.inputs.pictures import decode, load_picture, open_picture
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.evaluate import evaluate
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.runs import distributed
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 2}

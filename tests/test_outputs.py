@@ -35,9 +35,10 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.inputs.data import InMemory
 from gtp_vit.measure import environment
 from gtp_vit.measure.benchmark import benchmark_models
-from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.measure.eval_mode import eval_mode
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.evaluate import evaluate
+from gtp_vit.measure.measures import check_class_output
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.paper_tables.reproduce import oversmoothing
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import sizes_of_vit
@@ -87,21 +88,28 @@ MEASURED = {
 }
 
 
-@pytest.mark.parametrize("measure", MEASURED)
+AS_CLASSES = {
+    "tune": lambda model: tune(model, families.images("vit", 24), macs=0.7, evaluations=1, measure="classes"),
+    "evaluate": lambda model: evaluate({UNREDUCED: model}, in_memory(), measure="classes"),
+    "finetune": MEASURED["finetune"],
+}
+
+
+@pytest.mark.parametrize("measure", AS_CLASSES)
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
-def test_models_without_classes_are_refused_before_any_image(kind, measure):
+def test_models_without_classes_are_not_measured_as_classes(kind, measure):
     make, message = WITHOUT_CLASSES[kind]
     with pytest.raises(GTPError, match=message) as refused:
-        MEASURED[measure](forbid_images(make()))
+        AS_CLASSES[measure](forbid_images(make()))
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "compare", "tune"])
-def test_commands_refuse_models_without_classes_before_they_open_images(command, tmp_path, monkeypatch, capsys):
+def test_commands_refuse_a_measure_that_does_not_fit_before_they_open_images(command, tmp_path, monkeypatch, capsys):
     save_file(timm.create_model("test_vit", num_classes=1).state_dict(), tmp_path / "w.safetensors")
     monkeypatch.setattr(source, "open_images", lambda *_: pytest.fail("it opened the images"))
     words = [command, "test_vit", "--num-classes", "1", "--checkpoint", str(tmp_path / "w.safetensors")]
-    assert main([*words, "--data-dir", str(tmp_path)]) == Exit.USAGE
+    assert main([*words, "--data-dir", str(tmp_path), "--measure", "classes"]) == Exit.USAGE
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), "the model has one output" in err) == ("", 1, True)
 
@@ -152,8 +160,8 @@ def modes(model):
 
 IN_EVAL_MODE = {
     "tune": lambda model: tune(model, families.images("vit", 24), macs=0.7, evaluations=2).measured,
-    "evaluate": lambda model: [s.kl.value for s in MEASURED["evaluate"](model).scores],
-    "compare": lambda model: [r.score.kl.value for r in MEASURED["compare"](model)[0]],
+    "evaluate": lambda model: [s["kl"].value for s in MEASURED["evaluate"](model).scores],
+    "compare": lambda model: [r.score["kl"].value for r in MEASURED["compare"](model)[0]],
     "oversmoothing": lambda model: oversmoothing(model, families.images("vit"), 4),
     "trace": lambda model: trace(patch(model, GTP(propagate=4)), families.images("vit")).layers[2].kept.tolist(),
 }
@@ -211,9 +219,9 @@ def test_the_mode_comes_back_when_the_work_is_interrupted():
 def test_a_distilled_model_in_train_mode_which_returns_a_pair_can_be_measured():
     model = small("deit_tiny_distilled_patch16_224")
     model.set_distilled_training(True)
-    expected = MEASURED["evaluate"](model).scores[1].kl
+    expected = MEASURED["evaluate"](model).scores[1]["kl"]
     assert isinstance(model.train()(families.images("vit")), tuple)
-    assert MEASURED["evaluate"](model).scores[1].kl == expected
+    assert MEASURED["evaluate"](model).scores[1]["kl"] == expected
 
 
 def test_macs_of_images_are_counted_in_eval_mode():
@@ -246,9 +254,9 @@ def test_outputs_that_are_not_finite_are_counted_and_leave_no_kl():
     found = evaluate({UNREDUCED: model, "gtp": fast, "same": model}, in_memory(), batch_size=24)
     unreduced, gtp, same = found.scores
     assert (unreduced.not_finite, gtp.not_finite, same.not_finite) == (0, 6, 0)
-    assert math.isnan(gtp.kl.value)
-    assert gtp.agreement.value <= 75  # where there is no output, there is no agreement
-    assert same.agreement.value == 100
+    assert math.isnan(gtp["kl"].value)
+    assert gtp["agreement"].value <= 75  # where there is no output, there is no agreement
+    assert same["agreement"].value == 100
     assert found.not_finite() == ["gtp: 6 of 24 images have outputs that are not finite"]
 
 
@@ -330,7 +338,8 @@ def test_tune_refuses_settings_whose_held_out_outputs_are_not_finite(monkeypatch
 
     def spoiled(self, method, first, last):
         found = measure(self, method, first, last)
-        return dataclasses.replace(found, kl=found.kl * math.nan) if last == 30 else found
+        spoilt = {**found.found, "kl": found.found["kl"] * math.nan}
+        return dataclasses.replace(found, found=spoilt) if last == 30 else found
 
     monkeypatch.setattr(search.Ruler, "damage", spoiled)
     with pytest.raises(GTPError, match=r"not finite on 6 of 6 held-out images"):

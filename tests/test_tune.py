@@ -28,6 +28,7 @@ from gtp_vit import recipes as recipe_files
 from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.measure.benchmark import Timing
+from gtp_vit.measure.classes import Classes
 from gtp_vit.methods.merging import conserve
 from gtp_vit.patch import host_of
 from gtp_vit.runs.journal import Journal
@@ -64,8 +65,8 @@ def test_the_cost_is_met_and_the_damage_is_the_least_of_what_was_tried(model, me
     cost = macs(model, found.method, lossless=True).total
     assert cost == found.measured["macs"]
     assert 0.6 * macs(model).total < cost <= 0.7 * macs(model).total
-    assert [now.kl for now in seen] == sorted((now.kl for now in seen), reverse=True)
-    assert found.measured["kl"] == pytest.approx(seen[-1].kl, abs=1e-6)
+    assert [now.damage for now in seen] == sorted((now.damage for now in seen), reverse=True)
+    assert found.measured["kl"] == pytest.approx(seen[-1].damage, abs=1e-6)
     assert found.found["candidates"] > 7  # it went beyond the hand-made ones
     # what the recipe says is what the patched model does, on the images of the search
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:32]
@@ -82,8 +83,8 @@ def test_the_hand_made_schedules_are_its_starts(model):
     assert len(starts) >= 6  # of the seven, "late" cannot be that cheap in four layers
     for start in starts:
         assert 0.6 * space.whole < space.cost(space.plan_of(start)) <= target
-    ruler = searching.Ruler(model, IMAGES[:32], 32, None)
-    best = min(ruler.damage(start, 0, 32).mean_kl for start in starts)
+    ruler = searching.Ruler(model, IMAGES[:32], 32, None, Classes())
+    best = min(ruler.damage(start, 0, 32).mean for start in starts)
     assert quick(model).measured["kl"] <= best + 1e-6
 
 
@@ -123,7 +124,7 @@ def test_ctrl_c_gives_the_best_so_far(model):
 
     found = quick(model, progress=stop)
     assert found.found["interrupted"]
-    assert found.measured["kl"] == pytest.approx(calls[-1].kl, abs=1e-6)
+    assert found.measured["kl"] == pytest.approx(calls[-1].damage, abs=1e-6)
 
 
 def test_limits_are_kept(model):
@@ -373,7 +374,7 @@ def test_the_command_writes_a_recipe_that_other_commands_take(words, tmp_path, c
     recipe, page = tmp_path / "r.json", tmp_path / "r.html"
     more = ["--macs", "0.8", "--evaluations", "8", "--output", str(recipe), "--report", str(page)]
     assert main(["tune", *words, *more]) == Exit.OK
-    assert "KL and agreement are to the unreduced model" in capsys.readouterr().out
+    assert "KL to unreduced and agreement %: against the unreduced model" in " ".join(capsys.readouterr().out.split())
     assert isinstance(read_recipe(recipe), Recipe)
     assert "held-out KL" in page.read_text()
     assert not list(tmp_path.glob("*.journal"))
@@ -459,9 +460,9 @@ def test_the_cheapest_schedule_is_what_the_method_can_do():
 
 
 def test_what_is_not_a_number_is_no_improvement(model):
-    ruler = searching.Ruler(model, IMAGES[:8], 8, None)
+    ruler = searching.Ruler(model, IMAGES[:8], 8, None, Classes())
     fine = ruler.damage(GTPPlus(propagate=4), 0, 8)
-    ruler.damage = lambda _, first, last: searching.Damage(np.full(last - first, np.nan), np.zeros(8, dtype=bool))
+    ruler.damage = lambda _, first, last: searching.Damage(Classes(), {}, {"kl": np.full(last - first, np.nan)})
     assert searching.race(ruler, GTPPlus(propagate=5), 8, fine) is None
     wrong = families.make("vit")
     torch.nn.init.constant_(wrong.head.bias, torch.nan)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
 from gtp_vit.cli.output import answer, check_complete, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import first_images
-from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.classes import Classes
 from gtp_vit.measure.macs import macs
 from gtp_vit.recipes import read_recipe
 from gtp_vit.runs.files import check_writable
@@ -24,8 +25,11 @@ from gtp_vit.show.scores import explain_scores
 
 
 @dataclass(frozen=True)
-class Compare(ResumeFlags, DataFlags):
-    """All methods at equal MACs on the same images: accuracy, agreement, KL, GMACs and speed, as a table and a page.
+class Compare(EmbeddingFlags, ResumeFlags, DataFlags):
+    """All methods at equal MACs on the same images: damage, GMACs and speed, as a table and a page.
+
+    Damage is what the measure for the model's kind of output says: of classes KL and agreement, of embeddings cosines
+    and nearest neighbours; --measure dense compares restored features patch by patch.
 
     Each method's own work and the shortened last block are counted. Settings are found from the MACs: a budget is a
     share of the unreduced model's, or the cost of GTP at a given number of propagated tokens per layer.
@@ -34,6 +38,7 @@ class Compare(ResumeFlags, DataFlags):
       gtp-vit compare --output compared
       gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --at-propagate 8 14 --output compared
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --macs 0.65 --methods gtp tome evit
+      gtp-vit compare vit_small_patch14_dinov2 --pretrained --data-dir images --output encoders
     """
 
     methods: tuple[str, ...] = ()
@@ -67,14 +72,15 @@ def main(words: Sequence[str]) -> None:
     if flags.output is not None:
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
-    check_class_output(model)
-    dataset = make_dataset(flags, model)
+    measure = chosen_measure(flags, model)
+    dataset = make_dataset(flags, model, labels=measure.name == Classes.name)
     whole = macs(model).total
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
     plans, left_out = plan(model, flags.methods, budgets, [read_recipe(recipe) for recipe in flags.recipes])
-    models = models_of(model, plans)
+    models = models_of(model, plans, restore=measure.restores)
     settings = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
+    settings |= measure.settings()
     timing_images = first_images(dataset, flags.timing_batch, model)
     with open_journal(flags, results, flags.model, models, dataset, **settings, batch_size=flags.batch_size) as journal:
         with render.progress("comparing") as progress:
@@ -86,6 +92,7 @@ def main(words: Sequence[str]) -> None:
                 workers=flags.workers,
                 rounds=flags.rounds,
                 timing_images=timing_images,
+                measure=measure,
                 journal=journal,
                 progress=progress,
             )
@@ -100,5 +107,5 @@ def main(words: Sequence[str]) -> None:
             write_page(flags, words, flags.output / "report.html", title, lead, sections)
             text.append(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
     result = {"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out}
-    answer(flags, result, (flags.model, *comparison_table(rows)), text="\n".join(text))
+    answer(flags, result, (flags.model, *comparison_table(rows, found)), text="\n".join(text))
     check_complete(found)

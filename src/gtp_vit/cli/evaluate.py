@@ -10,14 +10,17 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, from_file, load_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
+from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.engines import is_exported
+from gtp_vit.errors import GTPError
 from gtp_vit.inputs.data import first_images
-from gtp_vit.measure.class_output import check_class_output
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.classes import Classes
+from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.macs import macs
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.patch import patch
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import check_writable
@@ -27,11 +30,13 @@ from gtp_vit.show.scores import explain_scores, score_row, score_table
 
 
 @dataclass(frozen=True)
-class Evaluate(OutputFlags, MethodFlags, ResumeFlags, DataFlags):
-    """Top-1 and top-5 accuracy of a reduced model, its agreement with and KL divergence to the unreduced one.
+class Evaluate(OutputFlags, MethodFlags, EmbeddingFlags, ResumeFlags, DataFlags):
+    """How far a reduced model is from the unreduced one on your images, by the measure for its kind of output.
 
-    Differences have paired 95 % intervals. An interrupted run resumes when it is started again with the same
-    --results-file, also with a different number of processes; if weights, images or settings differ it is refused.
+    Classes: top-1 and top-5 accuracy, agreement and KL divergence. Embeddings (CLIP, DINOv2, any model without a
+    classifier): cosines, whether images keep their nearest neighbours, k-NN accuracy. Differences have paired 95 %
+    intervals. An interrupted run resumes when it is started again with the same --results-file, also with a different
+    number of processes; if weights, images or settings differ it is refused.
 
     A file that gtp-vit export has written (.onnx, .xml) is run in its engine, and compared with the float model that it
     was made from.
@@ -40,6 +45,8 @@ class Evaluate(OutputFlags, MethodFlags, ResumeFlags, DataFlags):
       gtp-vit evaluate
       gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --results-file gtp_plus.csv
       gtp-vit evaluate deit_tiny_patch16_224 --checkpoint deit.safetensors --data-dir val --method tome --r 14
+      gtp-vit evaluate vit_small_patch14_dinov2 --pretrained --data-dir images
+      gtp-vit evaluate vit_tiny_patch16_224 --pretrained --data-dir images --measure dense
       gtp-vit evaluate out/vit_tiny_patch16_224-gtp_plus-int8.xml --data-dir imagenet/val
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app evaluate vit_tiny_patch16_224 --pretrained --data-dir imagenet/val
     """
@@ -64,18 +71,20 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
     if distributed.is_first():
         check_writable(flags.results_file, flags.report)
     model = make_model(flags)
-    check_class_output(model)
-    dataset = make_dataset(flags, model)
+    measure = chosen_measure(flags, model)
+    if file is not None and measure.restores:
+        raise GTPError(f"{file.path.name} returns what its model returns; dense features are measured in torch")
+    dataset = make_dataset(flags, model, labels=measure.name == Classes.name)
     if file is None:
         method = chosen.for_model(model)
-        fast: Any = patch(model, method)
+        fast: Any = patch(model, method, restore=measure.restores)
         name, title, own, cost = method.name, str(method), method.to_dict(), _cost(fast, dataset)
     else:
         fast = load_file(file, model, flags.threads)
         name, title, own, cost = file.path.name, file.path.name, file.settings(), file.about["macs"]["exported"]
     models = {UNREDUCED: model, name: fast}
-    settings = {"methods": {name: own}, "batch_size": flags.batch_size}
-    reading: dict[str, Any] = {"batch_size": flags.batch_size, "workers": flags.workers}
+    settings = {"methods": {name: own}, "batch_size": flags.batch_size, **measure.settings()}
+    reading: dict[str, Any] = {"batch_size": flags.batch_size, "workers": flags.workers, "measure": measure}
     with open_journal(flags, flags.results_file, flags.model, models, dataset, **settings) as journal:
         if not distributed.is_first():
             evaluate(models, dataset, **reading)

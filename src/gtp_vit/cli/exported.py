@@ -59,8 +59,8 @@ def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[Expor
                 f"{path.name} is compared with the float model it was made from, whose weights "
                 f"({weights or 'not named'}) are not here; give --checkpoint FILE or --pretrained"
             )
-    size, width = about["input"]["size"], about["output"]["width"]
-    sizes: dict[str, Any] = _sizes(name, size, width)
+    size, output = about["input"]["size"], about["output"]
+    sizes: dict[str, Any] = _sizes(name, size, 0 if output["kind"] in ("features", "tokens") else output["width"])
     return ExportedFile(path, about), dataclasses.replace(flags, model=name, **sizes)
 
 

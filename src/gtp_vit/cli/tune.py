@@ -12,30 +12,34 @@ import torch
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
+from gtp_vit.cli.measuring import MeasureFlags
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, make_model, read_images
 from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.libraries import public_name
-from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.measures import measure_of
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.search.climb import FEWEST_IMAGES
+from gtp_vit.search.climb import fewest_images
 from gtp_vit.search.space import Limits
-from gtp_vit.search.tune import Progress, curve, tune
+from gtp_vit.search.tune import TARGETS, Progress, check_target, curve, tune
 from gtp_vit.show.tuned import explain_recipes, recipe_sections, recipe_table
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True)
-class Tune(OutputFlags, ResumeFlags, DataFlags):
+class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Find the schedule and settings that change a model least at a given cost, on a few hundred images without labels.
 
-    Give one target: --macs, --speedup (measured here), --max-kl or --min-agreement; without any it is --macs 0.65.
-    The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take. Ctrl-C ends the
-    search with the best so far; a run that was killed resumes when it is started again with the same --output.
+    Give one target: --macs, --speedup (measured here), or what the measure for the model's kind of output has: of
+    classes --max-kl or --min-agreement, of embeddings --min-cosine or --min-neighbours, of numbers --max-error, and
+    with --for dense, which compares restored features patch by patch, --max-error or --min-cosine. Without any it is
+    --macs 0.65. The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take.
+    Ctrl-C ends the search with the best so far; a run that was killed resumes when it is started again with the same
+    --output.
 
     examples:
       gtp-vit tune --macs 0.65
@@ -57,6 +61,12 @@ class Tune(OutputFlags, ResumeFlags, DataFlags):
     """Target: the cheapest schedule whose KL divergence to the unreduced model is at most this."""
     min_agreement: float | None = None
     """Target: the cheapest schedule that agrees with the unreduced model on at least this percentage of images."""
+    min_cosine: float | None = None
+    """Target: the cheapest schedule whose embeddings, or with --for dense whose features, have at least this cosine."""
+    min_neighbours: float | None = None
+    """Target: the cheapest schedule that keeps at least this percentage of the 10 nearest neighbours of an image."""
+    max_error: float | None = None
+    """Target: the cheapest schedule with at most this relative error, of numbers, or with --for dense of features."""
     curve: bool = False
     """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
     images: int = 320
@@ -91,22 +101,21 @@ def main(words: Sequence[str]) -> None:
     if flags.max_layers is not None:
         check_range("--max-layers", flags.max_layers, 1, 1000, whole=True)
     check_engine(flags)
-    targets: dict[str, Any] = {
-        key: getattr(flags, key)
-        for key in ("macs", "speedup", "max_kl", "min_agreement")
-        if getattr(flags, key) is not None
-    }
+    targets: dict[str, Any] = {key: getattr(flags, key) for key in TARGETS if getattr(flags, key) is not None}
     check_writable(flags.output, flags.report)
     if flags.curve and targets:
         raise GTPError("--curve has targets of its own; leave out the other")
     model = make_model(flags)
     method = chosen.for_model(model)
-    check_class_output(model)
-    images, unreadable = read_images(flags, model, flags.images, FEWEST_IMAGES)
+    measure = measure_of(model, flags.measure)
+    for goal in targets:
+        check_target(goal, measure)
+    images, unreadable = read_images(flags, model, flags.images, fewest_images(measure))
     images = images.to(next(model.parameters()).device)
     settings: dict[str, Any] = {
         "method": method,
         "learn": flags.learn,
+        "measure": measure,
         "limits": limits_of(flags),
         "engine": flags.engine,
         "precision": flags.precision,
@@ -123,14 +132,9 @@ def main(words: Sequence[str]) -> None:
     if flags.speedup:
         timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch}
         timed |= {} if flags.engine == "torch" else {"engine": flags.engine, "precision": flags.precision}
-    run = {
-        "method": method.to_dict(),
-        "learn": flags.learn,
-        "target": targets,
-        "limits": settings["limits"],
-        "seed": flags.search_seed,
-    }
-    run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed}
+    run = {"method": method.to_dict(), "learn": flags.learn, "target": targets, "limits": settings["limits"]}
+    run |= {"seed": flags.search_seed, "curve": flags.curve, "batch_size": flags.batch_size, **timed}
+    run |= measure.settings()
     with open_journal(flags, flags.output, flags.model, model, images, **run) as journal, _tuning_bar() as progress:
         settings |= {"journal": journal, "progress": progress}
         if flags.curve:
@@ -182,6 +186,6 @@ def _tuning_bar() -> Iterator[Any]:
     with render.progress("tuning", "{task.fields[best]}") as update:
 
         def report(now: Progress) -> None:
-            update(round(1000 * now.done), 1000, best=f"KL {now.kl:.4f} at {now.share:.3f} of the MACs")
+            update(round(1000 * now.done), 1000, best=f"{now.title} {now.damage:.4f} at {now.share:.3f} of the MACs")
 
         yield report

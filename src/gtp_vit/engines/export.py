@@ -22,8 +22,8 @@ from gtp_vit.engines.card import card
 from gtp_vit.engines.child import outputs_of
 from gtp_vit.engines.program import check_exportable, output_of, write_onnx
 from gtp_vit.errors import BadInput, BadSetting, GTPError, first_line
+from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.eval_mode import eval_mode
-from gtp_vit.measure.evaluate import kl_per_image
 from gtp_vit.patch import host_of
 from gtp_vit.runs.files import explained
 

@@ -17,8 +17,9 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import GTPError
 from gtp_vit.inputs.models import create_model
 from gtp_vit.measure.eval_mode import eval_mode
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.macs import macs
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
 from gtp_vit.methods.tome import ToMe
@@ -127,7 +128,7 @@ def _accuracies(
     for index, cell in enumerate(plain):
         score = scores[UNREDUCED if cell.method is None else str(index)]
         bad = Failed(f"{score.not_finite} of {score.images} images have outputs that are not finite")
-        found[cell] = bad if score.not_finite else score.top1.value
+        found[cell] = bad if score.not_finite else score["top1"].value
     return found, evaluation.unreadable
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -19,66 +20,50 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import main_output
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.measure.evaluate import Array, kl_per_image
+from gtp_vit.measure.outputs import UNREDUCED, Arrays, Measure, check_base, decoded, encoded
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import patch, unpatch
 from gtp_vit.runs.journal import Journal
+from gtp_vit.search.damage import Damage, kept
 from gtp_vit.search.space import Space, unreachable
 
 FEWEST_IMAGES = 20
+HELD_OUT = 0.2  # share of the images that the search does not see
 RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
 CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # (share of the search, number of local searches until then)
 
 
-@dataclass(frozen=True)
-class Damage:
-    """How far a reduced model's outputs are from the unreduced one's, image by image."""
-
-    kl: Array
-    same: Array  # is the first class the same?
-
-    @property
-    def mean_kl(self) -> float:
-        return float(self.kl.mean())
-
-    @property
-    def not_finite(self) -> int:
-        """Images whose outputs are not finite."""
-        return int(np.isnan(self.kl).sum())
-
-    @property
-    def agreement(self) -> float:
-        return 100 * float(self.same.mean())
+def fewest_images(measure: Measure) -> int:
+    """How many images a search needs: neighbours are compared among the held-out ones, too."""
+    return max(FEWEST_IMAGES, math.ceil((getattr(measure, "k", 0) + 1) / HELD_OUT))
 
 
-def check_enough_images(images: Any, model: Any) -> None:
+def check_enough_images(images: Any, model: Any, fewest: int) -> None:
     """Raise BadSetting unless `images` is a tensor of enough images that the model takes."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
         raise BadSetting(
             f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
         )
-    if len(images) < FEWEST_IMAGES:
-        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {FEWEST_IMAGES}, better 200")
+    if len(images) < fewest:
+        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {fewest}, better 200")
     with torch.no_grad():
         patch(model, Identity(), quiet=True)(images[:1])  # raises if they do not fit
-
-
-def _scores(model: nn.Module, images: Tensor, batch_size: int) -> Tensor:
-    return torch.cat([main_output(model(part), "classes") for part in images.split(batch_size)])
 
 
 class Ruler:
     """Measures the damage of settings on fixed images; figures in the journal are reused."""
 
-    def __init__(self, model: nn.Module, images: Tensor, batch_size: int, journal: Journal | None) -> None:
+    def __init__(
+        self, model: nn.Module, images: Tensor, batch_size: int, journal: Journal | None, measure: Measure
+    ) -> None:
         self.model, self.images, self.batch_size, self.journal = unpatch(model), images, batch_size, journal
+        self.measure = measure
         self.seen = 0  # images that went through a reduced model
         self.seconds = 0.0
-        self.known: dict[Any, tuple[Damage, float]] = {}  # with the seconds it took
+        self.known: dict[Any, tuple[Arrays, float]] = {}  # with the seconds it took
         self.speedups: dict[Any, float] = {}
         for entry in [] if journal is None else journal.entries:
             if "settings" not in entry:  # what was learned before the search
@@ -87,12 +72,15 @@ class Ruler:
             if "speedup" in entry:
                 self.speedups[settings] = entry["speedup"]
                 continue
-            damage = Damage(np.array(entry["kl"], dtype=float), np.array(entry["same"], dtype=bool))  # None is NaN
-            self.known[settings, entry["first"], entry["last"]] = damage, entry["seconds"]
+            found = {name: decoded(stored) for name, stored in entry["found"].items()}
+            self.known[settings, entry["first"], entry["last"]] = found, entry["seconds"]
         with torch.inference_mode():
-            self.base = _scores(self.model, images, batch_size)
-        if not bool(self.base.isfinite().all()):
-            raise GTPError("the unreduced model's outputs are not finite on these images: nothing to compare with")
+            self.base = self._outputs(UNREDUCED, self.model, images)
+        check_base(self.base, range(len(images)))
+        self.of_base = kept(measure, self.base, self.base)
+
+    def _outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
+        return torch.cat([self.measure.outputs(name, model, part) for part in images.split(self.batch_size)])
 
     def damage(self, method: Method, first: int, last: int) -> Damage:
         """The damage of these settings on images `first` to `last`."""
@@ -100,21 +88,19 @@ class Ruler:
         self.seen += last - first
         if key not in self.known:
             begin = time.perf_counter()
-            fast = patch(self.model, method, quiet=True)
+            fast = patch(self.model, method, restore=self.measure.restores, quiet=True)
             with torch.inference_mode():
-                logits = _scores(fast, self.images[first:last], self.batch_size)
-            base = self.base[first:last]
-            kl = kl_per_image(base, logits).numpy(force=True).round(9)
-            same = (base.argmax(dim=1) == logits.argmax(dim=1)).numpy(force=True)
+                outputs = self._outputs(method.name, fast, self.images[first:last])
+            found = kept(self.measure, self.base[first:last], outputs)
             seconds = round(time.perf_counter() - begin, 4)
-            self.known[key] = Damage(kl, same), seconds
+            self.known[key] = found, seconds
             if self.journal is not None:
                 entry = {"settings": settings_of(method), "first": first, "last": last, "seconds": seconds}
-                stored = [None if np.isnan(value) else value for value in kl.tolist()]
-                self.journal.append({**entry, "kl": stored, "same": same.astype(int).tolist()})
-        damage, seconds = self.known[key]
+                self.journal.append({**entry, "found": encoded(found)})
+        found, seconds = self.known[key]
         self.seconds += seconds  # also for figures from the journal, so a resumed run ends at the same time
-        return damage
+        base = {name: array[first:last] for name, array in self.of_base.items()}
+        return Damage(self.measure, base, found)
 
     def timed(self, method: Method, measure: Callable[[], float]) -> float:
         """The speed-up of these settings, measured once."""
@@ -200,11 +186,11 @@ def race(ruler: Ruler, method: Method, images: int, best: Damage | None) -> Dama
     for first, last in itertools.pairwise([0, *(round(share * images) for share in RACE)]):
         parts.append(ruler.damage(method, first, last))
         if best is not None:
-            worse = np.concatenate([part.kl for part in parts]) - best.kl[:last]
+            worse = np.concatenate([part.values for part in parts]) - best.values[:last]
             doubt = 0.5 * worse.std() / len(worse) ** 0.5 if last < images else 0.0
             if not worse.mean() < doubt:  # NaN is no improvement
                 return None
-    return Damage(np.concatenate([p.kl for p in parts]), np.concatenate([p.same for p in parts]))
+    return Damage.together(parts)
 
 
 def search(
@@ -233,7 +219,7 @@ def search(
         return max((ruler.seen - begin_seen) / images / evaluations, by_time)
 
     def best() -> Best:
-        leader = min(climbs, key=lambda climb: climb.damage.mean_kl)
+        leader = min(climbs, key=lambda climb: climb.damage.mean)
         return Best(leader.method, leader.damage, len(tried))
 
     def tell() -> None:
@@ -245,7 +231,7 @@ def search(
             tried.add(candidate)
             damage = race(ruler, candidate, images, None)
             assert damage is not None
-            if not np.isfinite(damage.mean_kl):
+            if not np.isfinite(damage.mean):
                 continue
             climbs.append(Climb(candidate, damage))
             tell()
@@ -261,7 +247,7 @@ def search(
         turn, idle = 0, 0
         while spent() < 1 and idle < 2000:
             together = next(number for until, number in CLIMBS if spent() <= until)
-            climbs = sorted(climbs, key=lambda climb: climb.damage.mean_kl)[:together]
+            climbs = sorted(climbs, key=lambda climb: climb.damage.mean)[:together]
             turn += 1
             climb = climbs[turn % len(climbs)]
             change = climb.again or neighbour(space, climb.method, target, choose)

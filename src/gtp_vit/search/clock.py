@@ -9,26 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import main_output
 from gtp_vit.core.reducer import Method
 from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.engines.loaded import in_engine
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.measure.benchmark import PAUSE, Timing, against, benchmark_models, interleave
-from gtp_vit.measure.evaluate import kl_per_image
+from gtp_vit.measure.outputs import UNREDUCED, Measure
 from gtp_vit.patch import patch
+from gtp_vit.search.damage import Damage
 
 
 class Clock:
     """Times settings of a method on one model against the unreduced one, in turns."""
 
-    def __init__(self, model: nn.Module, engine: str, precision: str) -> None:
+    def __init__(self, model: nn.Module, engine: str, precision: str, measure: Measure) -> None:
         check_name("engine", engine, ("torch", *ENGINES))
         if engine != "torch":
             check_precision(ENGINES[engine], precision)
         elif precision != "f32":
             raise BadSetting(f"precision is {precision}, which is for engines; in torch convert the model")
-        self.model, self.engine, self.precision = model, engine, precision
+        if engine != "torch" and measure.restores:
+            raise BadSetting(
+                f"engine is {engine}, and features of patches are compared in torch; tune in torch, then export"
+            )
+        self.model, self.engine, self.precision, self.measure = model, engine, precision, measure
         self.files = contextlib.ExitStack()  # of the unreduced model, once it is needed
         self.unreduced: Any = None
 
@@ -57,16 +61,11 @@ class Clock:
         with self._loaded(
             {"reduced": patch(self.model, method, quiet=True)}, images[:searched], careful=True
         ) as loaded:
-            found = loaded["reduced"](unseen)
+            found = self.measure.check(self.engine, loaded["reduced"](unseen), len(unseen)).float()
         with torch.inference_mode():
-            wanted = main_output(self.model(unseen), "classes")
-        return {
-            "name": self.engine,
-            "precision": self.precision,
-            "kl": round(float(kl_per_image(wanted, found).mean()), 6),
-            "agreement": round(100 * float((wanted.argmax(dim=1) == found.argmax(dim=1)).double().mean()), 2),
-            "images": len(unseen),
-        }
+            wanted = self.measure.outputs(UNREDUCED, self.model, unseen)
+        damage = Damage.between(self.measure, wanted, found)
+        return {"name": self.engine, "precision": self.precision, **damage.summary(), "images": len(unseen)}
 
     def _loaded(self, models: Any, images: Tensor, *, careful: bool = False) -> contextlib.AbstractContextManager[Any]:
         return in_engine(self.engine, self.precision, models, images, torch.get_num_threads(), careful=careful)

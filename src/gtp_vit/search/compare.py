@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.inputs.data import Item
 from gtp_vit.measure.benchmark import Timing, benchmark_models
-from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, ImagesDone, Score, evaluate
+from gtp_vit.measure.evaluate import Evaluation, ImagesDone, Score, evaluate
+from gtp_vit.measure.outputs import UNREDUCED, Measure
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
@@ -108,10 +110,13 @@ def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
     return [costs.with_method(GTP(propagate=number)) for number in numbers]
 
 
-def models_of(model: nn.Module, plans: Sequence[Plan]) -> dict[str, nn.Module]:
-    """The model of each plan, by the plan's name."""
+def models_of(model: nn.Module, plans: Sequence[Plan], *, restore: bool = False) -> dict[str, nn.Module]:
+    """The model of each plan, by the plan's name; `restore` as for `patch`."""
     _once("name", [plan.name for plan in plans])
-    return {plan.name: model if plan.method is None else patch(model, plan.method, quiet=True) for plan in plans}
+    return {
+        plan.name: model if plan.method is None else patch(model, plan.method, restore=restore, quiet=True)
+        for plan in plans
+    }
 
 
 def compare(
@@ -123,11 +128,13 @@ def compare(
     workers: int = 2,
     rounds: int = 0,
     timing_images: Tensor | None = None,
+    measure: str | Measure = "auto",
     journal: Journal | None = None,
     progress: ImagesDone | None = None,
 ) -> tuple[list[Row], Evaluation]:
     """Evaluate and time the models of all plans, the unreduced one first; `rounds` = 0 times nothing."""
-    evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal, progress=progress)
+    reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    evaluation = evaluate(models, dataset, **reading, measure=measure, journal=journal, progress=progress)
     timings: dict[str, Timing] = {}
     if rounds and timing_images is not None:
         with torch.inference_mode():

@@ -1,7 +1,8 @@
 """tune: the schedule and settings of a method that do least damage to a model at a given cost.
 
-Damage is the KL divergence to the unreduced model on a few hundred unlabelled images. A fifth of them is held out of
-the search (climb.py); the damage on these is in the recipe.
+Damage is the distance to the unreduced model's outputs on a few hundred unlabelled images, by the measure for their
+kind: KL divergence for classes. A fifth of them is held out of the search (climb.py); the damage on these is in the
+recipe.
 """
 
 from __future__ import annotations
@@ -18,18 +19,29 @@ from torch import Tensor, nn
 from gtp_vit import __version__
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, check_range
-from gtp_vit.measure.class_output import check_class_output
+from gtp_vit.measure.dense import Dense
 from gtp_vit.measure.eval_mode import measures_in_eval_mode
+from gtp_vit.measure.measures import measure_of
+from gtp_vit.measure.outputs import Measure
 from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import starting_point
 from gtp_vit.search.calibrate import calibrated
-from gtp_vit.search.climb import Best, Ruler, check_enough_images, search
+from gtp_vit.search.climb import HELD_OUT, Best, Ruler, check_enough_images, fewest_images, search
 from gtp_vit.search.clock import Clock
 from gtp_vit.search.space import Limits, Space, cheapest
 
-HELD_OUT = 0.2  # share of the images that the search does not see
+# Targets and what they may be, from above the first to the second.
+TARGETS: dict[str, tuple[float, float]] = {
+    "macs": (0, 1),
+    "speedup": (1, 100),
+    "max_kl": (0, 100),
+    "min_agreement": (0, 100),
+    "min_cosine": (0, 1),
+    "min_neighbours": (0, 100),
+    "max_error": (0, 100),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,8 @@ class Progress:
 
     done: float  # share of the search
     best: Method
-    kl: float
+    damage: float  # mean over the images of the search
+    title: str  # what the damage is
     share: float  # of the unreduced model's MACs
 
 
@@ -54,6 +67,10 @@ def tune(
     speedup: float | None = None,
     max_kl: float | None = None,
     min_agreement: float | None = None,
+    min_cosine: float | None = None,
+    min_neighbours: float | None = None,
+    max_error: float | None = None,
+    measure: str | Measure = "auto",
     method: Method | str = DEFAULT.name,
     learn: bool = True,
     limits: Limits = Limits(),  # noqa: B008  it is frozen
@@ -72,12 +89,16 @@ def tune(
     """The settings of a method with the least damage at one target; a recipe that `patch` takes.
 
     Args:
-        model: a supported ViT with classes and the weights it will be used with; it is measured in eval mode.
+        model: a supported ViT with the weights it will be used with; it is measured in eval mode.
         images: a few hundred, prepared as the model wants them, [I, channels, height, width]. No labels are needed.
         macs: the target as a share of the unreduced model's MACs,
         speedup: or as a speed-up that is measured here,
         max_kl: or as the largest KL divergence to the unreduced model,
-        min_agreement: or as the least agreement with it, in percent. Give one of the four.
+        min_agreement: or as the least agreement with it, in percent,
+        min_cosine: or as the least cosine to its embeddings, or of dense output to its features patch by patch,
+        min_neighbours: or as the least share of an image's 10 nearest that stay the same, in percent,
+        max_error: or as the largest relative error, of numbers or of features patch by patch. Give one target.
+        measure: how outputs are compared: auto chooses by what the model returns; dense: by restored features.
         method: a method with a schedule, by name or with its settings.
         learn: first learn what matters to the model, by a backward pass an image (gtp_plus alone; see `calibrate`).
         limits: what deployment asks for.
@@ -96,12 +117,12 @@ def tune(
     Ctrl-C ends the search early with the best so far.
     """
     targets = {"macs": macs, "speedup": speedup, "max_kl": max_kl, "min_agreement": min_agreement}
+    targets |= {"min_cosine": min_cosine, "min_neighbours": min_neighbours, "max_error": max_error}
     given = {key: value for key, value in targets.items() if value is not None}
     if len(given) != 1:
         raise BadSetting(f"{len(given)} targets are given; give one of {', '.join(targets)}")
     goal, value = next(iter(given.items()))
-    low, high = {"macs": (0, 1), "speedup": (1, 100), "max_kl": (0, 100), "min_agreement": (0, 100)}[goal]
-    check_range(goal, value, low, high, above_low=True)
+    check_range(goal, value, *TARGETS[goal], above_low=True)
     check_range("evaluations", evaluations, 1, 10**6)
     check_range("minutes", minutes, 0, 10**6)
     check_range("batch_size", batch_size, 1, 65536, whole=True)
@@ -109,15 +130,16 @@ def tune(
     plain: Any = unpatch(model)
     host = host_of(plain)
     vit = host.vit
-    check_class_output(plain)
-    check_enough_images(images, plain)
-    clock = Clock(plain, engine, precision)
+    chosen = measure_of(plain, measure)
+    check_target(goal, chosen)
+    check_enough_images(images, plain, fewest_images(chosen))
+    clock = Clock(plain, engine, precision, chosen)
     settings = starting_point(method, vit)
     settings.build(vit)  # raises if they do not fit
     space = Space(host.costs(), settings, limits)
     whole = space.whole
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal)
+    ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal, chosen)
     searched = len(images) - round(HELD_OUT * len(images))
     learned = ""
     if learn:
@@ -128,8 +150,8 @@ def tune(
         def report(share: float, found: Best) -> None:
             if progress is not None:
                 cost = space.cost(space.plan_of(found.method)) / whole
-                kl = found.damage.mean_kl
-                progress(Progress(done + share * budget / evaluations, found.method, kl, cost))
+                title = chosen.figure(chosen.damage).title
+                progress(Progress(done + share * budget / evaluations, found.method, found.damage.mean, title, cost))
 
         limit = {"evaluations": budget, "seconds": 60 * minutes * budget / evaluations}
         return search(ruler, space, target, images=searched, **limit, seed=seed, report=report, start=start)
@@ -142,26 +164,22 @@ def tune(
         elif goal == "speedup":
             found, timing = _at_speedup(ruler, clock, ruler.images[:timing_batch], space, value, evaluations, run)
         else:
-            found = _at_damage(goal, space, value, evaluations, run)
+            found = _at_damage(goal, chosen, space, value, evaluations, run)
         in_engine = None if engine == "torch" else clock.outputs(found.method, ruler.images, searched)
     cost = space.cost(space.plan_of(found.method))
     held_out = ruler.damage(found.method, searched, len(images))
     if held_out.not_finite:
         raise GTPError(
-            f"the outputs of {found.method} are not finite on {held_out.not_finite} of {len(held_out.kl)} held-out "
-            "images, though they are on those of the search; use float32 or bfloat16, or ask for less"
+            f"the outputs of {found.method} are not finite on {held_out.not_finite} of {len(images) - searched} "
+            "held-out images, though they are on those of the search; use float32 or bfloat16, or ask for less"
         )
     measured: dict[str, Any] = {
+        "measure": chosen.name,
         "macs": cost,
         "share": round(cost / whole, 4),
-        "kl": round(found.damage.mean_kl, 6),
-        "agreement": round(found.damage.agreement, 2),
+        **found.damage.summary(),
         "images": searched,
-        "held_out": {
-            "kl": round(held_out.mean_kl, 6),
-            "agreement": round(held_out.agreement, 2),
-            "images": len(images) - searched,
-        },
+        "held_out": {**held_out.summary(), "images": len(images) - searched},
     }
     if timing is not None:
         measured["speedup"] = timing
@@ -185,7 +203,17 @@ def tune(
 Run = Callable[..., Best]
 
 
-def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: Run) -> Best:
+def check_target(goal: str, measure: Measure) -> None:
+    """Refuse a target that this measure has no figure for."""
+    if goal in ("macs", "speedup", *measure.targets):
+        return
+    raise BadSetting(
+        f"the target {goal} does not fit this model, whose outputs are measured as {measure.name}; give one of macs, "
+        f"speedup, {', '.join(measure.targets)}"
+    )
+
+
+def _at_damage(goal: str, measure: Measure, space: Space, value: float, evaluations: float, run: Run) -> Best:
     """The cheapest settings with at most this damage: halve the range of costs, each time with a short search."""
     whole = space.whole
     low, high, good, steps = cheapest(space) / whole, 1.0, None, 6
@@ -198,8 +226,7 @@ def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: R
             step / steps,
             [] if last is None else _moved(space, last, middle * whole),
         )
-        fine = last.damage.mean_kl <= value if goal == "max_kl" else last.damage.agreement >= value
-        if fine:
+        if measure.met(goal, value, last.damage.figures()):
             good, high = last, middle
         else:
             low = middle
@@ -207,9 +234,10 @@ def _at_damage(goal: str, space: Space, value: float, evaluations: float, run: R
             return dataclasses.replace(good or last, interrupted=True)
     if good is None:
         assert last is not None
+        reached = ", ".join(f"{measure.figure(key).title} {number:g}" for key, number in last.damage.summary().items())
         raise BadSetting(
             f"{goal} {value:g} was not met by any settings that save something: at a share of {low:.3f} of the MACs "
-            f"KL is {last.damage.mean_kl:.4f} and agreement {last.damage.agreement:.1f} %; ask for less, or for macs"
+            f"there is {reached}; ask for less, or for macs"
         )
     return good
 
@@ -288,7 +316,8 @@ def curve(
 def accelerate(model: Any, images: Tensor, *, macs: float | None = None, **settings: Any) -> Any:
     """Tune a model on a few hundred unlabelled images and patch it, in one call; targets and settings as in `tune`.
 
-    Without a target it is 65 % of the MACs.
+    Without a target it is 65 % of the MACs. With measure="dense" the model gives back the full grid (`patch`, restore).
     """
-    others = any(settings.get(target) is not None for target in ("speedup", "max_kl", "min_agreement"))
-    return patch(model, tune(model, images, macs=DEFAULT_SHARE if macs is None and not others else macs, **settings))
+    others = any(settings.get(target) is not None for target in TARGETS)
+    recipe = tune(model, images, macs=DEFAULT_SHARE if macs is None and not others else macs, **settings)
+    return patch(model, recipe, restore=recipe.measured["measure"] == Dense.name)

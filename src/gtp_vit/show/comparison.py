@@ -17,7 +17,7 @@ from gtp_vit.search.compare import Row
 from gtp_vit.show.page import Section, paragraph, picture, table
 from gtp_vit.show.plot import curves
 from gtp_vit.show.results import Table
-from gtp_vit.show.scores import change_text, explain_scores, kl_text, score_row, with_bounds
+from gtp_vit.show.scores import explain_scores, figure_text, score_row, with_bounds
 from gtp_vit.show.tokens import panels, png, some_layers
 
 
@@ -41,24 +41,25 @@ def comparison_rows(
 
 
 def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str, Any]]:
-    """How far each is from the plan with the least KL at the same budget, with paired intervals."""
-    kl = {score.name: math.inf if score.not_finite else score.kl.value for score in found.scores}
+    """How far each is from the plan with the least damage at the same budget, with paired intervals."""
+    damage = {score.name: math.inf if score.not_finite else score.damage.value for score in found.scores}
     plans = [row.plan for row in rows]
     best = {}
     for own in plans:
         rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
-        best[own.name] = min(rivals, key=kl.__getitem__)
+        best[own.name] = min(rivals, key=damage.__getitem__)
     behind: dict[str, dict[str, Any]] = {name: {"best_at_budget": other} for name, other in best.items()}
-    wanted = [(name, other, figure) for name, other in best.items() for figure in ("kl", "agreement", "top1")]
+    figures = [f.name for f in found.figures() if f.brief and not f.change and not f.quantile]
+    wanted = [(name, other, figure) for name, other in best.items() for figure in reversed(figures)]
     for (name, _, figure), interval in zip(wanted, found.differences(wanted), strict=True):
         behind[name] |= with_bounds(f"{figure}_minus_best", interval)
     return behind
 
 
-def comparison_table(rows: Sequence[Row]) -> Table:
+def comparison_table(rows: Sequence[Row], found: Evaluation) -> Table:
     """A row for each plan."""
-    measured = ["top-1 %", "change", "agreement %", "KL to unreduced", "speed-up", "img/s"]
-    columns = ["method", "GMACs", *measured, "settings"]
+    figures = [figure for figure in found.figures() if figure.brief]
+    columns = ["method", "GMACs", *(figure.title for figure in figures), "speed-up", "img/s", "settings"]
     cells = []
     for row in rows:
         plan, score, speed = row.plan, row.score, "not timed"
@@ -66,17 +67,17 @@ def comparison_table(rows: Sequence[Row]) -> Table:
             low, high = row.timing.speedup_quartiles
             speed = f"{row.timing.speedup:.2f} ({low:.2f} .. {high:.2f})"
         gmacs = f"{plan.macs / 1e9:.{3 if plan.macs > 1e8 else 4}f}"
-        accuracy = [f"{score.top1.value:.2f}", change_text(score.top1_change), f"{score.agreement.value:.2f}"]
+        measured = [figure_text(score, figure) for figure in figures]
         rate = "not timed" if row.rate is None else f"{row.rate:.1f}"
         settings = "" if plan.method is None else str(plan.method)
-        cells.append([plan.label, gmacs, *accuracy, kl_text(score), speed, rate, settings])
+        cells.append([plan.label, gmacs, *measured, speed, rate, settings])
     return columns, cells
 
 
 def comparison_sections(
     model: nn.Module, rows: Sequence[Row], found: Evaluation, images: Tensor, left_out: Sequence[str]
 ) -> list[Section]:
-    """Plots of KL, accuracy and speed over MACs, the table, pictures of the tokens, and what was left out."""
+    """Plots of damage, quality and speed over MACs, the table, pictures of the tokens, and what was left out."""
     reduced = [row for row in rows if row.plan.method is not None]
     names = list(dict.fromkeys(row.plan.label for row in reduced))
 
@@ -86,23 +87,31 @@ def comparison_sections(
     def cost(row: Row) -> float:
         return row.plan.macs / rows[0].plan.macs
 
-    def top1(row: Row) -> float:
-        return row.score.top1.value
+    damage = found.measure.figure(found.measure.damage)
+    shown = next((figure for figure in found.figures() if figure.name in ("top1", "neighbours")), damage)
+
+    def quality(row: Row) -> float:
+        return row.score[shown.name].value
 
     share = "MACs, as a share of the unreduced model's"
-    damage = curves(series(cost, lambda row: row.score.kl.value), share, "KL to the unreduced model", log_y=True)
-    damage += paragraph("Lower is better: how far the class probabilities are from the unreduced model's.")
-    sections = [Section("Damage over cost", damage + curves(series(cost, top1), share, "top-1 accuracy, %"))]
+    drawn = curves(series(cost, lambda row: row.score.damage.value), share, damage.title, log_y=True)
+    drawn += paragraph(f"Lower is better. {found.measure.meaning}")
+    if shown is not damage:
+        drawn += curves(series(cost, quality), share, shown.title)
+    sections = [Section("Damage over cost", drawn)]
     if all(row.timing is not None for row in reduced):
-        pareto = curves(series(lambda row: row.timing.speedup, top1), "speed-up", "top-1 accuracy, %")
+        pareto = curves(series(lambda row: row.timing.speedup, quality), "speed-up", shown.title)
         text = f"Interleaved medians at batch {len(images)}, {torch.get_num_threads()} threads."
-        sections.append(Section("Accuracy over speed", pareto + paragraph(text)))
+        sections.append(Section(f"{shown.title} over speed", pareto + paragraph(text)))
     finite = [index for index in range(1, len(rows)) if not rows[index].score.not_finite]
-    best = min(finite, key=lambda index: rows[index].score.kl.value, default=None)
+    best = min(finite, key=lambda index: rows[index].score.damage.value, default=None)
     cautions = {row.plan.method.caution() for row in reduced if row.plan.method is not None} - {None}
-    text = f"{explain_scores(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least KL."
+    text = (
+        f"{explain_scores(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least "
+        f"{damage.title}."
+    )
     notes = "".join(map(paragraph, [text, *sorted(map(str, cautions))]))
-    sections.append(Section("All figures", table(*comparison_table(rows), best) + notes))
+    sections.append(Section("All figures", table(*comparison_table(rows, found), best) + notes))
     sections.append(Section("What is left of an image", _token_pictures(model, reduced, images)))
     return sections + ([Section("Left out", "".join(map(paragraph, left_out)))] if left_out else [])
 

@@ -1,16 +1,21 @@
-"""scores: accuracy, agreement and KL of models as a line of a results file, a table, and a sentence."""
+"""scores: the figures of models as a line of a results file, a table, and a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from gtp_vit.inputs.data import DataSettings
-from gtp_vit.measure.evaluate import UNREDUCED, Evaluation, Interval, Score
+from gtp_vit.measure.evaluate import Evaluation, Interval, Score
+from gtp_vit.measure.outputs import UNREDUCED, Figure
 from gtp_vit.patch import host_of
 from gtp_vit.show.results import Table
+
+TIMM = ("top1", "top5")  # figures that timm has columns for
 
 
 def score_row(
@@ -22,10 +27,7 @@ def score_row(
     wanted = inputs.preparation or {}
     return {
         "model": title,
-        "top1": round(score.top1.value, 4),
-        "top1_err": round(100 - score.top1.value, 4),
-        "top5": round(score.top5.value, 4),
-        "top5_err": round(100 - score.top5.value, 4),
+        **_timm_columns(score),
         "param_count": round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
         "img_size": settings.img_size or inputs.size[-1],
         "crop_pct": settings.crop_pct or wanted.get("crop_pct", ""),
@@ -35,10 +37,23 @@ def score_row(
         "images": score.images,
         "unreadable": len(found.unreadable),
         "not_finite": score.not_finite,
-        **with_bounds("agreement", score.agreement),
-        **with_bounds("kl", score.kl),
-        **with_bounds("top1_change", score.top1_change),
+        "measure": found.measure.name,
+        **{key: value for f in found.figures() if f.name not in TIMM for key, value in _bounded(score, f.name)},
     }
+
+
+def _timm_columns(score: Score) -> dict[str, float]:
+    """Accuracies as timm names them, for models with classes."""
+    return {
+        key: value
+        for name in TIMM
+        if name in score.figures
+        for key, value in ((name, round(score[name].value, 4)), (f"{name}_err", round(100 - score[name].value, 4)))
+    }
+
+
+def _bounded(score: Score, figure: str) -> Iterable[tuple[str, float]]:
+    return with_bounds(figure, score[figure]).items()
 
 
 def with_bounds(name: str, interval: Interval) -> dict[str, float]:
@@ -47,30 +62,44 @@ def with_bounds(name: str, interval: Interval) -> dict[str, float]:
 
 def score_table(found: Evaluation, macs: Mapping[str, int]) -> Table:
     """A row for each model; `macs` are by their names."""
-    rows = []
-    for score in found.scores:
-        top1, top5, agreement = (f"{figure.value:.2f}" for figure in (score.top1, score.top5, score.agreement))
-        change = change_text(score.top1_change)
-        rows.append([score.name, f"{macs[score.name] / 1e9:.3f}", top1, top5, change, agreement, kl_text(score)])
-    return ["model", "GMACs", "top-1 %", "top-5 %", "top-1 change", "agreement %", "KL to unreduced"], rows
+    figures = found.figures()
+    rows = [
+        [score.name, f"{macs[score.name] / 1e9:.3f}", *(figure_text(score, figure) for figure in figures)]
+        for score in found.scores
+    ]
+    return ["model", "GMACs", *(figure.title for figure in figures)], rows
 
 
-def change_text(interval: Interval) -> str:
-    return f"{interval.value:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
-
-
-def kl_text(score: Score) -> str:
-    if score.not_finite:
+def figure_text(score: Score, figure: Figure) -> str:
+    """A figure of a model as people read it."""
+    interval, form = score[figure.name], f"{'+' if figure.change else ''}.{figure.decimals}f"
+    if math.isnan(interval.value):
         return f"none: {score.not_finite} not finite"
-    return f"{score.kl.value:.4f} [{score.kl.low:.4f}, {score.kl.high:.4f}]"
+    value, low, high = (format(number, form) for number in (interval.value, interval.low, interval.high))
+    return f"{value} [{low}, {high}]" if figure.interval else value
 
 
 def explain_scores(found: Evaluation) -> str:
     """What the intervals mean, and what was not counted."""
     count = found.scores[0].images
-    text = f"{count} images; brackets are paired 95 % intervals over images."
+    text = f"{count} images; brackets are paired 95 % intervals over images. {found.measure.meaning}"
+    text += _explain_neighbours(found)
     if found.unreadable:
         text += f" {len(found.unreadable)} could not be read and are not counted, e.g. {found.unreadable[0]}"
     if found.not_finite():
-        text += f" {'; '.join(found.not_finite())}: they count as wrong and as disagreement, and there is no KL."
+        title = found.measure.figure(found.measure.damage).title
+        text += f" {'; '.join(found.not_finite())}: they count as wrong and as disagreement, and have no {title}."
     return text
+
+
+def _explain_neighbours(found: Evaluation) -> str:
+    """Among how many images neighbours were sought, and what labels were used for."""
+    own = found.per_image[UNREDUCED]
+    if "neighbours" not in own:
+        return ""
+    count = int((~np.isnan(own["neighbours"])).sum())
+    k = getattr(found.measure, "k", 0)
+    text = f" Same neighbours: of each image's {k} nearest among {count}, how many are those of the unreduced model."
+    if "knn" in own:
+        return f"{text} k-NN: how often its neighbours' labels name an image's own; the model has no classifier."
+    return f"{text} No k-NN accuracy: images have no labels, or all the same one, or no two the same."

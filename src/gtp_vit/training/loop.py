@@ -17,12 +17,13 @@ from torch.utils.data import Dataset
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, check_range
 from gtp_vit.inputs.data import Item
-from gtp_vit.measure.class_output import check_class_output
 from gtp_vit.measure.environment import bf16_verdict
-from gtp_vit.measure.evaluate import UNREDUCED, evaluate
+from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.identity import identity, images_identity
 from gtp_vit.measure.kept import Kept
 from gtp_vit.measure.macs import macs
+from gtp_vit.measure.measures import check_class_output
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import Recipe, resolve
 from gtp_vit.runs import distributed
@@ -238,8 +239,8 @@ class _Run:
                 models, self.validation, batch_size=self.settings.part, workers=self.workers, kept=self.kept
             )
         score = found.scores[1]
-        figures = {key: getattr(score, key).value for key in ("top1", "top5", "agreement", "kl")}
-        figures["unreduced_top1"] = found.scores[0].top1.value
+        figures = {key: score[key].value for key in ("top1", "top5", "agreement", "kl")}
+        figures["unreduced_top1"] = found.scores[0]["top1"].value
         if not self.settings.labels:
             figures = {key: figures[key] for key in ("agreement", "kl")}
         epoch = step // self.epoch_steps
