@@ -126,8 +126,9 @@ def test_directions_have_the_covariance_of_the_damage():
     small = output + 1e-2 * delta
     kl = (output.softmax(0) * (output.log_softmax(0) - small.log_softmax(0))).sum()
     cosine = 1 - torch.cosine_similarity(output, small, dim=0)
-    for kind, damage in (("classes", kl), ("embedding", cosine)):
-        drawn = direction(output.expand_as(noise), noise, kind)
+    error = (1e-2 * delta).norm().square() / output.norm().square() / 2
+    for measure, damage in (("classes", kl), ("embedding", cosine), ("dense", error)):
+        drawn = direction(output.expand_as(noise), noise, measure)
         assert float((drawn @ (1e-2 * delta)).square().mean() / 2) == pytest.approx(float(damage), rel=0.03)
 
 

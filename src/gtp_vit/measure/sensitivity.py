@@ -17,11 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.backbone import main_output
 from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, GTPError, first_line
+from gtp_vit.measure.classes import Classes
+from gtp_vit.measure.dense import Dense
 from gtp_vit.measure.eval_mode import measures_in_eval_mode
+from gtp_vit.measure.measures import measure_of
+from gtp_vit.measure.outputs import Measure
+from gtp_vit.measure.regression import Numbers
 from gtp_vit.methods.calibration import Calibration, fingerprint
 from gtp_vit.patch import host_of, patch, tower_of, unpatch
 
@@ -44,13 +48,20 @@ class Sensitivity:
 
 @measures_in_eval_mode
 def learn_sensitivity(
-    model: nn.Module, images: Tensor, *, batch_size: int = 8, seed: int = 0, progress: Done | None = None
+    model: nn.Module,
+    images: Tensor,
+    *,
+    measure: str | Measure = "auto",
+    batch_size: int = 8,
+    seed: int = 0,
+    progress: Done | None = None,
 ) -> Sensitivity:
     """Learn probes and registers of a model.
 
     Args:
         model: a supported ViT with the weights it will be used with; a patched one is taken as it was before.
         images: prepared as the model wants them, [I, channels, height, width].
+        measure: what counts as damage to the output; auto chooses by what the model returns.
         batch_size: images at a time; the memory for a backward pass grows with it.
         seed: of the random directions in the output.
         progress: called after every batch.
@@ -58,20 +69,15 @@ def learn_sensitivity(
     check_images(images)
     plain = unpatch(model)
     host = host_of(plain)
-    if host.output is None:
-        raise BadSetting(
-            f"what this {type(plain).__name__} returns is not known, so nothing says what matters to it; calibrate the "
-            f"ViT in it, model.{host.path}"
-        )
-    kind = host.output.kind
-    watched: Any = patch(plain, Watch(), restore=host.needs_grid is not None, quiet=True)
+    chosen = measure_of(plain, measure)
+    watched: Any = patch(plain, Watch(), restore=chosen.restores or host.needs_grid is not None, quiet=True)
     vit, watcher = host.vit, tower_of(watched).reducer
     generator = torch.Generator().manual_seed(seed)
     halves = [[Normal(vit.dim) for _ in range(vit.depth)] for _ in range(2)]  # each is checked on the other
     long = torch.zeros(vit.depth, vit.image_tokens)
     for first in range(0, len(images), batch_size):
         part = images[first : first + batch_size]
-        tokens, gradients = _gradients(watched, watcher, part, kind, generator)
+        tokens, gradients = _gradients(watched, watcher, part, chosen, generator)
         for layer, (z, g) in enumerate(zip(tokens, gradients, strict=True)):
             z, g = (each[:, vit.prefix :].detach().float().cpu() for each in (z, g))
             if z.shape[1] != vit.image_tokens:
@@ -163,15 +169,15 @@ class Watcher(Reducer):
 
 
 def _gradients(
-    watched: nn.Module, watcher: Watcher, images: Tensor, kind: str, generator: torch.Generator
+    watched: nn.Module, watcher: Watcher, images: Tensor, measure: Measure, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Tokens after the attention of each layer and the gradients of a random number of the output, all [B, N, C]."""
     with torch.inference_mode(False), torch.enable_grad():
         try:
-            output = main_output(watched(images.clone()), kind)
+            output = measure.outputs("the model", watched, images.clone())
             seen = list(watcher.seen)
             noise = torch.stack([torch.randn(output.shape[1:], generator=generator) for _ in images])
-            number = (direction(output.detach().float(), noise.to(output.device), kind) * output.float()).sum()
+            number = (direction(output.detach(), noise.to(output.device), measure.name) * output).sum()
             gradients = torch.autograd.grad(number, seen, allow_unused=True)
         except RuntimeError as error:
             raise GTPError(
@@ -184,17 +190,22 @@ def _gradients(
     return seen, found
 
 
-def direction(output: Tensor, noise: Tensor, kind: str) -> Tensor:
+def direction(output: Tensor, noise: Tensor, measure: str) -> Tensor:
     """A random direction in the output, with the covariance by which the damage grows: [B, ...] like both arguments.
 
     Of class scores, the Fisher information diag(p) - p p^T of their softmax: the KL divergence to second order. Of
-    features and embeddings, what is orthogonal to them, by their length: 1 - cosine.
+    embeddings, what is orthogonal to them, by their length: 1 - cosine. Of features of patches, all directions, by
+    their length: the relative error. Of numbers, all directions alike.
     """
-    if kind == "classes":
+    if measure == Classes.name:
         p = output.softmax(dim=-1)
         root = p.sqrt() * noise
         return root - p * root.sum(dim=-1, keepdim=True)
+    if measure == Numbers.name:
+        return noise
     length = output.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    if measure == Dense.name:
+        return noise / length
     unit = output / length
     return (noise - unit * (unit * noise).sum(dim=-1, keepdim=True)) / length
 

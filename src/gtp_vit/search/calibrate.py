@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gtp_vit import __version__
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.measure.outputs import Measure
 from gtp_vit.measure.sensitivity import Done, learn_sensitivity
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.patch import host_of, unpatch
@@ -27,6 +28,7 @@ def calibrate(
     images: Tensor,
     *,
     macs: float = DEFAULT_SHARE,
+    measure: str | Measure = "auto",
     batch_size: int = BATCH,
     seed: int = 0,
     name: str = "",
@@ -35,14 +37,14 @@ def calibrate(
 ) -> Recipe:
     """GTP+ with its default shape at a share of the MACs and what it learned of the model; a recipe that `patch` takes.
 
-    It learns how sensitive the output is to each token (class scores: KL divergence; features and embeddings: cosine),
-    by one backward pass an image, and which cells the model uses as registers. `tune` does the same and searches the
-    schedule as well.
+    It learns by one backward pass an image how sensitive the output is to each token, and which cells the model uses as
+    registers. `tune` does the same and searches the schedule as well.
 
     Args:
         model: a supported ViT with the weights it will be used with; it is run in eval mode.
         images: a few hundred, prepared as the model wants them, [I, channels, height, width]. No labels are needed.
         macs: share of the unreduced model's MACs.
+        measure: what counts as damage: auto chooses by what the model returns; dense: features of patches.
         batch_size: images at a time.
         seed: of the random directions in the output.
         name: of the model, for the recipe.
@@ -54,7 +56,8 @@ def calibrate(
     plain: Any = unpatch(model)
     host = host_of(plain)
     begin = time.time()
-    found = learn_sensitivity(plain, images, batch_size=batch_size, seed=seed, progress=progress)
+    options: dict[str, Any] = {"measure": measure, "batch_size": batch_size, "seed": seed, "progress": progress}
+    found = learn_sensitivity(plain, images, **options)
     start = with_calibration(GTPPlus(propagate=GTPPlus.at(host.vit, 0.5).propagate), found.calibration.to_text())
     space = Space(host.costs(), start, Limits())
     target = macs * space.whole
@@ -87,7 +90,7 @@ def with_calibration(method: GTPPlus, text: str) -> GTPPlus:
 
 
 def calibrated(
-    method: Method, model: nn.Module, images: Tensor, *, batch_size: int, journal: Journal | None
+    method: Method, model: nn.Module, images: Tensor, *, measure: Measure, batch_size: int, journal: Journal | None
 ) -> tuple[Method, str]:
     """Settings for a search, with what was learned of the model on these images, and how that went in one line.
 
@@ -102,7 +105,7 @@ def calibrated(
         if "calibration" in entry:
             return with_calibration(method, entry["calibration"]), entry["learned"]
     try:
-        found = learn_sensitivity(model, images, batch_size=min(batch_size, BATCH))
+        found = learn_sensitivity(model, images, measure=measure, batch_size=min(batch_size, BATCH))
     except GTPError as error:
         return method, f"none: {error}"
     text, registers = found.calibration.to_text(), len(found.calibration.registers)

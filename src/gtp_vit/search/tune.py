@@ -143,7 +143,8 @@ def tune(
     searched = len(images) - round(HELD_OUT * len(images))
     learned = ""
     if learn:
-        settings, learned = calibrated(settings, plain, ruler.images[:searched], batch_size=batch_size, journal=journal)
+        options: dict[str, Any] = {"measure": chosen, "batch_size": batch_size, "journal": journal}
+        settings, learned = calibrated(settings, plain, ruler.images[:searched], **options)
         space = Space(space.costs, settings, limits)
 
     def run(target: float, budget: float, done: float, start: Sequence[Method] = ()) -> Best:
