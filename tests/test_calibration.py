@@ -22,7 +22,7 @@ from gtp_vit import (
 )
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
-from gtp_vit.measure.evaluate import kl_per_image
+from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.sensitivity import direction, learn_sensitivity
 from gtp_vit.methods.calibration import calibration_from_text
 from gtp_vit.methods.merging import conserve_by_probe
@@ -34,13 +34,13 @@ needs_native = pytest.mark.skipif(native.PROBLEM is not None, reason=str(native.
 @pytest.fixture(scope="module")
 def fashion():
     images, _ = embedded.test_images()
-    return create_model("fashion_vit"), embedded.normalise(images[:160])
+    return create_model("fashion_vit"), embedded.normalise(images[:120])
 
 
 @pytest.fixture(scope="module")
 def recipe(fashion):
     model, images = fashion
-    return calibrate(model, images[:60], macs=0.6)
+    return calibrate(model, images[:40], macs=0.6)
 
 
 def problem(seed, protect):
@@ -138,15 +138,15 @@ def test_the_probe_predicts_and_does_less_damage(fashion, recipe):
     assert recipe.found["fit"][11] is None  # the head reads the class token only
     plain = dataclasses.replace(recipe.method, calibration=None)
     with torch.inference_mode():
-        base = model(images[60:])
-        calibrated, before = (kl_per_image(base, patch(model, m)(images[60:])).mean() for m in (recipe.method, plain))
+        base = model(images[40:])
+        calibrated, before = (kl_per_image(base, patch(model, m)(images[40:])).mean() for m in (recipe.method, plain))
     assert calibrated < before
 
 
 def test_the_same_images_give_the_same_calibration(fashion, recipe):
     model, images = fashion
     with torch.inference_mode():  # which must not keep it from its gradients
-        again = calibrate(model.train(), images[:60], macs=0.6)
+        again = calibrate(model.train(), images[:40], macs=0.6)
     assert model.training
     model.eval()
     assert again.method == recipe.method
