@@ -22,6 +22,7 @@ from gtp_vit import (
 )
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
+from gtp_vit.measure import sensitivity
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.sensitivity import direction, learn_sensitivity
 from gtp_vit.methods.calibration import calibration_from_text
@@ -186,6 +187,16 @@ def test_macs_are_what_torch_counts(fashion, recipe):
         fast(images[:1])
     assert macs(fast).total == pytest.approx(counter.get_total_flops() / 2, rel=1e-3)
     assert macs(fast).method < macs(patch(model, dataclasses.replace(recipe.method, calibration=None))).method
+
+
+def test_saving_memory_changes_nothing(monkeypatch):
+    model, images = families.make("vit"), families.images("vit", 24)
+    wanted = learn_sensitivity(model, images, batch_size=1)
+    monkeypatch.setattr(sensitivity, "MEMORY", 1)  # an image at a time, and checkpoints
+    found = learn_sensitivity(model, images)
+    assert found.fit == wanted.fit
+    assert found.calibration.to_text() == wanted.calibration.to_text()
+    assert not host_of(model).backbone.saves_memory(model)
 
 
 def with_a_register(family, cell):

@@ -9,7 +9,8 @@ Shapes: I images, B batch, N tokens, M image tokens, M0 patches, L layers, C cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, GTPError, first_line
@@ -34,6 +36,8 @@ LONG = 10.0  # times the median of an image: a token that is longer is none of t
 IN_MOST = 0.5  # share of the images in which a register's cell has such a token
 LEAST_FIT = 0.02  # share of the variance on other images below which a probe is noise
 FEWEST_IMAGES = 20
+MEMORY = 2**30  # bytes for what a backward pass needs
+BYTES = 80  # of it, for each channel of each token of each layer; about
 Done = Callable[[int, int], None]  # images done, of how many
 
 
@@ -62,7 +66,7 @@ def learn_sensitivity(
         model: a supported ViT with the weights it will be used with; a patched one is taken as it was before.
         images: prepared as the model wants them, [I, channels, height, width].
         measure: what counts as damage to the output; auto chooses by what the model returns.
-        batch_size: images at a time; the memory for a backward pass grows with it.
+        batch_size: images at a time; fewer where a backward pass would take more than MEMORY.
         seed: of the random directions in the output.
         progress: called after every batch.
     """
@@ -70,6 +74,8 @@ def learn_sensitivity(
     plain = unpatch(model)
     host = host_of(plain)
     chosen = measure_of(plain, measure)
+    needed = BYTES * host.vit.depth * (host.vit.prefix + host.vit.image_tokens) * host.vit.dim  # for an image
+    batch_size = max(min(batch_size, MEMORY // needed), 1)
     watched: Any = patch(plain, Watch(), restore=chosen.restores or host.needs_grid is not None, quiet=True)
     vit, watcher = host.vit, tower_of(watched).reducer
     generator = torch.Generator().manual_seed(seed)
@@ -77,7 +83,8 @@ def learn_sensitivity(
     long = torch.zeros(vit.depth, vit.image_tokens)
     for first in range(0, len(images), batch_size):
         part = images[first : first + batch_size]
-        tokens, gradients = _gradients(watched, watcher, part, chosen, generator)
+        with _saving_memory(host.backbone, tower_of(watched), needed > MEMORY):
+            tokens, gradients = _gradients(watched, watcher, part, chosen, generator)
         for layer, (z, g) in enumerate(zip(tokens, gradients, strict=True)):
             z, g = (each[:, vit.prefix :].detach().float().cpu() for each in (z, g))
             if z.shape[1] != vit.image_tokens:
@@ -107,6 +114,19 @@ def learn_sensitivity(
     _check_fit(fit, len(images))
     calibration = Calibration(probe.half().float(), vit.grid, registers, fingerprint(host.matrices))
     return Sensitivity(calibration, tuple(fit))
+
+
+@contextlib.contextmanager
+def _saving_memory(backbone: Backbone, tower: nn.Module, on: bool) -> Iterator[None]:
+    """Gradient checkpointing, if it is asked for; afterwards the model is as it was."""
+    before = backbone.saves_memory(tower)
+    if on:
+        backbone.save_memory(tower, True)
+    try:
+        yield
+    finally:
+        if on:
+            backbone.save_memory(tower, before)
 
 
 def check_images(images: Any) -> None:

@@ -94,7 +94,9 @@ def calibration_from_text(text: str) -> Calibration:
     from safetensors.torch import load
 
     try:
-        stored = load(base64.b64decode(text, validate=True))
+        # Kept for later calls, so it must be ordinary tensors, whatever mode the first call is made in.
+        with torch.device("cpu"), torch.inference_mode(False):
+            stored = load(base64.b64decode(text, validate=True))
     except (binascii.Error, SafetensorError, ValueError) as error:
         raise BadSetting(
             f"calibration is {shown(text)}, which is none that gtp_vit.calibrate made; give its text, or a recipe"

@@ -160,7 +160,7 @@ class CalibratedReducer(GTPPlusReducer):
         self.calibration, self.stay = calibration, len(calibration.registers_on(vit.grid)) + 1
         self.ask_importance = Ask()
         self._check_registers(vit.grid)
-        self.register_buffer("probe", calibration.probe, persistent=False)
+        self.register_buffer("probe", calibration.probe.clone(), persistent=False)
         self.register_buffer("registers", self._register_cells(vit.grid), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
