@@ -1,9 +1,9 @@
 """What does calibration give, and which of its parts? On images that it was not learned on.
 
-    python benchmarks/calibration.py vit_tiny_patch16_224 --checkpoint W --data-dir imagenet/calibration --json parts.json
+    python benchmarks/calibration.py vit_tiny_patch16_224 --checkpoint W --data-dir imagenet/calibration
 
-GTP+ with and without a calibration at the same MACs, and with parts of it left out: the probe, the registers, averages by
-importance. KL divergence to the unreduced model, with the paired difference to GTP+ without calibration.
+GTP+ with and without a calibration at the same MACs, and with parts of it left out: the probe, the registers, averages
+by importance. KL divergence to the unreduced model, with the paired difference to GTP+ without calibration.
 """
 
 from __future__ import annotations
