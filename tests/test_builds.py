@@ -16,7 +16,7 @@ import families
 from gtp_vit import GTP, kernels, patch
 from gtp_vit.kernels import native, sources, twins
 from gtp_vit.methods.atc import cluster
-from gtp_vit.methods.gtp_plus import conserve
+from gtp_vit.methods.merging import conserve
 from test_kernels import operands
 
 ROOT = Path(__file__).parent.parent

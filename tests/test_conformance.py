@@ -25,6 +25,7 @@ from gtp_vit import (
     EViT,
     EvoViT,
     GTPError,
+    GTPPlus,
     Identity,
     Method,
     PiToMe,
@@ -53,6 +54,7 @@ EXTRA = [
     GTP(propagate=5, select="diagonal", theta=0.5, score_from="dense", sparsify_rows=True, renormalise_rows=True),
 ]
 RIVALS_EXTRA = [
+    GTPPlus(propagate=8, calibration=families.calibration()),
     ToMe(r="inflection:8:-1", prop_attn=False),
     EViT(keep_rate=0.5, fuse_token=False, drop_loc=(0, 3)),
     EvoViT(keep_ratio=0.4, representative_token=True, layer_wise=True),

@@ -37,6 +37,7 @@ from gtp_vit.patch import unpatch as unpatch
 from gtp_vit.recipes import Recipe as Recipe
 from gtp_vit.recipes import read_recipe as read_recipe
 from gtp_vit.runs.checkpoint import save_checkpoint as save_checkpoint
+from gtp_vit.search.calibrate import calibrate as calibrate
 from gtp_vit.search.space import Limits as Limits
 from gtp_vit.search.tune import accelerate as accelerate
 from gtp_vit.search.tune import tune as tune

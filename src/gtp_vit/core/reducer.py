@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,6 +57,7 @@ class Reducer(nn.Module):
     edits_map = False  # does `ask` ever edit the attention map?
     plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, computed once
     adaptive = False  # does the number of tokens depend on the image?
+    stay = 1  # image tokens that a schedule must leave
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
     drops_patches = True  # may a patch be left without a token that stands for it?
 
@@ -157,6 +159,13 @@ class Source(NamedTuple):
     licence: str  # of that code, none of which is in this package
 
 
+def _short(value: Any) -> str:
+    """A setting as Python writes it; of a text that nobody reads, such as a calibration, what tells it from others."""
+    if isinstance(value, str) and len(value) > 300:
+        return f"'{hashlib.sha256(value.encode(errors='replace')).hexdigest()[:8]}...'"
+    return repr(value)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Method:
     """Settings of a method: frozen, comparable, hashable, and the only place where a default is written."""
@@ -185,7 +194,7 @@ class Method:
     def __repr__(self) -> str:
         """Class name and the settings that differ from the defaults."""
         fields = dataclasses.fields(self)
-        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields if getattr(self, f.name) != f.default]
+        shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in fields if getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
@@ -209,6 +218,13 @@ class Method:
         raise BadSetting(
             f"{self.name} has no strength that could grow during training; leave out shrink_start and shrink_epochs"
         )
+
+    def check_weights(self, weights: Iterable[Tensor]) -> None:
+        """Refuse a model, by the matrices of its blocks, on whose weights these settings were not learned."""
+
+    def learned_on(self, weights: Iterable[Tensor]) -> Method:
+        """These settings for a model that was finetuned with them, by the matrices of its blocks."""
+        return self
 
     def caution(self) -> str | None:
         """A warning that `patch` shows for settings that cannot give good results; None = no warning."""

@@ -15,7 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from gtp_vit.errors import BadSetting, shown
 
 LARGEST = 2**63 - 1  # a whole number that torch can hold
-LONGEST = 4096  # entries of a list, characters of a text
+LONGEST = 4096  # entries of a list
+LONGEST_TEXT = 2**20  # characters; a calibration of a large model takes some 100,000
 
 
 def checked(owner: type, name: str, value: Any) -> Any:
@@ -55,7 +56,7 @@ def _fitting(value: Any, hint: Any) -> Any:
             return _fitting(value, int)
         return float(value) if isinstance(value, Real) and math.isfinite(value) else WRONG
     if hint is str or origin is Literal:  # names are checked where they are used, with a hint
-        return value if isinstance(value, str) and len(value) <= LONGEST else WRONG
+        return value if isinstance(value, str) and len(value) <= LONGEST_TEXT else WRONG
     return tuple(value) if isinstance(value, list) else value  # a type that the method checks itself
 
 

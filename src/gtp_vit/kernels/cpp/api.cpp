@@ -38,11 +38,11 @@ EXPORT int gtp_vit_reduce(int64_t batch, int tokens, int prefix, int channels, i
 }
 
 EXPORT int gtp_vit_conserve(int64_t batch, int tokens, int prefix, int channels, int removed, const void* x,
-                            const void* branch, const float* importance, const float* size, float floor, int keep_norm,
-                            const void* norm_weight, const void* norm_bias, float epsilon, void* x_out, void* normed_out,
+                            const void* branch, const float* importance, const float* probe, const float* protect,
+                            const float* size, float floor, int keep_norm, const void* norm_weight, const void* norm_bias, float epsilon, void* x_out, void* normed_out,
                             float* size_out, int64_t* kept, int64_t* gone, int64_t* target, int is_bfloat16, int threads) {
-  const ConserveTask task{batch, tokens, prefix, channels, removed, x, branch, importance, size, floor, keep_norm != 0,
-                          norm_weight, norm_bias, epsilon, x_out, normed_out, size_out, kept, gone, target};
+  const ConserveTask task{batch, tokens, prefix, channels, removed, x, branch, importance, probe, protect, size, floor,
+                          keep_norm != 0, norm_weight, norm_bias, epsilon, x_out, normed_out, size_out, kept, gone, target};
   return (is_bfloat16 ? conserve<bfloat16>(task, threads) : conserve<float>(task, threads)) ? FINE : NO_MEMORY;
 }
 
