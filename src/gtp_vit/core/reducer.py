@@ -181,6 +181,7 @@ class Method:
     at_most: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
     share_left: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
     files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts, submodules of the same names
+    learned_texts: ClassVar[tuple[str, ...]] = ()  # settings that hold learned parts themselves, as a long text
     tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges
 
     def __post_init__(self) -> None:

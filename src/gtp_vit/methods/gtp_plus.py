@@ -40,6 +40,7 @@ class GTPPlus(Method):
     source: ClassVar[Source] = Source("none, our own", "this package", "Apache-2.0")
     asks: ClassVar[str] = "class row; column sums where there is no class token; nothing if calibrated"
     schedule: ClassVar[str | None] = "propagate"
+    learned_texts: ClassVar[tuple[str, ...]] = ("calibration",)
     tunes: ClassVar[dict[str, tuple[float, float]]] = {"floor": (0.02, 20.0), "proportional_attention": (0.3, 1.5)}
 
     propagate: Schedule = "searched:8"
