@@ -245,8 +245,7 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
     """In every engine that is here, from one trace."""
     import onnx
 
-    with mock.patch.dict(families.SMALL, depth=layers):
-        plain = families.make(family)
+    plain = families.make(family, layers)
     model = plain if method is None else patch(plain, method, quiet=True)
     others = families.images(family, 8)
     if method is not None and not isinstance(method, Identity):
