@@ -52,16 +52,16 @@ EAGER = "eager torch, unreduced"
 CLOSE = 1e-4
 BATCHES = (1, 3, 8)  # of equality
 # method -> layers, settings; others get two layers and their defaults. Of three layers one reduces tokens of equal
-# sizes, one tokens of different ones, and one may be shortened.
+# sizes, one tokens of different ones, and one may be shortened; two have all but the second of these.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "gtp_plus": (3, {"propagate": 6}),
-    "gtp": (3, {"propagate": 6}),
+    "gtp": (2, {"propagate": 6}),
     "evovit": (3, {}),
-    "tome": (3, {"r": 6}),
+    "tome": (2, {"r": 6}),
     "evit": (2, {"keep_rate": 0.7, "drop_loc": (0,)}),
     "ats": (2, {"budget": "keep:0.6:0:1"}),
     "ppt": (2, {"r": 9, "pp_loc_list": (0, 1)}),
-    "diffrate": (3, {"prune": (5, 3, 0), "merge": (4, 2, 0)}),
+    "diffrate": (2, {"prune": (5, 0), "merge": (4, 0)}),
 }
 CASES = (("openvino", "f32"), ("onnxruntime", "f32"), ("openvino", "int8"), ("onnxruntime", "int8"))
 
@@ -85,7 +85,7 @@ class Options:
     threads: int = 2
     """CPU threads."""
     families: tuple[str, ...] = ()
-    """Families of tests/families.py for equality; none = all."""
+    """Families of tests/families.py for equality, beside those in the file already; none = all."""
     limit: int = 0
     """Images for damage; 0 = all."""
     damaged: tuple[str, ...] = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
@@ -183,11 +183,12 @@ def equality(options: Options) -> Iterator[dict[str, Any]]:
     import families
 
     torch.set_num_threads(options.threads)
-    done = _earlier(options)
+    earlier = _earlier(options)
+    yield from earlier
+    done = {(row["family"], row["method"]) for row in earlier}
     for family in options.families or families.NAMES:
         for name in METHODS:
             if (family, name) in done:
-                yield done[family, name]
                 continue
             layers, settings = SETTINGS.get(name, (2, {}))
             row: dict[str, Any] = {"family": family, "method": name}
@@ -269,24 +270,28 @@ def _method_of(fast: Any) -> Any:
     return tower_of(fast).reduction.method
 
 
-def _earlier(options: Options) -> dict[tuple[str, str], dict[str, Any]]:
+def _earlier(options: Options) -> list[dict[str, Any]]:
     """Rows of a run that was interrupted; ends the program if they are of other code or another machine."""
     if options.json is None or not options.json.exists():
-        return {}
+        return []
     found = json.loads(options.json.read_text())
     for key, value in _header().items():
         if found.get(key) != value and key != "date":
             sys.exit(f"{options.json} has another {key} ({found.get(key)}, here {value}); move it away to begin again")
-    return {(row["family"], row["method"]): row for row in found["rows"]}
+    return list(found["rows"])
 
 
 def _code() -> str:
     """A hash of the code that makes and runs files."""
     root = Path(gtp_vit.__file__).parent
     digest = hashlib.sha256()
-    for name in ("backbones", "core", "engines", "kernels", "methods", "models", "paper", "patch.py", "tensors.py"):
-        for path in [root / name] if name.endswith(".py") else sorted((root / name).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    makers = [
+        root / name for name in ("patch.py", "tensors.py", "engines/program.py", "engines/ort.py", "engines/ov.py")
+    ]
+    for name in ("backbones", "core", "kernels", "methods", "models", "paper"):
+        makers += sorted((root / name).rglob("*.py"))
+    for path in makers:
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -302,7 +307,7 @@ def main() -> None:
     options = tyro.cli(Options)
     warnings.simplefilter("ignore")
     rows = []
-    chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key != "json"}
+    chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key not in ("json", "families")}
     for row in {"speed": speed, "damage": damage, "equality": equality}[options.what](options):
         print(json.dumps(row), flush=True)
         rows.append(row)

@@ -95,7 +95,7 @@ def write_onnx(model: Any, path: Path) -> None:
 def _simplify(model: Any) -> None:
     """Simplify a program, as torch's exporter does it, in less time.
 
-    Constants are computed first: a third or more of the operators go, and patterns are looked for among the others only.
+    Constants are computed first: a third or more of the operators go, and patterns are looked for among fewer.
     """
     from onnxscript import optimizer
 
