@@ -234,7 +234,8 @@ NAMES = [family for _, family in ALL]
 # Families whose blocks differ from another one's in details only pass the short battery: the whole one on every family
 # would take an hour.
 LIGHT: set[str] = {
-    *("res_post_norm", "hybrid", "hybrid_batch_norm", "torchvision_stem"),
+    *("res_post_norm", "hybrid", "hybrid_batch_norm", "torchvision_stem", "lvvit_non_square"),
+    *("clip_quickgelu", "deit3", "dinov2_swiglu", "siglip_gap", "qk_norm", "no_qkv_bias"),
     *(*TIMM_EVA, *TIMM_BEIT, *HUGGING_FACE, *OPEN_CLIP_VIT),
 } - {"dinov3", "rope_mixed", "beit_shared", "hf_vit", "hf_dinov3", "open_clip"}
 THOROUGH = [family for family in NAMES if family not in LIGHT]

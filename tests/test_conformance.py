@@ -77,16 +77,23 @@ def pairs(methods: list[Method], names: list[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("family", "method"), cases, ids=[f"{family}-{method}" for family, method in cases])
 
 
-# All defaults and GTP's options on every family of the whole battery; options of the rivals on a few.
-everywhere = pairs([*DEFAULTS, *EXTRA], families.THOROUGH)
+def cases(*groups: tuple[list[Method], list[str]]) -> pytest.MarkDecorator:
+    """Every method on every family of each group."""
+    found = [pair for methods, names in groups for pair in pairs(methods, names).args[1]]
+    return pytest.mark.parametrize(("family", "method"), found, ids=[f"{family}-{method}" for family, method in found])
+
+
+# A method sees nothing of a model but its tokens. So its options run on one of each kind of these: with and without
+# class token and registers, grids of other shapes, positions in the blocks.
+KINDS = [*families.FEW, "lvvit", "eva_l", "non_square", "dinov3"]
+every_pair = cases((DEFAULTS, families.THOROUGH), ([*EXTRA, *RIVALS_EXTRA], KINDS))
+# What patching does to a model depends on the model; all that a method adds to it is settings, and its learned parts.
+every_model = cases(
+    ([method for method in DEFAULTS if method.name in ("gtp_plus", "dynamicvit")], families.THOROUGH),
+    ([method for method in EVERY if method.name not in ("gtp_plus", "dynamicvit")], ["vit", "gap", "lvvit"]),
+)
 # Every method on the others.
 short_battery = pairs(DEFAULTS, [family for family in families.NAMES if family in families.LIGHT])
-options_of_rivals = [(f, m) for m in RIVALS_EXTRA for f in [*families.FEW, "lvvit", "eva_l"] if fits(m, f)]
-every_pair = pytest.mark.parametrize(
-    ("family", "method"),
-    [*everywhere.args[1], *options_of_rivals],
-    ids=lambda value: str(value),
-)
 few_pairs = pairs(EVERY, families.FEW)
 every_method = pytest.mark.parametrize("method", EVERY, ids=str)
 STATIC_DEFAULTS = [method for method in DEFAULTS if not is_adaptive(method)]
@@ -277,14 +284,14 @@ def test_an_image_alone_equals_the_same_image_in_a_batch(family, method):
         close(logits(fast, images[index : index + 1])[0], logits(fast, images)[index], 1e-5)
 
 
-@every_pair
+@every_model
 def test_two_runs_are_equal(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
     assert torch.equal(logits(fast, images), logits(fast, images))
     assert torch.equal(logits(patch(families.make(family), method), images), logits(fast, images))
 
 
-@every_pair
+@every_model
 def test_the_original_is_untouched_and_the_weights_are_shared(family, method):
     model, images = families.make(family), families.images(family)
     before, attributes, kind = logits(model, images), copy.copy(vars(model)), type(model)
@@ -303,7 +310,7 @@ def test_the_original_is_untouched_and_the_weights_are_shared(family, method):
     assert isinstance(fast, kind)
 
 
-@every_pair
+@every_model
 def test_state_dicts_load_both_ways(family, method):
     model = families.make(family)
     fast = patch(model, method)
@@ -319,7 +326,7 @@ def test_state_dicts_load_both_ways(family, method):
     assert families.make(family).load_state_dict(fast.state_dict(), strict=False).unexpected_keys == own
 
 
-@every_pair
+@every_model
 def test_pickle_and_deepcopy_give_the_same_model(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
     for again in (pickle.loads(pickle.dumps(fast)), copy.deepcopy(fast), copy.copy(fast)):
@@ -327,7 +334,7 @@ def test_pickle_and_deepcopy_give_the_same_model(family, method):
         assert torch.equal(logits(again, images), logits(fast, images))
 
 
-@every_pair
+@every_model
 def test_patching_again_starts_from_the_original(family, method):
     model, images = families.make(family), families.images(family)
     again = patch(patch(model, GTP(propagate=3, alpha=0.7)), method)
