@@ -91,8 +91,9 @@ def test_our_copy_of_the_block_is_the_models_own(family, asked):
     """In parts, too: with `look` values are computed apart from queries and keys."""
     model, images = families.make(family), families.images(family)
     probe = patch(model, Probe(look=True) if asked == "look" else Probe(statistics=frozenset(asked)))
+    close = {"rtol": 1e-5, "atol": 4e-6 if asked == "look" else 2e-6}  # the map is rounded once more
     with torch.no_grad():
-        torch.testing.assert_close(families.output(probe, images), families.output(model, images), rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(families.output(probe, images), families.output(model, images), **close)
         if hasattr(model, "forward_features"):  # timm's; other families have entry points of their own
             one, other = probe.forward_features(images), model.forward_features(images)
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(one, other, **close)
