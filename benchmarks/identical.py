@@ -2,9 +2,10 @@
 
     python benchmarks/identical.py before.json    # in the old tree: records
     python benchmarks/identical.py before.json    # in the new tree: compares, and names what differs
+    python benchmarks/identical.py before.json GTPPlus    # only the cases that have this in their name
 
 Every method and option of the conformance battery on every small model, with native kernels and with torch operators:
-logits, all tokens, gradients and the trace, bit for bit, and MACs as torch and as the paper count them.
+output, all tokens, gradients and the trace, bit for bit, and MACs as torch and as the paper count them.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ def outputs(family: str, method: Any) -> dict[str, str]:
     for kernels in ("native", "torch"):
         fast: Any = patch(model, method, kernels=kernels)
         with torch.inference_mode():
-            found[f"{kernels} logits"] = digest(fast(images))
-            found[f"{kernels} tokens"] = digest(fast.forward_features(images))
+            found[f"{kernels} output"] = digest(families.output(fast, images))
+            if hasattr(fast, "forward_features"):
+                found[f"{kernels} tokens"] = digest(fast.forward_features(images))
             layers = trace(fast, images[:1]).layers
             found[f"{kernels} trace"] = digest(*(part for layer in layers for part in (layer.kept, layer.removed)))
     fast.zero_grad()
-    fast(images).square().sum().backward()
+    families.output(fast, images).square().sum().backward()
     gradients = [p.grad for p in fast.parameters() if p.grad is not None]
     found["gradients"] = digest(*gradients)
     for convention in ("model", "torchprofile"):
@@ -59,15 +61,14 @@ def outputs(family: str, method: Any) -> dict[str, str]:
 
 
 def main() -> int:
-    path = Path(sys.argv[1])
-    found = {}
-    for family, method in battery.every_pair.args[1]:
-        found[f"{family} {method}"] = outputs(family, method)
+    path, wanted = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    cases = [(family, method) for family, method in battery.every_pair.args[1] if wanted in f"{family} {method}"]
+    found = {f"{family} {method}": outputs(family, method) for family, method in cases}
     if not path.exists():
         path.write_text(json.dumps(found, indent=0))
         print(f"recorded {len(found)} cases in {path}")
         return 0
-    before = json.loads(path.read_text())
+    before = {case: entry for case, entry in json.loads(path.read_text()).items() if wanted in case}
     wrong = [
         f"{case}: {key}"
         for case in {**before, **found}

@@ -253,6 +253,14 @@ def make(family: str) -> nn.Module:
     return model.eval()
 
 
+def calibration(registers: tuple[int, ...] = (0,)) -> str:
+    """A calibration that fits every small model, with random probes."""
+    from gtp_vit.methods.calibration import Calibration
+
+    probe = 4 * torch.randn(4, 24, generator=torch.Generator().manual_seed(2))
+    return Calibration(probe, (8, 8), registers, torch.zeros(0)).to_text()
+
+
 def output(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """What a model returns, or the part of it that people read."""
     found = model(images)

@@ -163,10 +163,10 @@ def test_importing_the_package_imports_torch_only():
 def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
-        "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits METHODS Method PPT Recipe ToMe "
-        "Training TriLevel UnsupportedBackbone accelerate create_model embed export finetune fit_processor is_patched "
-        "load_pretrained macs make_method method_from_dict patch read_embeddings read_recipe save_checkpoint trace "
-        "tune unpatch"
+        "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits MCTF METHODS Method PPT PiToMe "
+        "Recipe ToFu ToMe Training TriLevel UnsupportedBackbone accelerate calibrate create_model embed export "
+        "finetune fit_processor is_patched load_pretrained macs make_method method_from_dict patch read_embeddings "
+        "read_recipe save_checkpoint trace tune unpatch"
     )
 
 

@@ -13,7 +13,7 @@ from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
-from gtp_vit.methods.gtp_plus import conserve, damage, earlier_similarity
+from gtp_vit.methods.merging import conserve, damage, earlier_similarity
 from gtp_vit.patch import host_of
 from test_kernels import KINDS, values
 
@@ -30,7 +30,7 @@ def test_only_earlier_tokens_are_looked_at():
 
 def test_damage_by_hand():
     similarity = tensor([[[-2.0, -2, -2], [0.9, -2, -2], [0.5, 0.2, -2]]])
-    found = damage(similarity, tensor([[3.0, 2, 1]]), tensor([[1.0, 1, 3]]), 0.5)[0]
+    found = damage(similarity, tensor([[1.5, 1, 0.5]]), tensor([[1.0, 1, 3]]), 0.5)[0]
     assert found[0] == torch.inf  # nobody is more important
     # (2 / 2 + 0.5) * (1 - 0.9) * sqrt(1 * 1 / 2)
     assert found[1] == pytest.approx(1.5 * 0.1 * 0.5**0.5, rel=1e-5)

@@ -16,7 +16,7 @@ from gtp_vit import GTP, GTPPlus, embedded, kernels, patch
 from gtp_vit.core.loop import run
 from gtp_vit.errors import UnknownName
 from gtp_vit.kernels import Ops, native, twins
-from gtp_vit.methods.gtp_plus import conserve
+from gtp_vit.methods.merging import conserve
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gtp_vit import GTPError, kernels
 from gtp_vit.kernels import Ops, checks, native, twins
-from gtp_vit.methods.gtp_plus import conserve
+from gtp_vit.methods.merging import conserve
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
 OPERATORS = {each.name: each for each in (kernels.attention, kernels.reduce, conserve, kernels.neighbours)}

@@ -1,5 +1,6 @@
 """Restored features: the full grid from the tokens that are left, for every family and method."""
 
+import json
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import families
 from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, load_pretrained, patch
+from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.loop import all_features, run
 from gtp_vit.core.reducer import Reducer, VitInfo
 from gtp_vit.core.restoring import adopted, followed, remembered, restored
@@ -15,6 +17,7 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import UnsupportedBackbone
 from gtp_vit.models.lvvit import LVViT
 from gtp_vit.patch import tower_of
+from gtp_vit.show.features import segments
 
 PLUS = GTPPlus(propagate=(20, 0, 9, 4))
 every_family = pytest.mark.parametrize("family", families.NAMES)
@@ -174,3 +177,54 @@ def test_features_can_be_read_where_the_model_itself_returns_none(family):
     tower = tower_of(patch(families.make(family), PLUS, restore=True))
     vit = tower.reduction.vit
     assert all_features(tower, families.images(family)).shape == (3, vit.prefix + vit.image_tokens, vit.dim)
+
+
+def test_pictures_of_features(tmp_path, capsys):
+    """The embedded model's own images, with nothing removed and with much."""
+    found = {}
+    for name, words in (("all", ["--method", "identity"]), ("few", ["--method", "tome", "--r", "7"])):
+        words = ["visualise", *words, "--features", "--json", "--output", str(tmp_path / name)]
+        assert main(words) == Exit.OK
+        found[name] = list(json.loads(capsys.readouterr().out)["pictures"].values())
+        assert len(list((tmp_path / name).glob("*-features.png"))) == 3
+    assert all(each == {"patch_error": 0.0, "same_segment": 100.0} for each in found["all"])
+    assert all(each["patch_error"] > 0 for each in found["few"])
+
+
+def test_segments_by_hand():
+    """Two groups of directions; one restored feature has gone over to the other group."""
+    east, north = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    base = torch.cat([east, 2 * east, north, 3 * north])
+    assert len(set(segments(base, base, count=2).tolist())) == 2
+    moved = torch.cat([east, north, north, north])
+    assert (segments(base, base, count=2) == segments(base, moved, count=2)).tolist() == [True, False, True, True]
+
+
+class WithDecoder(torch.nn.Module):
+    """A map of features and a head that reads it, as in segmentation, depth or saliency."""
+
+    def __init__(self, vit):
+        super().__init__()
+        self.vit = vit
+        self.decoder = torch.nn.ConvTranspose2d(24, 1, 4, 2, 1)
+
+    def forward(self, images):
+        (features,) = self.vit.forward_intermediates(images, [3], norm=True, intermediates_only=True)
+        return self.decoder(features).sigmoid()
+
+
+def test_a_restored_model_with_its_decoder_runs_in_an_engine(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    fast = WithDecoder(patch(families.make("vit"), PLUS, restore=True)).eval()
+    images = families.images("vit")
+    with torch.no_grad():
+        wanted = fast(images)
+        batch = torch.export.Dim("batch", min=1, max=64)
+        program = torch.onnx.export(
+            fast, (images[:2],), dynamo=True, dynamic_shapes={"images": {0: batch}}, verbose=False
+        )
+    program.save(tmp_path / "dense.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "dense.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)

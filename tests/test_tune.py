@@ -29,7 +29,7 @@ from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.measure.benchmark import Timing
 from gtp_vit.measure.classes import Classes
-from gtp_vit.methods.gtp_plus import conserve
+from gtp_vit.methods.merging import conserve
 from gtp_vit.patch import host_of
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search import climb as searching

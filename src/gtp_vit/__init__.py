@@ -16,6 +16,7 @@ from gtp_vit.measure.trace import trace as trace
 from gtp_vit.methods import METHODS as METHODS
 from gtp_vit.methods import make_method as make_method
 from gtp_vit.methods import method_from_dict as method_from_dict
+from gtp_vit.methods.atc import ATC as ATC
 from gtp_vit.methods.ats import ATS as ATS
 from gtp_vit.methods.diffrate import DiffRate as DiffRate
 from gtp_vit.methods.dynamicvit import DynamicViT as DynamicViT
@@ -24,7 +25,10 @@ from gtp_vit.methods.evovit import EvoViT as EvoViT
 from gtp_vit.methods.gtp import GTP as GTP
 from gtp_vit.methods.gtp_plus import GTPPlus as GTPPlus
 from gtp_vit.methods.identity import Identity as Identity
+from gtp_vit.methods.mctf import MCTF as MCTF
+from gtp_vit.methods.pitome import PiToMe as PiToMe
 from gtp_vit.methods.ppt import PPT as PPT
+from gtp_vit.methods.tofu import ToFu as ToFu
 from gtp_vit.methods.tome import ToMe as ToMe
 from gtp_vit.methods.trilevel import TriLevel as TriLevel
 from gtp_vit.patch import is_patched as is_patched
@@ -33,6 +37,7 @@ from gtp_vit.patch import unpatch as unpatch
 from gtp_vit.recipes import Recipe as Recipe
 from gtp_vit.recipes import read_recipe as read_recipe
 from gtp_vit.runs.checkpoint import save_checkpoint as save_checkpoint
+from gtp_vit.search.calibrate import calibrate as calibrate
 from gtp_vit.search.space import Limits as Limits
 from gtp_vit.search.tune import accelerate as accelerate
 from gtp_vit.search.tune import tune as tune

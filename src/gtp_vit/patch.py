@@ -69,6 +69,7 @@ def patch(
     caution = method.caution()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
+    method.check_weights(host.matrices)
     if host.needs_grid is not None and not restore:
         raise UnsupportedBackbone(
             f"{host.needs_grid}; patch it with restore=True, which gives every patch a feature. The model was left as "
@@ -106,7 +107,8 @@ def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None])
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         safetensors.torch.save_file(own, folder / file)
     found = {"restore": True} if tower_of(model).reduction.restore else {}
-    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), dataclasses.replace(method, **files), found, {})
+    method = dataclasses.replace(method, **files).learned_on(host.matrices)
+    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, {})
     (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
 
 

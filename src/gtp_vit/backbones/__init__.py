@@ -83,6 +83,13 @@ class Host:
         # A classifier that was made for no classes hands the features on.
         return Output("features" if root.kind == "classes" and not has_classes(self.model) else root.kind, width)
 
+    @property
+    def matrices(self) -> list[Tensor]:
+        """The matrices of the ViT's blocks, by which settings that were learned know their model; none on meta."""
+        blocks = self.backbone.blocks(self.tower)
+        found: list[Tensor] = [each for block in blocks for each in block.parameters() if each.ndim == 2]
+        return [] if any(each.is_meta for each in found) else found
+
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
         """MACs of the ViT, part by part; of a model around it only a head that is known."""
         around: Any = quiet_copy(self.around)

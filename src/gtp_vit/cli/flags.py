@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from gtp_vit.cli.help import description
 from gtp_vit.cli.words import check_words, flags_of, looks_like_flag
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import check_name
+from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_method, is_recipe, read_recipe
@@ -83,7 +83,19 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     known = flags_of(type(start))[0]
     written = {word.partition("=")[0] for word in words if looks_like_flag(word)}
     given = frozenset(known[word].name[2:].replace("-", "_") for word in written if word in known)
-    return parsed.run, Chosen(parsed.settings, given, recipe, deploy_method if deploy else default_method)
+    settings = _with_calibration(parsed.settings)
+    return parsed.run, Chosen(settings, given, recipe, deploy_method if deploy else default_method)
+
+
+def _with_calibration(settings: Method) -> Method:
+    """The settings with the calibration of the recipe that their flag names."""
+    named = getattr(settings, "calibration", None)
+    if named is None or not is_recipe(named):
+        return settings
+    found = getattr(read_recipe(named).method, "calibration", None)
+    if found is None:
+        raise BadSetting(f"--calibration is {named}, a recipe without one; make one with gtp-vit tune")
+    return dataclasses.replace(settings, calibration=found)  # type: ignore[call-arg]
 
 
 def _parsed(what: type[Any], command: type[Any], words: Sequence[str]) -> Any:

@@ -51,6 +51,8 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
 
     method: str = DEFAULT.name
     """A method that has a schedule, such as gtp_plus, gtp or tome; its settings are where the search begins."""
+    learn: bool = True
+    """First learn what matters to the model, by a backward pass an image; gtp_plus alone does."""
     macs: float | None = None
     """Target: share of the unreduced model's MACs."""
     speedup: float | None = None
@@ -112,6 +114,7 @@ def main(words: Sequence[str]) -> None:
     images = images.to(next(model.parameters()).device)
     settings: dict[str, Any] = {
         "method": method,
+        "learn": flags.learn,
         "measure": measure,
         "limits": limits_of(flags),
         "engine": flags.engine,
@@ -129,8 +132,9 @@ def main(words: Sequence[str]) -> None:
     if flags.speedup:
         timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch}
         timed |= {} if flags.engine == "torch" else {"engine": flags.engine, "precision": flags.precision}
-    run = {"method": method.to_dict(), "target": targets, "limits": settings["limits"], "seed": flags.search_seed}
-    run |= {"curve": flags.curve, "batch_size": flags.batch_size, **timed, **measure.settings()}
+    run = {"method": method.to_dict(), "learn": flags.learn, "target": targets, "limits": settings["limits"]}
+    run |= {"seed": flags.search_seed, "curve": flags.curve, "batch_size": flags.batch_size, **timed}
+    run |= measure.settings()
     with open_journal(flags, flags.output, flags.model, model, images, **run) as journal, _tuning_bar() as progress:
         settings |= {"journal": journal, "progress": progress}
         if flags.curve:

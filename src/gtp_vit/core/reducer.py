@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -42,18 +43,21 @@ class Step(NamedTuple):
     rows: int  # get an output of attention
     mlp: int  # go through the MLP
     after: int  # are left after the layer
+    looked: int = 0  # have queries and keys before that, for a map that decides which are left
+    again: bool = True  # of those that are left, are queries, keys and map computed again? Else the map is reused.
 
 
 class Reducer(nn.Module):
     """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model.
 
-    In each layer: `before`, then attention as `ask` says (with `choose` in the middle of it if it says so), `reduce`,
-    the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
+    In each layer: `before`, then attention as `ask` says (with `choose` or `look` in the middle of it if it says so),
+    `reduce`, the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
     """
 
     edits_map = False  # does `ask` ever edit the attention map?
     plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, computed once
     adaptive = False  # does the number of tokens depend on the image?
+    stay = 1  # image tokens that a schedule must leave
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
     drops_patches = True  # may a patch be left without a token that stands for it?
 
@@ -102,6 +106,17 @@ class Reducer(nn.Module):
         """Called if `ask` has `choose`: indices [B, K] of the image tokens that stay, and those tokens."""
         raise NotImplementedError
 
+    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Any]:
+        """Called if `ask` has `look`, with the layer's map [B, H, N, N]: what is left, and a value for `weigh`.
+
+        None in place of that value: attention computes its map again, of the tokens that are left.
+        """
+        raise NotImplementedError
+
+    def weigh(self, seen: Any, v: Tensor, queries: int | None) -> Tensor:
+        """Called after `look`, with values of what is left: the output [B, Q, H D] of the first `queries`."""
+        raise NotImplementedError
+
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
         """Remove tokens, after the attention branch was added; called in every layer for which `ask` is not None."""
         return tokens
@@ -144,6 +159,13 @@ class Source(NamedTuple):
     licence: str  # of that code, none of which is in this package
 
 
+def _short(value: Any) -> str:
+    """A setting as Python writes it; of a text that nobody reads, such as a calibration, what tells it from others."""
+    if isinstance(value, str) and len(value) > 300:
+        return f"'{hashlib.sha256(value.encode(errors='replace')).hexdigest()[:8]}...'"
+    return repr(value)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Method:
     """Settings of a method: frozen, comparable, hashable, and the only place where a default is written."""
@@ -152,12 +174,14 @@ class Method:
     source: ClassVar[Source]
     needs_class_token: ClassVar[bool] = False
     fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
+    exportable: ClassVar[bool] = True  # can engines do what it does, where its shapes are fixed?
     learned: ClassVar[str] = "none"  # parts that must be trained
     asks: ClassVar[str] = "nothing"  # what it needs from attention
     schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
     at_most: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
     share_left: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
     files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts, submodules of the same names
+    learned_texts: ClassVar[tuple[str, ...]] = ()  # settings that hold learned parts themselves, as a long text
     tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges
 
     def __post_init__(self) -> None:
@@ -171,7 +195,7 @@ class Method:
     def __repr__(self) -> str:
         """Class name and the settings that differ from the defaults."""
         fields = dataclasses.fields(self)
-        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields if getattr(self, f.name) != f.default]
+        shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in fields if getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
@@ -195,6 +219,13 @@ class Method:
         raise BadSetting(
             f"{self.name} has no strength that could grow during training; leave out shrink_start and shrink_epochs"
         )
+
+    def check_weights(self, weights: Iterable[Tensor]) -> None:
+        """Refuse a model, by the matrices of its blocks, on whose weights these settings were not learned."""
+
+    def learned_on(self, weights: Iterable[Tensor]) -> Method:
+        """These settings for a model that was finetuned with them, by the matrices of its blocks."""
+        return self
 
     def caution(self) -> str | None:
         """A warning that `patch` shows for settings that cannot give good results; None = no warning."""

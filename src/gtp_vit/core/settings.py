@@ -16,12 +16,14 @@ from gtp_vit.errors import BadSetting, shown
 
 LARGEST = 2**63 - 1  # a whole number that torch can hold
 LONGEST = 4096  # entries of a list, characters of a text
+LONGEST_LEARNED = 2**20  # characters of a text that holds what was learned: some 100,000 for a large model
 
 
 def checked(owner: type, name: str, value: Any) -> Any:
     """`value` converted to the type of the field `name` of `owner`, lists to tuples; raises BadSetting."""
     hint = _hints(owner)[name]
-    found = _fitting(value, hint)
+    longest = LONGEST_LEARNED if name in getattr(owner, "learned_texts", ()) else LONGEST
+    found = _fitting(value, hint, longest)
     if found is WRONG:
         raise BadSetting(f"{name} is {shown(value)}; it must be {' or '.join(dict.fromkeys(_words(hint)))}")
     return found
@@ -35,11 +37,13 @@ def _hints(owner: type) -> dict[str, Any]:
     return get_type_hints(owner)
 
 
-def _fitting(value: Any, hint: Any) -> Any:
+def _fitting(value: Any, hint: Any, longest: int = LONGEST) -> Any:
     """`value` converted to this type, or WRONG."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return next((found for found in (_fitting(value, part) for part in parts) if found is not WRONG), WRONG)
+        return next(
+            (found for found in (_fitting(value, part, longest) for part in parts) if found is not WRONG), WRONG
+        )
     if origin is tuple:  # tuple[int, ...], where a single entry needs no brackets, or tuple[int, int]
         entries = value if isinstance(value, (list, tuple)) else (value,)
         fits = len(entries) <= LONGEST if parts[-1] is ... else len(entries) == len(parts)
@@ -55,7 +59,7 @@ def _fitting(value: Any, hint: Any) -> Any:
             return _fitting(value, int)
         return float(value) if isinstance(value, Real) and math.isfinite(value) else WRONG
     if hint is str or origin is Literal:  # names are checked where they are used, with a hint
-        return value if isinstance(value, str) and len(value) <= LONGEST else WRONG
+        return value if isinstance(value, str) and len(value) <= longest else WRONG
     return tuple(value) if isinstance(value, list) else value  # a type that the method checks itself
 
 

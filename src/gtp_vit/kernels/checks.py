@@ -169,6 +169,34 @@ def fits_conserve(
     )
 
 
+def check_conserve_by_probe(
+    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int,
+    norm_weight: Tensor | None, norm_bias: Tensor | None,
+) -> None:  # fmt: skip
+    """x and branch [B, N, C], probe [C], size and protected [B, M]."""
+    _, _, count = _check_tokens("conserve_by_probe", x, branch, size, norm_weight, norm_bias)
+    if probe.shape != x.shape[2:]:
+        _refuse("conserve_by_probe", "the probe must be [C]", probe=probe, x=x)
+    if protected is not None and protected.shape != size.shape:
+        _refuse("conserve_by_probe", "protected and size must both be [B, M]", protected=protected, size=size)
+    if not 0 <= removed < count:
+        _refuse("conserve_by_probe", "removed must be in 0 ... M - 1: one must stay", removed=removed, size=size)
+
+
+def fits_conserve_by_probe(
+    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int,
+    norm_weight: Tensor | None, norm_bias: Tensor | None,
+) -> bool:  # fmt: skip
+    """May these go into native code?"""
+    return (
+        _fit_tokens(x, branch, norm_weight, norm_bias)
+        and removed > 0
+        and (probe.dtype == torch.float32 and probe.is_cpu)
+        and (size.dtype == torch.float32 and size.is_cpu)
+        and (protected is None or (protected.is_floating_point() and protected.is_cpu))
+    )
+
+
 def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> None:
     """Shapes: similarity [B, M0, M0]."""
     patches = rows * columns
@@ -183,3 +211,18 @@ def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
 def fits_neighbours(similarity: Tensor) -> bool:
     """Can native code take this?"""
     return similarity.is_cpu and similarity.is_floating_point()
+
+
+def check_cluster(distance: Tensor, removed: int, linkage: int) -> None:
+    """Shapes: distance [B, M, M]."""
+    shape = distance.shape
+    if len(shape) != 3 or shape[1] != shape[2]:
+        _refuse("cluster", "distance must be [B, M, M]", distance=distance)
+    if not 0 <= removed < shape[1] or linkage not in (0, 1, 2):
+        wanted = "removed must be in 0 ... M - 1, one must stay, and linkage 0, 1 or 2"
+        _refuse("cluster", wanted, distance=distance, removed=removed, linkage=linkage)
+
+
+def fits_cluster(distance: Tensor) -> bool:
+    """Can native code take this?"""
+    return distance.is_cpu and distance.dtype == torch.float32 and distance.numel() > 0

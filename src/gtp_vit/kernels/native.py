@@ -26,8 +26,9 @@ BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")
 SIGNATURES = {
     "attention": "plll plll plll ll iiii f l pp i ppp ii i",
     "reduce": "l iiiiii pp pppp p l f pp f pppp i i",
-    "conserve": "l iiii ppp p fi pp f pp pppp i i",
+    "conserve": "l iiii ppppp p fi pp f pp pppp i i",
     "graph": "l iiii ppp i",
+    "cluster": "l iii pppp i",
     "kth_smallest": "p ii ll p",
     "threads": "i",
 }
@@ -76,11 +77,11 @@ def _raise(outcome: int, *_: Any) -> None:
 
 def use(folder: Path) -> None:
     """Use the kernels in this folder from now on."""
-    global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _kth_smallest
+    global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest
     library, INSTRUCTION_SET, PROBLEM = load(folder)
     # Looked up once: between matrix products every line of Python runs from a cold cache.
     functions = [getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES]
-    _attention, _reduce, _conserve, _graph, _kth_smallest, threads = functions
+    _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest, threads = functions
     THREADED = threads is not None and threads(2) == 2
 
 
@@ -91,6 +92,7 @@ _attention: Any
 _reduce: Any
 _conserve: Any
 _graph: Any
+_cluster: Any
 _kth_smallest: Any
 use(Path(__file__).parent)
 
@@ -190,16 +192,41 @@ def conserve(
     x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, floor: float, keep_norm: bool,
     norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    x, branch, importance = x.contiguous(), branch.to(x.dtype).contiguous(), importance.float().contiguous()
+    importance = importance.float().contiguous()
     size = torch.ones_like(importance) if size is None else size.contiguous()
+    found = (importance, None, None, size)
+    return _conserved(x, branch, *found, removed, floor, keep_norm, norm_weight, norm_bias, epsilon)
+
+
+def conserve_by_probe_results(
+    x: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return conserve_results(x, size, removed, norm_weight)
+
+
+def conserve_by_probe(
+    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int, floor: float,
+    keep_norm: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    if protected is not None:
+        protected = protected.float().contiguous()
+    found = (None, probe.contiguous(), protected, size.contiguous())
+    return _conserved(x, branch, *found, removed, floor, keep_norm, norm_weight, norm_bias, epsilon)
+
+
+def _conserved(
+    x: Tensor, branch: Tensor, importance: Tensor | None, probe: Tensor | None, protected: Tensor | None, size: Tensor,
+    removed: int, floor: float, keep_norm: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x, branch = x.contiguous(), branch.to(x.dtype).contiguous()
     batch, tokens, channels = x.shape
-    results = conserve_results(x, importance, removed, norm_weight)
+    results = conserve_results(x, size, removed, norm_weight)
     x_out, normed_out, size_out, kept, gone, target = results
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
     _conserve(
-        *(batch, tokens, tokens - size.shape[1], channels, removed),
-        *(x.data_ptr(), branch.data_ptr(), importance.data_ptr(), size.data_ptr(), floor, keep_norm),
+        *(batch, tokens, tokens - size.shape[1], channels, removed, x.data_ptr(), branch.data_ptr()),
+        *(_address(importance), _address(probe), _address(protected), size.data_ptr(), floor, keep_norm),
         *(_address(norm_weight), _address(norm_bias), epsilon),
         *(x_out.data_ptr(), normed_out.data_ptr() if norm_weight is not None else None, size_out.data_ptr()),
         *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), x.dtype == torch.bfloat16, torch.get_num_threads()),
@@ -225,6 +252,22 @@ def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semant
         *(similarity.data_ptr(), found.data_ptr(), root.data_ptr(), torch.get_num_threads()),
     )
     return found, root
+
+
+def cluster_results(distance: Tensor, removed: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, count, _ = distance.shape
+    kept, gone, target = (distance.new_empty(batch, n, dtype=torch.int64) for n in (count - removed, removed, removed))
+    return kept, gone, target
+
+
+def cluster(distance: Tensor, removed: int, linkage: int) -> tuple[Tensor, Tensor, Tensor]:
+    distance = distance.contiguous()
+    kept, gone, target = cluster_results(distance, removed)
+    _cluster(
+        *(distance.shape[0], distance.shape[1], removed, linkage, distance.data_ptr()),
+        *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), torch.get_num_threads()),
+    )
+    return kept, gone, target
 
 
 def kth_smallest(values: Tensor, k: int) -> float:

@@ -222,7 +222,13 @@ def _shipped(host: Host, ending: str) -> Recipe | None:
     if name not in shipped_recipes():
         return None
     recipe = read_recipe(name)
-    return recipe if recipe.sizes == sizes_of_vit(host.vit) else None
+    if recipe.sizes != sizes_of_vit(host.vit):
+        return None
+    try:
+        recipe.method.check_weights(host.matrices)
+    except BadSetting:  # other weights than those it was learned on
+        return None
+    return recipe
 
 
 def resolve(source: Any, host: Host) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
     """Save the unpatched model's weights, which timm can load, with the recipe in the metadata."""
     from safetensors.torch import save
 
-    recipe.check(host_of(model))
+    host = host_of(model)
+    recipe.check(host)
+    recipe = dataclasses.replace(recipe, method=recipe.method.learned_on(host.matrices))
     weights = {key: value.contiguous() for key, value in unpatch(model).state_dict().items()}
     write_atomically(Path(path), save(weights, {METADATA: json.dumps(recipe.to_dict())}))

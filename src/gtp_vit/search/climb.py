@@ -7,6 +7,7 @@ candidate that is clearly worse on the first images is given up early.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import random
@@ -65,6 +66,8 @@ class Ruler:
         self.known: dict[Any, tuple[Arrays, float]] = {}  # with the seconds it took
         self.speedups: dict[Any, float] = {}
         for entry in [] if journal is None else journal.entries:
+            if "settings" not in entry:  # what was learned before the search
+                continue
             settings = _hashable(entry["settings"])
             if "speedup" in entry:
                 self.speedups[settings] = entry["speedup"]
@@ -81,7 +84,7 @@ class Ruler:
 
     def damage(self, method: Method, first: int, last: int) -> Damage:
         """The damage of these settings on images `first` to `last`."""
-        key = (_hashable(method.to_dict()), first, last)
+        key = (_hashable(settings_of(method)), first, last)
         self.seen += last - first
         if key not in self.known:
             begin = time.perf_counter()
@@ -92,7 +95,7 @@ class Ruler:
             seconds = round(time.perf_counter() - begin, 4)
             self.known[key] = found, seconds
             if self.journal is not None:
-                entry = {"settings": method.to_dict(), "first": first, "last": last, "seconds": seconds}
+                entry = {"settings": settings_of(method), "first": first, "last": last, "seconds": seconds}
                 self.journal.append({**entry, "found": encoded(found)})
         found, seconds = self.known[key]
         self.seconds += seconds  # also for figures from the journal, so a resumed run ends at the same time
@@ -101,12 +104,20 @@ class Ruler:
 
     def timed(self, method: Method, measure: Callable[[], float]) -> float:
         """The speed-up of these settings, measured once."""
-        key = _hashable(method.to_dict())
+        key = _hashable(settings_of(method))
         if key not in self.speedups:
             self.speedups[key] = measure()
             if self.journal is not None:
-                self.journal.append({"settings": method.to_dict(), "speedup": self.speedups[key]})
+                self.journal.append({"settings": settings_of(method), "speedup": self.speedups[key]})
         return self.speedups[key]
+
+
+def settings_of(method: Method) -> dict[str, Any]:
+    """The settings for the journal; of a calibration, which all of a search share, what tells it from others."""
+    return {
+        name: hashlib.sha256(value.encode()).hexdigest() if isinstance(value, str) and len(value) > 300 else value
+        for name, value in method.to_dict().items()
+    }
 
 
 def _hashable(settings: dict[str, Any]) -> Any:

@@ -45,9 +45,9 @@ class Space:
 
     @property
     def fewest(self) -> int:
-        """Image tokens that must stay: one, or as many as make the total a multiple of `multiple_of`."""
-        step, prefix = self.limits.multiple_of, self.vit.prefix
-        return 1 if step == 1 else (prefix // step + 1) * step - prefix
+        """Image tokens that must stay: what the method needs, or as many as make a multiple of `multiple_of`."""
+        step, prefix, least = self.limits.multiple_of, self.vit.prefix, self.method.build(self.vit).stay
+        return least if step == 1 else ((prefix + least - 1) // step + 1) * step - prefix
 
     def cost(self, plan: Sequence[int]) -> int:
         """MACs of a schedule, the method's own and the shortened last block counted."""

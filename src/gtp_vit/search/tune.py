@@ -27,6 +27,7 @@ from gtp_vit.patch import host_of, patch, unpatch
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import starting_point
+from gtp_vit.search.calibrate import calibrated
 from gtp_vit.search.climb import HELD_OUT, Best, Ruler, check_enough_images, fewest_images, search
 from gtp_vit.search.clock import Clock
 from gtp_vit.search.space import Limits, Space, cheapest
@@ -71,6 +72,7 @@ def tune(
     max_error: float | None = None,
     measure: str | Measure = "auto",
     method: Method | str = DEFAULT.name,
+    learn: bool = True,
     limits: Limits = Limits(),  # noqa: B008  it is frozen
     evaluations: int = 150,
     minutes: float = 0,
@@ -98,6 +100,7 @@ def tune(
         max_error: or as the largest relative error, of numbers or of features patch by patch. Give one target.
         measure: how outputs are compared: auto chooses by what the model returns; dense: by restored features.
         method: a method with a schedule, by name or with its settings.
+        learn: first learn what matters to the model, by a backward pass an image (gtp_plus alone; see `calibrate`).
         limits: what deployment asks for.
         evaluations: passes over the images.
         minutes: end the search after this time; 0 = no limit.
@@ -138,6 +141,11 @@ def tune(
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal, chosen)
     searched = len(images) - round(HELD_OUT * len(images))
+    learned = ""
+    if learn:
+        options: dict[str, Any] = {"measure": chosen, "batch_size": batch_size, "journal": journal}
+        settings, learned = calibrated(settings, plain, ruler.images[:searched], **options)
+        space = Space(space.costs, settings, limits)
 
     def run(target: float, budget: float, done: float, start: Sequence[Method] = ()) -> Best:
         def report(share: float, found: Best) -> None:
@@ -183,6 +191,7 @@ def tune(
         "version": __version__,
         "target": {goal: value},
         "limits": dataclasses.asdict(limits),
+        "calibration": learned,
         "data": data,
         "seed": seed,
         "candidates": found.tried,

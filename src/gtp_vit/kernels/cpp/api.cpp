@@ -2,6 +2,7 @@
 // this file an instruction set; it works with every version of torch. Returns an Outcome (reduce.h). Nothing is checked
 // here but grid cells: kernels/checks.py has looked at everything else.
 #include "attention.h"
+#include "cluster.h"
 #include "conserve.h"
 #include "graph.h"
 #include "reduce.h"
@@ -37,11 +38,11 @@ EXPORT int gtp_vit_reduce(int64_t batch, int tokens, int prefix, int channels, i
 }
 
 EXPORT int gtp_vit_conserve(int64_t batch, int tokens, int prefix, int channels, int removed, const void* x,
-                            const void* branch, const float* importance, const float* size, float floor, int keep_norm,
-                            const void* norm_weight, const void* norm_bias, float epsilon, void* x_out, void* normed_out,
+                            const void* branch, const float* importance, const float* probe, const float* protect,
+                            const float* size, float floor, int keep_norm, const void* norm_weight, const void* norm_bias, float epsilon, void* x_out, void* normed_out,
                             float* size_out, int64_t* kept, int64_t* gone, int64_t* target, int is_bfloat16, int threads) {
-  const ConserveTask task{batch, tokens, prefix, channels, removed, x, branch, importance, size, floor, keep_norm != 0,
-                          norm_weight, norm_bias, epsilon, x_out, normed_out, size_out, kept, gone, target};
+  const ConserveTask task{batch, tokens, prefix, channels, removed, x, branch, importance, probe, protect, size, floor,
+                          keep_norm != 0, norm_weight, norm_bias, epsilon, x_out, normed_out, size_out, kept, gone, target};
   return (is_bfloat16 ? conserve<bfloat16>(task, threads) : conserve<float>(task, threads)) ? FINE : NO_MEMORY;
 }
 
@@ -49,6 +50,12 @@ EXPORT int gtp_vit_graph(int64_t batch, int rows, int columns, int spatial, int 
                          int64_t* neighbours, float* root, int threads) {
   const GraphTask task{batch, rows, columns, spatial, semantic, similarity, neighbours, root};
   return graph(task, threads) ? FINE : NO_MEMORY;
+}
+
+EXPORT int gtp_vit_cluster(int64_t batch, int tokens, int removed, int linkage, const float* distance, int64_t* kept,
+                           int64_t* gone, int64_t* target, int threads) {
+  const ClusterTask task{batch, tokens, removed, linkage, distance, kept, gone, target};
+  return cluster(task, threads) ? FINE : NO_MEMORY;
 }
 
 // The k-th smallest of [rows, columns], for tests.

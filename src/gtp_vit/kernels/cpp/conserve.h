@@ -3,6 +3,9 @@
 #include "products.h"
 #include "reduce.h"
 
+// With a probe features are averaged by size times (importance + SHARE_FLOOR) to the power SHARE_POWER.
+static constexpr float SHARE_FLOOR = 0.1f, SHARE_POWER = 0.75f;
+
 struct ConserveTask {
   int64_t batch;
   int tokens;  // before the reduction, prefix tokens included
@@ -11,7 +14,9 @@ struct ConserveTask {
   int removed;              // image tokens to remove
   const void* x;            // [batch, tokens, channels]
   const void* branch;       // the same: the attention branch, to be added
-  const float* importance;  // [batch, tokens - prefix]
+  const float* importance;  // [batch, tokens - prefix]; null with a probe
+  const float* probe;       // [channels]: times a unit vector the logarithm of the token's squared sensitivity, or null
+  const float* protect;     // [batch, tokens - prefix], not 0 = neither leaves nor receives; null = none
   const float* size;        // [batch, tokens - prefix]
   float floor;              // importance of a token that nobody attends to
   bool keep_norm;           // bring merged tokens to the largest of the norms involved
@@ -34,43 +39,95 @@ struct Ranked {
   float* length;      // [count]: norms, by token
   float* size;        // [count], by rank
   float* cost;        // [count], by token: its relative importance at first, then what it costs to merge it
+  float* importance;  // [count], by token: what the probe predicts
+  float* weight;      // [count], by token: its weight in an average, with a probe
+  float* total;       // [count], by place among those that stay: weight of all that are averaged there
   int32_t* token;     // [count]: of each rank
   int32_t* rank;      // [count]: of each token
 };
 
 struct Layout {
   int count, rows, ld;
-  size_t parts[8];
+  static constexpr int PARTS = 11;
+  size_t parts[PARTS];
   size_t total;
   explicit Layout(const ConserveTask& task) {
     count = task.tokens - task.prefix;
     rows = round_up(count, ROWS), ld = round_up(count, PANEL);
-    const size_t sizes[8] = {(size_t)rows * task.channels, (size_t)ld * task.channels, (size_t)rows * ld,
-                             (size_t)count, (size_t)count, (size_t)count, (size_t)count, (size_t)count};
+    const size_t sizes[3] = {(size_t)rows * task.channels, (size_t)ld * task.channels, (size_t)rows * ld};
     total = 0;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < PARTS; i++) {
       parts[i] = total;
-      total += (sizes[i] + WIDTH - 1) / WIDTH * WIDTH;
+      total += ((i < 3 ? sizes[i] : (size_t)count) + WIDTH - 1) / WIDTH * WIDTH;
     }
   }
   Ranked at(float* memory) const {
-    return {memory + parts[0], memory + parts[1], memory + parts[2], memory + parts[3], memory + parts[4],
-            memory + parts[5], (int32_t*)(memory + parts[6]), (int32_t*)(memory + parts[7])};
+    return {memory + parts[0], memory + parts[1], memory + parts[2], memory + parts[3],
+            memory + parts[4], memory + parts[5], memory + parts[6], memory + parts[7],
+            memory + parts[8], (int32_t*)(memory + parts[9]), (int32_t*)(memory + parts[10])};
   }
 };
+
+// Is this image token a register, which neither leaves nor receives?
+static bool is_protected(const ConserveTask& task, const Layout& layout, int64_t image, int token) {
+  return task.protect && task.protect[image * layout.count + token] != 0;
+}
+
+// Mean importance of the tokens that are not protected.
+static float mean_importance(const ConserveTask& task, const Layout& layout, int64_t image, const float* importance) {
+  float sum = 0;
+  int number = 0;
+  for (int i = 0; i < layout.count; i++)
+    if (!is_protected(task, layout, image, i)) sum += importance[i], number++;
+  return sum / (float)number;
+}
+
+// Importance by the probe: root of size times predicted squared sensitivity. Also each token's weight in an average.
+template <typename T>
+static void predict_importance(const ConserveTask& task, const Layout& layout, int64_t image, const Ranked& ranked) {
+  const int count = layout.count;
+  const float* size = task.size + image * count;
+  float mean = 0;
+  for (int token = 0; token < count; token++) {
+    const int64_t from = (image * task.tokens + task.prefix + token) * task.channels;
+    const T* x = (const T*)task.x + from;
+    const T* branch = (const T*)task.branch + from;
+    Vector squares = {}, products = {};
+    float squared = 0, product = 0;
+    int c = 0;
+    for (; c + WIDTH <= task.channels; c += WIDTH) {
+      const Vector value = load(x + c) + load(branch + c);
+      squares += value * value;
+      products += value * load(task.probe + c);
+    }
+    for (; c < task.channels; c++) {
+      const float value = load_one(x + c) + load_one(branch + c);
+      squared += value * value;
+      product += value * task.probe[c];
+    }
+    const float length = std::max(std::sqrt(sum_of(squares) + squared), 1e-12f);
+    ranked.importance[token] = (sum_of(products) + product) / length;
+    mean += ranked.importance[token];
+  }
+  mean /= (float)count;
+  for (int token = 0; token < count; token++)
+    ranked.importance[token] = std::exp(0.5f * (ranked.importance[token] - mean)) * std::sqrt(size[token]);
+  mean = mean_importance(task, layout, image, ranked.importance);
+  for (int token = 0; token < count; token++)
+    ranked.weight[token] = size[token] * std::pow(ranked.importance[token] / mean + SHARE_FLOOR, SHARE_POWER);
+}
 
 // Sort by importance, the earlier of equal ones first, and normalise.
 template <typename T>
 static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t image, const Ranked& ranked) {
   const int count = layout.count;
-  const float* importance = task.importance + image * count;
+  if (task.probe) predict_importance<T>(task, layout, image, ranked);
+  const float* importance = task.probe ? ranked.importance : task.importance + image * count;
   for (int i = 0; i < count; i++) ranked.token[i] = i;
   std::stable_sort(ranked.token, ranked.token + count, [&](int32_t one, int32_t other) {
     return order_of(importance[one]) > order_of(importance[other]);
   });
-  float mean = 0;
-  for (int i = 0; i < count; i++) mean += importance[i];
-  mean /= (float)count;
+  const float mean = mean_importance(task, layout, image, importance);
   for (int rank = 0; rank < count; rank++) {
     const int token = ranked.token[rank];
     ranked.rank[token] = rank;
@@ -101,12 +158,17 @@ static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t 
 }
 
 // Similarities of ROWS ranks with those before them, and what it costs to merge each.
-static void compare_rows(const ConserveTask& task, const Layout& layout, int first, const Ranked& ranked) {
+static void compare_rows(const ConserveTask& task, const Layout& layout, int64_t image, int first, const Ranked& ranked) {
   const int last = std::min(first + ROWS, layout.count);
   for (int column = 0; column < last; column += PANEL)
     dot_tile<2>(ranked.rows + (int64_t)first * task.channels, task.channels,
                 ranked.panels + (int64_t)column * task.channels, ranked.similarity + (int64_t)first * layout.ld + column,
                 layout.ld);
+  if (task.protect)  // infinitely far from all others
+    for (int other = 0; other < last; other++)
+      if (is_protected(task, layout, image, ranked.token[other]))
+        for (int rank = first; rank < last; rank++)
+          ranked.similarity[(int64_t)rank * layout.ld + other] = -std::numeric_limits<float>::infinity();
   for (int rank = first; rank < last; rank++) {
     const float* similarity = ranked.similarity + (int64_t)rank * layout.ld;
     const float own = ranked.size[rank];
@@ -116,7 +178,9 @@ static void compare_rows(const ConserveTask& task, const Layout& layout, int fir
       const float cost = apart * apart * (own * ranked.size[other] / (own + ranked.size[other]));
       least = cost < least ? cost : least;
     }
-    ranked.cost[ranked.token[rank]] *= std::sqrt(least);
+    float& cost = ranked.cost[ranked.token[rank]];
+    cost *= std::sqrt(least);
+    if (is_protected(task, layout, image, ranked.token[rank])) cost = std::numeric_limits<float>::infinity();
   }
 }
 
@@ -133,6 +197,7 @@ static void choose_receivers(const ConserveTask& task, const Layout& layout, int
     slot[kept[i]] = i;
     task.kept[image * stay + i] = kept[i];
     task.size_out[image * stay + i] = task.size[image * count + kept[i]];
+    if (task.probe) ranked.total[i] = ranked.weight[kept[i]];
   }
   for (int i = 0; i < task.removed; i++) {
     const int rank = ranked.rank[gone[i]];
@@ -146,6 +211,7 @@ static void choose_receivers(const ConserveTask& task, const Layout& layout, int
     task.gone[image * task.removed + i] = gone[i];
     task.target[image * task.removed + i] = place;
     task.size_out[image * stay + place] += task.size[image * count + gone[i]];
+    if (task.probe) ranked.total[place] += ranked.weight[gone[i]];
   }
 }
 
@@ -164,8 +230,11 @@ static void make_merged(const ConserveTask& task, const Layout& layout, int64_t 
   const T* bias = (const T*)task.norm_bias;
   T* out = (T*)task.x_out + to;
   T* normed = task.normed_out ? (T*)task.normed_out + to : nullptr;
-  const float total = place < 0 ? 1 : task.size_out[image * stay + place];
-  const float own = place < 0 ? 1 : task.size[image * count + source - task.prefix];
+  // What features are averaged by: sizes, or with a probe weights.
+  const float* weight_of = task.probe ? ranked.weight : task.size + image * count;
+  const float* totals = task.probe ? ranked.total : task.size_out + image * stay;
+  const float total = place < 0 ? 1 : totals[place];
+  const float own = place < 0 ? 1 : weight_of[source - task.prefix];
   if (total == own) {
     make_row(x, branch, channels, nullptr, nullptr, 0, row, out, weight, bias, task.epsilon, normed);
     return;
@@ -184,7 +253,7 @@ static void make_merged(const ConserveTask& task, const Layout& layout, int64_t 
     if (task.target[image * task.removed + i] != place) continue;
     const int64_t giver = task.gone[image * task.removed + i];
     const int64_t at = (image * task.tokens + task.prefix + giver) * channels;
-    add((const T*)task.x + at, (const T*)task.branch + at, task.size[image * count + giver] / total, false);
+    add((const T*)task.x + at, (const T*)task.branch + at, weight_of[giver] / total, false);
     longest = std::max(longest, ranked.length[giver]);
   }
   if (task.keep_norm) {
@@ -205,7 +274,7 @@ static bool conserve_image(const ConserveTask& task, const Layout& layout, int64
   const Ranked ranked = layout.at(memory);
   rank_tokens<T>(task, layout, image, ranked);
   parallel_for(layout.rows / ROWS, threads,
-               [&](int64_t tile) { compare_rows(task, layout, (int)tile * ROWS, ranked); });
+               [&](int64_t tile) { compare_rows(task, layout, image, (int)tile * ROWS, ranked); });
   choose_receivers(task, layout, image, ranked, (uint64_t*)(memory + layout.total));
   const size_t floats = (size_t)task.channels + WIDTH;
   const bool fine = for_rows(1, task.tokens - task.removed, floats, threads, [&](int64_t, int target, float* row) {

@@ -1,0 +1,133 @@
+"""What GTP+ learns of a model: how sensitive its output is to each token, and which cells it uses as registers.
+
+A `Calibration` belongs to the weights it was learned on. As a text it is a setting of GTP+, so recipes hold it.
+
+Shapes: L layers, C channels, K matrices of the blocks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gtp_vit.errors import BadSetting, shown
+
+FORMAT = "gtp-vit calibration 1"
+SAMPLED = 4096  # numbers of a matrix that its fingerprint reads
+MOST_CHANGE = 0.1  # of the weights: finetuning a little, or rounding to 8 bits, changes less
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A linear probe for each layer, and the cells of registers."""
+
+    probe: Tensor  # [L, C]: log of the squared sensitivity is this times the token after a LayerNorm without weights
+    grid: tuple[int, int]  # rows and columns of patches
+    registers: tuple[int, ...]  # cells that the model keeps global information in
+    weights: Tensor  # [K]: fingerprint of the weights
+
+    def to_text(self) -> str:
+        """The calibration as a setting of GTP+; the probe is rounded to half precision."""
+        from safetensors.torch import save
+
+        tensors = {
+            "probe": self.probe.half(),
+            "grid": torch.tensor(self.grid, dtype=torch.int32),
+            "registers": torch.tensor(self.registers, dtype=torch.int32),
+            "weights": self.weights.float(),
+        }
+        return base64.b64encode(save(tensors, {"format": FORMAT})).decode()
+
+    def registers_on(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        """The cells of registers; on a grid of a different size those in the same place of it.
+
+        >>> Calibration(torch.zeros(1, 1), (4, 4), (0, 3, 15), torch.zeros(0)).registers_on((2, 8))
+        (0, 7, 15)
+        """
+        if grid == self.grid:
+            return self.registers
+        rows, columns = (max(side - 1, 1) for side in self.grid)
+        moved = {
+            round(cell // self.grid[1] * (grid[0] - 1) / rows) * grid[1]
+            + round(cell % self.grid[1] * (grid[1] - 1) / columns)
+            for cell in self.registers
+        }
+        return tuple(sorted(moved))
+
+    def learned_on(self, weights: Iterable[Tensor]) -> Calibration:
+        """The same for a model with these weights: one that was finetuned with it."""
+        return dataclasses.replace(self, weights=fingerprint(weights))
+
+    def check_weights(self, weights: Iterable[Tensor]) -> None:
+        """Raise BadSetting if this was learned on other weights than these."""
+        found = fingerprint(weights)
+        if len(found) == 0 or len(self.weights) == 0:  # a model without data
+            return
+        if len(found) != len(self.weights):
+            raise BadSetting(
+                f"the calibration was learned on a model whose blocks have {len(self.weights)} matrices, those of this "
+                f"one have {len(found)}; {AGAIN}"
+            )
+        change = float((found - self.weights).square().mean().sqrt())  # 0 to 1.4, that of wholly different weights
+        if not change <= MOST_CHANGE:
+            raise BadSetting(
+                f"the calibration was learned on other weights: about {100 * min(change, 1):.0f} % of these are "
+                f"different, and {100 * MOST_CHANGE:.0f} % may be; {AGAIN}"
+            )
+
+
+AGAIN = "run gtp_vit.calibrate or gtp-vit tune on this model, or set calibration to None"
+
+
+@functools.lru_cache(maxsize=16)  # a search builds the same settings thousands of times
+def calibration_from_text(text: str) -> Calibration:
+    """The inverse of `Calibration.to_text`, for untrusted texts."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        # Kept for later calls, so it must be ordinary tensors, whatever mode the first call is made in.
+        with torch.device("cpu"), torch.inference_mode(False):
+            stored = load(base64.b64decode(text, validate=True))
+    except (binascii.Error, SafetensorError, ValueError) as error:
+        raise BadSetting(
+            f"calibration is {shown(text)}, which is none that gtp_vit.calibrate made; give its text, or a recipe"
+        ) from error
+    wanted = {"probe": (torch.float16, 2), "grid": (torch.int32, 1), "registers": (torch.int32, 1)}
+    wanted["weights"] = (torch.float32, 1)
+    fits = set(stored) == set(wanted) and all(
+        stored[name].dtype == dtype and stored[name].ndim == ndim for name, (dtype, ndim) in wanted.items()
+    )
+    if not fits or len(stored["grid"]) != 2 or int(stored["grid"].min()) < 1:
+        raise BadSetting("calibration lacks parts, or has others; make it anew with gtp_vit.calibrate")
+    if not all(bool(stored[name].isfinite().all()) for name in ("probe", "weights")):
+        raise BadSetting("calibration has numbers that are not finite; make it anew with gtp_vit.calibrate")
+    rows, columns = stored["grid"].tolist()
+    registers = tuple(sorted(set(stored["registers"].tolist())))
+    if registers and not 0 <= registers[0] <= registers[-1] < rows * columns:
+        raise BadSetting(f"calibration names a cell that is not in its {rows} x {columns} patches; make it anew")
+    return Calibration(stored["probe"].float(), (rows, columns), registers, stored["weights"])
+
+
+def fingerprint(weights: Iterable[Tensor]) -> Tensor:
+    """For each matrix the sum of some of its numbers with fixed random signs, in units of their length, [K].
+
+    These are like K normal numbers. They change by as much as the weights do, relative to their length: hardly by
+    rounding, a little by finetuning, wholly for other weights.
+    """
+    bits = torch.frombuffer(bytearray(hashlib.shake_128(b"gtp-vit").digest(SAMPLED)), dtype=torch.uint8)
+    signs = (bits & 1).float() * 2 - 1
+    found = []
+    for matrix in weights:
+        numbers = matrix.detach().flatten()
+        numbers = numbers[:: max(len(numbers) // SAMPLED, 1)][:SAMPLED].float().cpu()
+        found.append(signs[: len(numbers)] @ numbers / numbers.norm().clamp(min=1e-30))
+    return torch.stack(found) if found else torch.zeros(0)

@@ -1,0 +1,340 @@
+"""GTP+'s arithmetic: merge the tokens that cost least into the most similar more important ones that stay.
+
+Importance is given (`conserve`: attention), or a probe predicts it from the tokens (`conserve_by_probe`). These are put
+in the order of their importance, so that "more important than" is "before", and only the half of the similarities that
+can matter is computed. Each of the two is an operator with a twin, a native kernel and a portable form.
+
+Shapes: B batch, N tokens, M image tokens, K kept, P removed, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtp_vit.kernels import Operator, Ops, checks, native
+from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
+
+BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
+# With a probe features are averaged by size times (importance + SHARE_FLOOR) to the power SHARE_POWER.
+SHARE_FLOOR, SHARE_POWER = 0.1, 0.75
+
+
+def strips(tokens: int) -> list[tuple[int, int]]:
+    """First and last row of each strip.
+
+    >>> strips(20)
+    [(0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 18), (18, 20)]
+    """
+    height = math.ceil(tokens / BLOCKS)
+    return [(first, min(first + height, tokens)) for first in range(0, tokens, height)]
+
+
+def similarities(tokens: int) -> int:
+    """How many pairs of tokens are compared."""
+    return sum((last - first) * last for first, last in strips(tokens))
+
+
+def earlier_similarity(unit: Tensor) -> Tensor:
+    """Cosines of every token with those before it, [B, M, M]; -2, less than any, elsewhere."""
+    count = unit.shape[1]
+    rows = [
+        F.pad(unit[:, first:last] @ unit[:, :last].transpose(1, 2), (0, count - last)) for first, last in strips(count)
+    ]
+    before = torch.ones(count, count, dtype=torch.bool, device=unit.device).tril(-1)
+    return torch.cat(rows, dim=1).masked_fill(~before, -2.0)
+
+
+def relative(importance: Tensor, protected: Tensor | None) -> Tensor:
+    """Importance in units of the mean of the tokens that are not protected, [B, M]."""
+    if protected is None:
+        return importance / importance.mean(dim=1, keepdim=True)
+    free = 1 - protected
+    total = torch.where(protected > 0, 0.0, importance).sum(dim=1, keepdim=True)
+    return importance / (total / free.sum(dim=1, keepdim=True))
+
+
+def damage(similarity: Tensor, importance: Tensor, size: Tensor, floor: float) -> Tensor:
+    """What it would cost to merge each token into an earlier one, [B, M]; infinite for the first.
+
+    (relative importance + floor) times the least (1 - cosine) sqrt(s s' / (s + s')) over the tokens before it: how much
+    it matters, times how far two clusters of these sizes move when they become one (Ward's criterion).
+    """
+    pair = size.unsqueeze(2) * size.unsqueeze(1) / (size.unsqueeze(2) + size.unsqueeze(1))
+    apart = (1 - similarity).clamp(min=0).square() * pair
+    compared = (similarity > -1.5) & (apart >= 0)  # False for NaN, which is similar to no token
+    nearest = torch.where(compared, apart, torch.inf).amin(dim=2).sqrt()
+    return (importance + floor) * nearest
+
+
+def importance_of_units(unit: Tensor, probe: Tensor, size: Tensor) -> Tensor:
+    """Root of size times the squared sensitivity that the probe predicts of unit vectors [B, M, C]: [B, M].
+
+    The probe's output is the logarithm of the latter, up to a number that is the same for all tokens of an image.
+    """
+    predicted = unit @ probe
+    return (0.5 * (predicted - predicted.mean(dim=1, keepdim=True))).exp() * size.sqrt()
+
+
+def merge_cheapest(
+    x: Tensor,
+    branch: Tensor,
+    importance: Tensor,
+    size: Tensor | None,
+    removed: int,
+    floor: float,
+    keep_norm: bool,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Merge the tokens that cost least into their most similar more important ones.
+
+    Args:
+        x: features [B, N, C].
+        branch: the attention branch, to be added to them.
+        importance: of the image tokens, [B, M]. Of equally important ones the earlier counts as the more important.
+        size: of the image tokens, [B, M]; None = one each.
+        removed: how many leave.
+        floor: importance of a token without attention, in units of the mean one.
+        keep_norm: bring merged tokens to the largest of the norms involved.
+        norm_weight: of the LayerNorm that follows, [C]; None = no LayerNorm.
+        norm_bias: of that LayerNorm.
+        epsilon: of that LayerNorm.
+
+    Returns:
+        Features; features after the LayerNorm, empty if not asked for; sizes of the image tokens that stay, [B, K];
+        which stay, [B, K]; which go, [B, P]; and where each of these goes, as a place among those that stay, [B, P].
+    """
+    total = at_least_float32(x) + at_least_float32(branch)
+    size = torch.ones_like(importance) if size is None else size
+    found = _merge(total, importance, size, size, None, removed, floor, keep_norm)
+    return _with_norm(x.dtype, *found, norm_weight, norm_bias, epsilon)
+
+
+def merge_cheapest_by_probe(
+    x: Tensor,
+    branch: Tensor,
+    probe: Tensor,
+    size: Tensor,
+    protected: Tensor | None,
+    removed: int,
+    floor: float,
+    keep_norm: bool,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`merge_cheapest` by the importance that a probe [C] predicts, which also weighs the averages.
+
+    Args:
+        x: as there, and so are all others but these.
+        branch: as there.
+        probe: its product with a token of length 1 is the logarithm of the token's squared sensitivity.
+        size: of the image tokens, [B, M].
+        protected: 1 for image tokens that neither leave nor receive, else 0, [B, M]; None = there are none.
+        removed: as there.
+        floor: as there.
+        keep_norm: as there.
+        norm_weight: as there.
+        norm_bias: as there.
+        epsilon: as there.
+    """
+    total = at_least_float32(x) + at_least_float32(branch)
+    with torch.no_grad(), full_precision(total):
+        image = total[:, -size.shape[1] :].float()
+        unit = image / image.norm(dim=2, keepdim=True).clamp(min=1e-12)
+        importance = importance_of_units(unit, probe, size)
+        weight = size * (relative(importance, protected) + SHARE_FLOOR).pow(SHARE_POWER)
+    found = _merge(total, importance, size, weight, protected, removed, floor, keep_norm)
+    return _with_norm(x.dtype, *found, norm_weight, norm_bias, epsilon)
+
+
+def _merge(
+    x: Tensor,
+    importance: Tensor,
+    size: Tensor,
+    weight: Tensor,
+    protected: Tensor | None,
+    removed: int,
+    floor: float,
+    keep_norm: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Features, sizes, which stay, which go and where to; features are averaged by `weight` [B, M]."""
+    prefix = x.shape[1] - importance.shape[1]
+    image = x[:, prefix:]
+    with torch.no_grad(), full_precision(image):
+        features = image.float()
+        length = features.norm(dim=2).clamp(min=1e-12)
+        order = importance.sort(dim=1, descending=True, stable=True).indices
+        similarity = earlier_similarity(select_rows(features / length.unsqueeze(2), order))
+        ranked = None
+        if protected is not None:
+            ranked = protected.gather(1, order)
+            similarity = similarity.masked_fill(ranked.unsqueeze(1) > 0, -2.0)
+        matters = relative(importance.gather(1, order), ranked)
+        cost = damage(similarity, matters, size.gather(1, order), floor)
+        if ranked is not None:
+            cost = cost.masked_fill(ranked > 0, torch.inf)
+        places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+        rank = torch.zeros_like(order).scatter(1, order, places)
+        kept, gone = split(cost.gather(1, rank), removed)
+        stays = torch.zeros_like(cost, dtype=torch.bool).scatter(1, rank.gather(1, kept), True)
+        offered = select_rows(similarity, rank.gather(1, gone))
+        offered = offered.masked_fill(~stays.unsqueeze(1) | offered.isnan(), -2.0)
+        highest, best = offered.amax(dim=2), offered.argmax(dim=2)
+        slot = torch.zeros_like(order).scatter(1, kept, places[:, : kept.shape[1]])
+        # A token has no receiver only if there is NaN; the first kept token then takes it.
+        target = torch.where(highest > -1.5, slot.gather(1, order.gather(1, best)), 0)
+        own, given = weight.gather(1, kept), weight.gather(1, gone)
+        both = own.scatter_add(1, target, given)
+        share = given / both.gather(1, target)
+        new_size = both if weight is size else size.gather(1, kept).scatter_add(1, target, size.gather(1, gone))
+    merged = image.gather(1, kept.unsqueeze(2).expand(-1, -1, x.shape[2])) * (own / both).unsqueeze(2).to(x.dtype)
+    moved = image.gather(1, gone.unsqueeze(2).expand(-1, -1, x.shape[2])) * share.unsqueeze(2).to(x.dtype)
+    merged = merged.scatter_add(1, target.unsqueeze(2).expand_as(moved), moved)
+    if keep_norm:
+        longest = length.gather(1, kept).scatter_reduce(1, target, length.gather(1, gone), "amax")
+        factor = torch.where(both > own, longest / merged.float().norm(dim=2).clamp(min=1e-12), 1.0)
+        merged = merged * factor.unsqueeze(2).to(x.dtype)
+    return torch.cat([x[:, :prefix], merged], dim=1), new_size, kept, gone, target
+
+
+def _with_norm(
+    dtype: torch.dtype, x: Tensor, size: Tensor, kept: Tensor, gone: Tensor, target: Tensor,
+    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The results, features rounded once, with those after the LayerNorm that follows."""
+    x = x.to(dtype)
+    normed = x.new_empty(0)
+    if norm_weight is not None:
+        normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)
+    return x, normed, size, kept, gone, target
+
+
+def merge_cheapest_portably(
+    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, floor: float, keep_norm: bool,
+    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`merge_cheapest` in few operators that every engine has and runs fast; without the LayerNorm.
+
+    An engine pays for every pass over an array, so nothing is cut out or put together: prefix tokens are in all the
+    arrays, as tokens that no other goes to. Merging is a product with a matrix of zeros and ones. Of equally important
+    tokens any may count as the more important.
+    """
+    dtype = x.dtype
+    with full_precision(x):
+        x = at_least_float32(x) + at_least_float32(branch)
+        length = x.norm(dim=2).clamp(min=1e-12)
+        unit = x / length.unsqueeze(2)
+        found = _merge_portably(x, unit, length, importance, size, None, None, removed, floor, keep_norm)
+    return found[0].to(dtype), found[0].new_empty(0), *found[1:]
+
+
+def merge_by_probe_portably(
+    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int, floor: float,
+    keep_norm: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`merge_cheapest_by_probe`, as `merge_cheapest_portably` is made."""
+    dtype = x.dtype
+    with full_precision(x):
+        x = at_least_float32(x) + at_least_float32(branch)
+        length = x.norm(dim=2).clamp(min=1e-12)
+        unit = x / length.unsqueeze(2)
+        importance = importance_of_units(unit[:, -size.shape[1] :], probe, size)
+        weight = size * (relative(importance, protected) + SHARE_FLOOR).pow(SHARE_POWER)
+        found = _merge_portably(x, unit, length, importance, size, weight, protected, removed, floor, keep_norm)
+    return found[0].to(dtype), found[0].new_empty(0), *found[1:]
+
+
+def _merge_portably(
+    x: Tensor, unit: Tensor, length: Tensor, importance: Tensor, size: Tensor | None, weight: Tensor | None,
+    protected: Tensor | None, removed: int, floor: float, keep_norm: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What `_merge` gives, from features, their unit vectors and lengths; without `weight` sizes average."""
+    count, prefix = importance.shape[1], x.shape[1] - importance.shape[1]
+    left = count - removed
+    ranked, order = importance.topk(count, dim=1)
+    numbers = batch_numbers(order)
+    unit = select_rows(unit, order + prefix, numbers)
+    # cosine - 1 of every token with the more important ones, which are before it; far below that elsewhere
+    one = torch.ones(count, count, dtype=x.dtype, device=x.device)
+    near = unit @ unit.transpose(1, 2) - (one + 1e4 * one.triu())
+    stuck = None if protected is None else protected.gather(1, order)
+    if stuck is not None:
+        near = near - 1e4 * stuck.unsqueeze(1)
+    if size is None:  # all pairs have the same factor, which changes no decision
+        apart = -near.amax(dim=2)
+    else:  # s s' / (s + s') is 1 / (1 / s + 1 / s')
+        smallness = 1 / size.gather(1, order)
+        apart = (near * near / (smallness.unsqueeze(2) + smallness.unsqueeze(1))).amin(dim=2).sqrt()
+    cost = (relative(ranked, stuck) + floor) * apart
+    if stuck is not None:
+        cost = cost + 1e4 * stuck
+    by_cost = cost.topk(count, dim=1).indices  # one topk, so that no token is in both, whatever is equal
+    stay, go = by_cost[:, :left], by_cost[:, left:]
+    kept, place = order.gather(1, stay).topk(left, dim=1, largest=False)  # in ascending order
+    gone = order.gather(1, go)
+    offered = select_rows(near, go, numbers).transpose(1, 2)
+    target = select_rows(offered, stay.gather(1, place), numbers).argmax(dim=1)  # of [B, K, P]
+    rows = behind_prefix(kept, prefix)
+    goes = (target.unsqueeze(1) + prefix == torch.arange(prefix + left, device=x.device)[:, None]).to(x.dtype)
+    own, given, new_size = _shares(size, rows, gone, goes, prefix)
+    both = new_size
+    if weight is not None:
+        own, given, both = _shares(weight, rows, gone, goes, prefix)
+    merged = select_rows(x, rows, numbers) * (own / both).unsqueeze(2)
+    merged = merged + (given / both.unsqueeze(2)) @ select_rows(x, gone + prefix, numbers)
+    if keep_norm:
+        longest = (goes * length.gather(1, gone + prefix).unsqueeze(1)).amax(dim=2)
+        longest = torch.maximum(length.gather(1, rows), longest)
+        factor = torch.where(both > own, longest / merged.norm(dim=2).clamp(min=1e-12), 1.0)
+        merged = merged * factor.unsqueeze(2)
+    return merged, new_size[:, prefix:].float(), kept, gone, target
+
+
+def _shares(
+    weight: Tensor | None, rows: Tensor, gone: Tensor, goes: Tensor, prefix: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What tokens in `rows` weigh, what each is given by those that go, [B, c + K, P], and both together."""
+    if weight is None:
+        own, given = torch.ones((), dtype=goes.dtype, device=goes.device), goes
+    else:
+        own = F.pad(weight, (prefix, 0), value=1.0).gather(1, rows)
+        given = goes * weight.gather(1, gone).unsqueeze(1)
+    return own, given, own + given.sum(dim=2)
+
+
+def _flops(x: tuple[int, ...], importance: tuple[int, ...]) -> int:
+    """Operations of the twin's strips; the kernel's tiles follow the triangle more closely."""
+    return 2 * x[0] * x[2] * similarities(importance[1])
+
+
+conserve: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = Operator(
+    "conserve",
+    merge_cheapest,
+    {Ops.NATIVE: native.conserve, Ops.PORTABLE: merge_cheapest_portably},
+    check=checks.check_conserve,
+    fits=checks.fits_conserve,
+    fake=native.conserve_results,
+    flops=_flops,
+)
+
+
+def _flops_by_probe(x: tuple[int, ...], size: tuple[int, ...]) -> int:
+    """The same, and a product of the probe with every image token."""
+    return _flops(x, size) + 2 * x[0] * x[2] * size[1]
+
+
+conserve_by_probe: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = Operator(
+    "conserve_by_probe",
+    merge_cheapest_by_probe,
+    {Ops.NATIVE: native.conserve_by_probe, Ops.PORTABLE: merge_by_probe_portably},
+    check=checks.check_conserve_by_probe,
+    fits=checks.fits_conserve_by_probe,
+    fake=native.conserve_by_probe_results,
+    flops=_flops_by_probe,
+)
