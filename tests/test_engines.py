@@ -866,8 +866,9 @@ def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashi
     (same,) = read_embeddings(tmp_path / "engine")
     assert np.array_equal(found.embeddings, same.embeddings)
     capsys.readouterr()
-    assert main(["embed", str(fashion / FILE), "--scores", *words, str(tmp_path / "x")]) == Exit.USAGE
-    assert "has its own engine, method and output; leave out --scores" in capsys.readouterr().err
+    for flag in ("--scores", "--pretrained"):
+        assert main(["embed", str(fashion / FILE), flag, *words, str(tmp_path / "x")]) == Exit.USAGE
+        assert f"has its own engine, weights, method and output; leave out {flag}" in capsys.readouterr().err
 
 
 @each_engine

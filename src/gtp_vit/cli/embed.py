@@ -20,6 +20,7 @@ from gtp_vit.cli.output import answer, check_readable
 from gtp_vit.cli.resume import ResumeFlags
 from gtp_vit.cli.source import (
     DataFlags,
+    check_preparation,
     check_reading,
     check_weights,
     data_settings,
@@ -118,6 +119,7 @@ def main(words: Sequence[str]) -> None:
         raise GTPError(f"--output is {output}, which is a file; give a folder")
     check_range("--shard-size", flags.shard_size, 0, LARGEST_SHARD, whole=True)
     check_reading(flags)
+    check_preparation(flags)
     FORMATS[flags.format].check_installed()
     flags = dataclasses.replace(flags, split=_split(flags))
     if flags.patches and flags.scores:
@@ -125,10 +127,12 @@ def main(words: Sequence[str]) -> None:
     if flags.patches and flags.engine != "torch":
         raise GTPError(f"{flags.engine} runs a model as a whole, and --patches are from inside; leave out --engine")
     if is_exported(flags.model):
-        given = {"--engine": flags.engine != "torch", "--scores": flags.scores, "--unreduced": flags.unreduced}
-        wrong = [flag for flag, is_given in {**given, "--patches": flags.patches}.items() if is_given]
+        own = ("--engine", "--scores", "--unreduced", "--patches", "--checkpoint", "--pretrained")
+        wrong = [flag for flag in own if flag in written]
         if wrong:
-            raise GTPError(f"{Path(flags.model).name} has its own engine, method and output; leave out {wrong[0]}")
+            raise GTPError(
+                f"{Path(flags.model).name} has its own engine, weights, method and output; leave out {wrong[0]}"
+            )
     elif flags.engine != "torch":
         check_precision(ENGINES[flags.engine], "f32")
         if flags.device != "cpu":

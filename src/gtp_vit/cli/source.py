@@ -70,10 +70,8 @@ def make_model(flags: ModelFlags) -> Any:
     check_range("--threads", flags.threads, 0, 4096, whole=True)
     if flags.threads:
         torch.set_num_threads(flags.threads)
-    if isinstance(flags, DataFlags) and flags.crop_pct is not None:
-        check_range("--crop-pct", flags.crop_pct, 0, 1, above_low=True)
-    if isinstance(flags, DataFlags) and flags.interpolation:
-        check_name("--interpolation", flags.interpolation, INTERPOLATIONS)
+    if isinstance(flags, DataFlags):
+        check_preparation(flags)
     reason = refusal(flags.model) if flags.pretrained and ":" not in flags.model else None
     if reason is not None:  # before anything is downloaded
         raise UnsupportedBackbone(reason)
@@ -102,6 +100,14 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
             raise GTPError(f"{flags.model} prepares images by its own transform; leave out {names}")
     settings = data_settings(flags, labels=labels)
     return open_images(model, dataclasses.replace(settings, transform=transform))
+
+
+def check_preparation(flags: DataFlags) -> None:
+    """Refuse a preparation of images that makes no sense."""
+    if flags.crop_pct is not None:
+        check_range("--crop-pct", flags.crop_pct, 0, 1, above_low=True)
+    if flags.interpolation:
+        check_name("--interpolation", flags.interpolation, INTERPOLATIONS)
 
 
 def check_reading(flags: DataFlags) -> None:
