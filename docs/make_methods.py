@@ -30,6 +30,13 @@ says so. ATS keeps as many tokens as each image asks for: such a model cannot be
 filling that no token attends to; `ATS(budget=...)` keeps a fixed number. Evo-ViT's other tokens wait and come back, so
 its saving is in the layers, not in the number of tokens at the end.
 
+MCTF merges before the attention of a block, by the map of that block, so its last layer merges even where that block is
+shortened; at a given cost (`compare`, `tune`) we leave the last layer out, where merging costs more than it saves. ToFu
+has no released code: `ToFu()` is what the paper describes, `ToFu(variant="pitome")` is what PiToMe's repository calls
+by that name, and only the latter could be compared with outputs. ATC joins clusters one after the other, a loop that
+engines do not have. Off the shelf the original removes r - 1 tokens where ToMe removes r; `ATC(variant="original")`
+does so, too.
+
 ## The paper's settings
 
 Which settings the paper compares at which cost (its appendix), and the GMACs that we count for them: without the
@@ -56,7 +63,7 @@ def properties() -> str:
         if method is Identity:
             continue
         source = method.source
-        exportable = "yes" if method.fixed_shapes == "yes" else method.fixed_shapes
+        exportable = method.fixed_shapes if method.exportable else "no"
         rows.append(
             [
                 *(f"`{method.__name__}`", method.asks, "needed" if method.needs_class_token else "not needed"),

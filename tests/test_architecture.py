@@ -31,12 +31,13 @@ MAY_IMPORT = {
     "inputs": {"backbones", "embedded", "kernels", "models", "patch", "recipes", "runs", "weights"},
     "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs"},
     "engines": {"core", "embedded", "patch", "runs", "measure"},
+    "features": {"core", "patch", "runs", "inputs", "measure"},
     "search": {"core", "engines", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},
     "show": {"core", "patch", "recipes", "runs", "inputs", "measure", "search", "paper_tables"},
     "training": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "cli": {
-        *("core", "methods", "embedded", "engines", "patch", "recipes"),
+        *("backbones", "core", "methods", "embedded", "engines", "features", "patch", "recipes"),
         *("runs", "inputs", "measure", "search", "paper_tables", "show", "training"),
     },
 }
@@ -162,10 +163,10 @@ def test_importing_the_package_imports_torch_only():
 def test_public_names():
     public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
     assert " ".join(sorted(public)) == (
-        "ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits METHODS Method PPT Recipe ToMe "
-        "Training TriLevel UnsupportedBackbone accelerate calibrate create_model export finetune fit_processor "
-        "is_patched load_pretrained macs make_method method_from_dict patch read_recipe save_checkpoint trace tune "
-        "unpatch"
+        "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits MCTF METHODS Method PPT PiToMe "
+        "Recipe ToFu ToMe Training TriLevel UnsupportedBackbone accelerate calibrate create_model embed export "
+        "finetune fit_processor is_patched load_pretrained macs make_method method_from_dict patch read_embeddings "
+        "read_recipe save_checkpoint trace tune unpatch"
     )
 
 

@@ -10,6 +10,7 @@ import families
 from gtp_vit import Method, patch
 from gtp_vit.core.attention import STATISTICS, Ask, Projections, attend
 from gtp_vit.core.reducer import Reducer
+from gtp_vit.kernels import twins
 from gtp_vit.paper.sparsity import Sparsify
 
 
@@ -74,18 +75,22 @@ class Probe(Method):
 
     name: ClassVar[str] = "probe"
     statistics: frozenset[str] = frozenset()
+    look: bool = False
 
     def build(self, vit):
         reducer = Reducer(vit)
-        reducer.ask = lambda layer, tokens: Ask(self.statistics)
+        reducer.ask = lambda layer, tokens: Ask(self.statistics, look=self.look)
+        reducer.look = lambda layer, tokens, probs: (tokens, probs)
+        reducer.weigh = lambda probs, v, queries: twins.weigh(probs[:, :, :queries], v)
         return reducer
 
 
 @pytest.mark.parametrize("family", families.NAMES)
-@pytest.mark.parametrize("asked", [(), ("diagonal", "column_sums"), ("class_row", "keys")])
+@pytest.mark.parametrize("asked", [(), ("diagonal", "column_sums"), ("class_row", "keys"), "look"])
 def test_our_copy_of_the_block_is_the_models_own(family, asked):
+    """In parts, too: with `look` values are computed apart from queries and keys."""
     model, images = families.make(family), families.images(family)
-    probe = patch(model, Probe(statistics=frozenset(asked)))
+    probe = patch(model, Probe(look=True) if asked == "look" else Probe(statistics=frozenset(asked)))
     with torch.no_grad():
         torch.testing.assert_close(families.output(probe, images), families.output(model, images), rtol=1e-5, atol=2e-6)
         if hasattr(model, "forward_features"):  # timm's; other families have entry points of their own

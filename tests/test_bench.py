@@ -135,9 +135,9 @@ def test_figures_by_hand():
     unreduced, reduced = found.scores
     assert unreduced["top1"].value == pytest.approx(200 / 3)  # of equal logits the first class counts, as in argmax
     assert reduced["top1"].value == pytest.approx(200 / 3)
-    assert reduced.top5.value == 100
+    assert reduced["top5"].value == 100
     assert reduced["agreement"].value == pytest.approx(100 / 3)
-    assert reduced.top1_change.value == pytest.approx(0)
+    assert reduced["top1_change"].value == pytest.approx(0)
     p = 1 / (1 + math.exp(-2))
     kl = (2 * p - 1) * 2
     last = math.log(0.5) * 0.5 * 2 - 0.5 * (math.log(1 / (1 + math.e)) + math.log(math.e / (1 + math.e)))

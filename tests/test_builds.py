@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import families
 from gtp_vit import GTP, kernels, patch
 from gtp_vit.kernels import native, sources, twins
+from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.merging import conserve
 from test_kernels import operands
 
@@ -231,6 +233,10 @@ def awkward_calls(dtype: torch.dtype):
         for norms, keep_norm in ((norm, True), ((None, None, 0.0), False)):
             arguments = (x, branch, scores, size[:, 2:], patches // 3, 0.5, keep_norm, *norms)
             yield native.conserve, conserve.twin, arguments
+        unit = F.normalize(x[:, 2:].float(), dim=2)
+        apart = 1 - unit @ unit.transpose(1, 2)
+        for linkage in (0, 1, 2):
+            yield native.cluster, cluster.twin, (apart, patches // 3, linkage)
 
 
 @needs_a_library

@@ -15,8 +15,10 @@ from torch import nn
 
 import families
 from gtp_vit import (
+    ATC,
     ATS,
     GTP,
+    MCTF,
     METHODS,
     PPT,
     DiffRate,
@@ -26,6 +28,8 @@ from gtp_vit import (
     GTPPlus,
     Identity,
     Method,
+    PiToMe,
+    ToFu,
     ToMe,
     TriLevel,
     macs,
@@ -35,7 +39,7 @@ from gtp_vit import (
 )
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.reducer import Step, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.patch import host_of, tower_of
 
@@ -58,6 +62,14 @@ RIVALS_EXTRA = [
     TriLevel(keep_ratio=0.6, attn_ratio=0.3),
     PPT(r=9, threshold=0.0, pp_loc_list=(0, 2)),
     DiffRate(prune=(0, 5, 0, 7), merge=(3, 0, 6, 0)),
+    MCTF(r=9, one_step_ahead=2, tau_info=0, pooling="size"),
+    MCTF(r="keep:0.65:1:2", one_step_ahead=0, tau_sim=0.5, tau_size=0, pooling="mean", prop_attn=False),
+    MCTF(r=(0, 7, 0, 5), bidirectional=False, pooling="max"),
+    PiToMe(r=7, modes="energy_first", margin=0.9, margin_falls=0.4, prop_attn=True),
+    ToFu(r="ratio:0.85:1", variant="pitome", split=1),
+    ToFu(r=6, split=0, sizes=True),
+    ATC(r=9, linkage="complete", variant="original"),
+    ATC(r="powers:0.7:1:2", linkage="single", prop_attn=False, by_size=False),
 ]
 DEFAULTS = [method() for method in METHODS.values()]
 EVERY = [*DEFAULTS, *EXTRA, *RIVALS_EXTRA]
@@ -72,6 +84,10 @@ def fits(method: Method, family: str) -> bool:
 
 def is_adaptive(method: Method) -> bool:
     return isinstance(method, ATS) and method.budget is None
+
+
+def can_be_exported(method: Method) -> bool:
+    return method.exportable and not is_adaptive(method)  # what the others say is in test_rivals.py
 
 
 def pairs(methods: list[Method], names: list[str]) -> pytest.MarkDecorator:
@@ -91,7 +107,7 @@ every_pair = pytest.mark.parametrize(
 )
 few_pairs = pairs(EVERY, families.FEW)
 every_method = pytest.mark.parametrize("method", EVERY, ids=str)
-STATIC_DEFAULTS = [method for method in DEFAULTS if not is_adaptive(method)]
+STATIC_DEFAULTS = [method for method in DEFAULTS if can_be_exported(method)]
 # Untrained predictors are all that DynamicViT has here.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained"),
@@ -180,7 +196,7 @@ def test_a_share_of_the_strength_is_between_nothing_and_all(family, method):
     costs = [own_cost(model, method.weakened(vit, share)) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)]
     assert costs == sorted(costs, reverse=True)
     for step in method.weakened(vit, 0).build(vit).steps(vit.grid):
-        assert set(step) == {vit.image_tokens}
+        assert step == Step(*(vit.image_tokens,) * 4)
 
 
 @every_pair
@@ -218,7 +234,8 @@ def test_shortened_last_block_changes_nothing(family, method):
 @every_pair
 def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
     fast, images = patch(families.make(family), method), families.images(family)
-    reduce, before, after, steps = fast.reducer.fused, fast.reducer.before, fast.reducer.after, []
+    reduce, before, after, look = fast.reducer.fused, fast.reducer.before, fast.reducer.after, fast.reducer.look
+    steps = []
 
     def spy(layer: int, tokens: Tokens, branch: torch.Tensor, stats, norm):
         left, normed = reduce(layer, tokens, branch, stats, norm)
@@ -233,7 +250,13 @@ def test_prefix_tokens_are_untouched_by_the_reduction(family, method):
 
         return watched
 
+    def spy_on_look(layer: int, tokens: Tokens, probs: torch.Tensor):
+        left, merged = look(layer, tokens, probs)
+        steps.append((tokens, left))
+        return left, merged
+
     fast.reducer.fused, fast.reducer.before, fast.reducer.after = spy, spy_on(before), spy_on(after)
+    fast.reducer.look = spy_on_look
     with torch.no_grad():
         run(tower_of(fast), images)
     for one, other in steps:
@@ -261,7 +284,9 @@ def test_every_patch_has_one_owner_and_a_kept_patch_is_its_own(family, method):
             own = tokens.cell[image] < patches
             places = torch.arange(count)[own]
             assert torch.equal(tokens.owner[image][tokens.cell[image][own]], places)
-            if method.name in ("gtp_plus", "tome", "evit") and tokens.size is not None:  # which count whole patches
+            if (
+                method.name in ("gtp_plus", "tome", "evit", "mctf", "pitome", "atc") and tokens.size is not None
+            ):  # which count whole patches
                 owned = tokens.owner[image]
                 assert torch.equal(torch.bincount(owned[owned >= 0], minlength=count).float(), tokens.size[image])
 
@@ -378,7 +403,7 @@ def test_a_patched_model_can_be_moved_to_half_precision(method):
     assert torch.equal(logits(moved, images), logits(patch(families.make("vit").bfloat16(), method), images))
 
 
-DECIDES = ("start", "before", "choose", "fused", "after")
+DECIDES = ("start", "before", "choose", "look", "fused", "after")
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -404,7 +429,7 @@ def test_autocast_changes_nothing_that_a_method_does_itself(method, kernels):
         run(tower_of(fast), images, follow=not is_adaptive(method))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             again = [step(*arguments) for step, arguments, _ in done]
-    assert any(step.__name__ in ("choose", "fused") for step, _, _ in done)
+    assert any(step.__name__ in ("choose", "look", "fused") for step, _, _ in done)
     for (_, _, result), repeated in zip(done, again, strict=True):
         same(result, repeated)
 
@@ -452,7 +477,7 @@ def exports_with_a_dynamic_batch(family: str, method: Method, strict: bool) -> N
         close(logits(exported, others), logits(fast, others), 1e-6 if getattr(method, "theta", 1) == 1 else 1e-4)
 
 
-@pytest.mark.parametrize("method", [method for method in EVERY if not is_adaptive(method)], ids=str)
+@pytest.mark.parametrize("method", [method for method in EVERY if can_be_exported(method)], ids=str)
 def test_every_method_exports_with_a_dynamic_batch(method):
     exports_with_a_dynamic_batch("vit", method, strict=False)
 

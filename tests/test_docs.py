@@ -81,6 +81,7 @@ def test_commands_of_the_readme_run(line, capsys, tmp_path, monkeypatch):
         "compare": ["--limit", "20", "--rounds", "3", "--macs", "0.6"],
         "tune": ["--images", "40"],
         "evaluate": ["--limit", "40"],
+        "embed": ["--limit", "40"],
     }
     assert main([*words, *quicker.get(words[0], [])]) == 0
     capsys.readouterr()

@@ -31,6 +31,7 @@ import gtp_vit
 from gtp_vit import (
     ATS,
     GTP,
+    MCTF,
     METHODS,
     PPT,
     DiffRate,
@@ -40,6 +41,8 @@ from gtp_vit import (
     GTPError,
     GTPPlus,
     Identity,
+    PiToMe,
+    ToFu,
     ToMe,
     TriLevel,
     create_model,
@@ -47,6 +50,7 @@ from gtp_vit import (
     export,
     macs,
     patch,
+    read_embeddings,
     read_recipe,
     trace,
 )
@@ -72,6 +76,9 @@ METHODS_OF_TWO_LAYERS = [
     TriLevel(),
     PPT(r=9, pp_loc_list=(0, 1)),
     DiffRate(prune=(5, 0), merge=(4, 0)),
+    MCTF(r=9),
+    PiToMe(r=6),
+    ToFu(r=6, split=1),
     Identity(),
 ]
 HEADS = ["clip", "dinov2_registers", "siglip", "gap", "eva_l", "lvvit", "non_square", "all_tokens"]
@@ -236,7 +243,8 @@ def difference(one, other):
 
 
 def test_every_method_is_here():
-    assert {type(method) for _, family, method in CASES if family == "vit" and method} == set(METHODS.values())
+    can = {method for method in METHODS.values() if method.exportable}
+    assert {type(method) for _, family, method in CASES if family == "vit" and method} == can
 
 
 @needs_onnxruntime
@@ -844,6 +852,23 @@ def test_a_file_is_evaluated_as_its_method_is_in_torch(tmp_path, fashion, capsys
     assert ours["kl"] > 1e-3  # it is reduced
     assert json.loads(results.read_text())[1]["kl"] == ours["kl"]
     assert FILE in page.read_text()
+
+
+@needs_onnxruntime
+def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashion, fast, images, monkeypatch, capsys):
+    words = ["--limit", "9", "--batch-size", "4", "--output"]
+    assert main(["embed", str(fashion / FILE), *words, str(tmp_path / "file")]) == Exit.OK
+    (found,) = read_embeddings(tmp_path / "file")
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.from_numpy(found.embeddings), fast(images[:9]), rtol=0, atol=1e-3)
+    # --engine makes such a file by itself; here it is made already
+    monkeypatch.setattr("gtp_vit.cli.embed.export", lambda model, path: shutil.copy(fashion / FILE, path))
+    assert main(["embed", "--scores", "--engine", "onnxruntime", *words, str(tmp_path / "engine")]) == Exit.OK
+    (same,) = read_embeddings(tmp_path / "engine")
+    assert np.array_equal(found.embeddings, same.embeddings)
+    capsys.readouterr()
+    assert main(["embed", str(fashion / FILE), "--scores", *words, str(tmp_path / "x")]) == Exit.USAGE
+    assert "has its own engine, method and output; leave out --scores" in capsys.readouterr().err
 
 
 @each_engine

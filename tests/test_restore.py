@@ -1,5 +1,6 @@
 """Restored features: the full grid from the tokens that are left, for every family and method."""
 
+import json
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import families
 from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, load_pretrained, patch
+from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.loop import all_features, run
 from gtp_vit.core.reducer import Reducer, VitInfo
 from gtp_vit.core.restoring import adopted, followed, remembered, restored
@@ -15,6 +17,7 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import UnsupportedBackbone
 from gtp_vit.models.lvvit import LVViT
 from gtp_vit.patch import tower_of
+from gtp_vit.show.features import segments
 
 PLUS = GTPPlus(propagate=(20, 0, 9, 4))
 every_family = pytest.mark.parametrize("family", families.NAMES)
@@ -174,3 +177,24 @@ def test_features_can_be_read_where_the_model_itself_returns_none(family):
     tower = tower_of(patch(families.make(family), PLUS, restore=True))
     vit = tower.reduction.vit
     assert all_features(tower, families.images(family)).shape == (3, vit.prefix + vit.image_tokens, vit.dim)
+
+
+def test_pictures_of_features(tmp_path, capsys):
+    """The embedded model's own images, with nothing removed and with much."""
+    found = {}
+    for name, words in (("all", ["--method", "identity"]), ("few", ["--method", "tome", "--r", "7"])):
+        words = ["visualise", *words, "--features", "--json", "--output", str(tmp_path / name)]
+        assert main(words) == Exit.OK
+        found[name] = list(json.loads(capsys.readouterr().out)["pictures"].values())
+        assert len(list((tmp_path / name).glob("*-features.png"))) == 3
+    assert all(each == {"patch_error": 0.0, "same_segment": 100.0} for each in found["all"])
+    assert all(each["patch_error"] > 0 for each in found["few"])
+
+
+def test_segments_by_hand():
+    """Two groups of directions; one restored feature has gone over to the other group."""
+    east, north = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    base = torch.cat([east, 2 * east, north, 3 * north])
+    assert len(set(segments(base, base, count=2).tolist())) == 2
+    moved = torch.cat([east, north, north, north])
+    assert (segments(base, base, count=2) == segments(base, moved, count=2)).tolist() == [True, False, True, True]

@@ -7,13 +7,33 @@ import torch
 from safetensors.torch import save_file
 
 import families
-from gtp_vit import ATS, PPT, DiffRate, DynamicViT, EViT, EvoViT, GTPError, ToMe, TriLevel, patch, trace
+from gtp_vit import (
+    ATC,
+    ATS,
+    MCTF,
+    PPT,
+    DiffRate,
+    DynamicViT,
+    EViT,
+    EvoViT,
+    GTPError,
+    PiToMe,
+    ToFu,
+    ToMe,
+    TriLevel,
+    patch,
+    trace,
+)
 from gtp_vit.core.attention import Ask, Projections, attend
 from gtp_vit.core.loop import run
 from gtp_vit.core.masking import EPSILON, masked_softmax
 from gtp_vit.core.merging import Pairs, average, match, mergeable
 from gtp_vit.core.schedule import removals
+from gtp_vit.kernels import Ops
+from gtp_vit.methods.atc import LINKAGES, cluster
 from gtp_vit.methods.ats import sample
+from gtp_vit.methods.mctf import Seen, by_largest_rows, by_merged_map, largest, match_both_ways
+from gtp_vit.methods.pitome import match_by_energy
 from gtp_vit.methods.trilevel import strongest
 
 tensor = torch.tensor
@@ -53,6 +73,120 @@ def test_inflection_and_middle_schedules():
     assert sum(middle) == 96
     assert middle[0] == 0
     assert max(middle) == middle[4]
+
+
+def test_schedules_of_the_later_rivals():
+    assert removals("from:1:16", 4, 196) == (0, 16, 16, 16)
+    # 196 * 0.95 = 186.2, so 9 go; 187 * 0.95 = 177.65: 9; 178 * 0.95 = 169.1: 8
+    assert removals("ratio:0.95", 3, 196) == (9, 9, 8)
+    assert removals("ratio:0.95:1", 3, 196) == (9, 9, 8)
+    assert removals("ratio:0.9:1", 2, 19) == (2, 1)  # of 20 and 18; without the class token 1 of 19 and 1 of 18
+    assert removals("ratio:0.9", 2, 19) == (1, 1)
+    assert removals("powers:0.7:3:6:9", 12, 196) == (0, 0, 0, 59, 0, 0, 41, 0, 0, 29, 0, 0)
+    assert removals("powers:0.15:0:1:2", 3, 196) == (167, 25, 0)  # nothing of 196 would be left: it stays
+
+
+def greedy(distance, removed, linkage):
+    """The definition, one pair after the other: the owner of each token."""
+    clusters = [[token] for token in range(len(distance))]
+    kind = {"average": lambda d: sum(d) / len(d), "complete": max, "single": min}[linkage]
+    for _ in range(removed):
+        pairs = [(a, b) for a in clusters for b in clusters if a[0] < b[0]]
+        one, two = min(pairs, key=lambda pair: kind([distance[i][j] for i in pair[0] for j in pair[1]]))
+        clusters.remove(two)
+        one += two
+    return {token: min(each) for each in clusters for token in each}
+
+
+@pytest.mark.parametrize("linkage", LINKAGES)
+def test_atc_joins_the_two_nearest_clusters_again_and_again(linkage):
+    torch.manual_seed(1)
+    features = torch.nn.functional.normalize(torch.randn(3, 17, 4), dim=-1)
+    distance = 1 - features @ features.transpose(1, 2)
+    for ops in (Ops.NATIVE, Ops.TORCH):
+        for removed in (1, 6, 16):
+            kept, gone, target = cluster(ops, distance, removed, LINKAGES.index(linkage))
+            for image in range(3):
+                owner = greedy(distance[image].double().tolist(), removed, linkage)
+                assert kept[image].tolist() == sorted(set(owner.values()))
+                assert sorted(gone[image].tolist()) == [token for token in range(17) if owner[token] != token]
+                to = kept[image][target[image]].tolist()
+                assert [owner[token] for token in gone[image].tolist()] == to
+
+
+def test_atc_says_why_it_cannot_be_exported():
+    with pytest.raises(GTPError, match="a loop that engines do not have"):
+        torch.export.export(patch(families.make("vit"), ATC()), (families.images("vit"),), strict=False)
+
+
+def test_mctf_merges_in_chains():
+    """Behind a class token 1, 3, 5 are at even places and 0, 2, 4 at odd ones: 1 goes to 0, and with it to 3."""
+    angles = tensor([0.2, 0.0, 2.0, 0.5, 3.2, 4.5])
+    image = torch.stack([angles.cos(), angles.sin()], dim=1).unsqueeze(0)
+    pairs = match_both_ways(image, torch.ones(1, 6), 1.0, prefix=1, r=2, bidirectional=True)
+    assert pairs.gone.tolist() == [[1, 0]]
+    assert pairs.kept.tolist() == [[3, 5, 4, 2]]  # from odd places by their attraction: 4 to 5 by 1.3, 2 to 3 by 1.5
+    assert pairs.target.tolist() == [[0, 0]]
+    one_way = match_both_ways(image, torch.ones(1, 6), 1.0, prefix=1, r=2, bidirectional=False)
+    assert one_way.gone.tolist() == [[1, 3]]
+    assert one_way.kept.tolist() == [[5, 0, 2, 4]]
+    assert one_way.target.tolist() == [[1, 1]]
+    # a small factor keeps a token out of it, however similar it is
+    factor = tensor([[1.0, 0.1, 1.0, 1.0, 1.0, 1.0]])
+    assert 1 not in match_both_ways(image, factor, 1.0, prefix=1, r=2, bidirectional=False).gone.tolist()[0]
+
+
+def test_mctf_sums_columns_and_averages_rows_of_the_map():
+    torch.manual_seed(0)
+    probs = torch.rand(1, 2, 5, 5).softmax(dim=-1)
+    pairs = Pairs(kept=tensor([[3, 0]]), gone=tensor([[1, 2]]), target=tensor([[1, 1]]))  # of image tokens 1 .. 4
+    weights, retain, _ = average(pairs, tensor([[1.0, 2.0, 5.0, 1.0]]))
+    v = torch.randn(1, 2, 3, 4)  # of the class token, image token 3, and the group
+    seen = Seen(probs, 1, pairs, weights, retain)
+    groups = [[0], [4], [1, 2, 3]]
+    columns = torch.stack([probs[..., group].sum(-1) for group in groups], dim=-1)
+    share = tensor([1.0, 2.0, 5.0])[:, None] / 8
+    rows = [columns[:, :, 0], columns[:, :, 4], (columns[:, :, 1:4] * share).sum(2)]
+    largest_rows = [*rows[:2], columns[:, :, 1:4].amax(2)]
+    for found, wanted in ((by_merged_map, rows), (by_largest_rows, largest_rows)):
+        out = (torch.stack(wanted, dim=2) @ v).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(found(seen, v, None), out)
+        torch.testing.assert_close(found(seen, v, 1), out[:, :1])
+    x = torch.randn(1, 5, 3)
+    torch.testing.assert_close(largest(x, 1, pairs)[0, 2], x[0, 1:4].amax(0))
+
+
+def test_pitome_protects_isolated_tokens():
+    """Three tokens in one direction, and two alone: only the former merge in energy mode."""
+    metric = tensor([[[0.0, 1.0], [1.0, 0.0], [1.0, 0.02], [-1.0, -1.0], [1.0, -0.05]]])
+    pairs = match_by_energy(metric, 1, 0.75, bsm=False)
+    assert {*pairs.gone[0].tolist(), int(pairs.kept[0][pairs.target[0]])} == {1, 2}
+    assert sorted(pairs.kept[0].tolist() + pairs.gone[0].tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("variant", "first"), [("paper", 2), ("pitome", 3)])
+def test_tofu_drops_early_and_keeps_the_norm_late(variant, first):
+    fast, images = patch(families.make("vit"), ToFu(r=5, variant=variant)), families.images("vit", 1)
+    steps, reduce = [], fast.reducer.reduce
+
+    def spy(layer, tokens, stats):
+        steps.append((tokens, reduce(layer, tokens, stats)))
+        return steps[-1][1]
+
+    fast.reducer.reduce = spy
+    with torch.no_grad():
+        run(fast, images, follow=True)
+    for layer, (before, after) in enumerate(steps):
+        where = {int(cell): place for place, cell in enumerate(before.cell[0])}
+        for place, cell in enumerate(after.cell[0].tolist()):
+            members = [int(m) for m in (after.owner[0] == place).nonzero().flatten() if int(m) in where]
+            own, group = before.image[0][where[cell]], before.image[0][[where[m] for m in members]]
+            if layer < first or len(members) == 1:
+                assert torch.equal(after.image[0][place], own)
+            else:
+                below = group.mean(dim=0) if variant == "paper" else own
+                wanted = group.mean(dim=0) / below.norm() * group.norm(dim=1).max()
+                torch.testing.assert_close(after.image[0][place], wanted)
 
 
 def test_masked_softmax_by_hand():
@@ -301,6 +435,25 @@ def test_predictors_that_do_not_fit_are_refused(tmp_path):
         (ToMe(r=(8, 8, 8, 8, 8)), "5 entries"),
         (ToMe(r=-1), "removes -1 tokens"),
         (ToMe(r="inflection:8"), "write it like 'inflection:8:-1'"),
+        (MCTF(one_step_ahead=3), "one_step_ahead is 3"),
+        (MCTF(tau_info=-1.0), "tau_info is -1.0"),
+        (MCTF(pooling="maximum"), "did you mean 'max'"),
+        (MCTF(r="from:1"), "write it like 'from:1:16'"),
+        (MCTF(r="from:4:1"), "names layer 4; this model has layers 0 to 3"),
+        (PiToMe(modes="deit"), "Allowed: bsm_first, energy_first, bsm, energy"),
+        (PiToMe(margin=1.5), "margin is 1.5"),
+        (PiToMe(margin_falls=-0.1), "margin_falls is -0.1"),
+        (PiToMe(r="ratio:1.2"), "schedule 'ratio' has rate 1.2"),
+        (PiToMe(weighted_pool=True), "averages the image tokens"),
+        (ToFu(variant="q"), "Allowed: paper, pitome"),
+        (ToFu(norm="mlrp"), "did you mean 'mlerp'"),
+        (ToFu(split=5), "split is 5"),
+        (ToFu(variant="pitome", sizes=True), "keeps no sizes"),
+        (ATC(linkage="ward"), "Allowed: average, complete, single"),
+        (ATC(variant="originl"), "did you mean 'original'"),
+        (ATC(by_size=False), "keeps no sizes"),
+        (ATC(r=16), "removes 64 tokens"),
+        (ATC(r="powers:0.7"), "names no layer"),
     ],
     ids=str,
 )

@@ -6,6 +6,8 @@ from gtp_vit.core.reducer import Method as Method
 from gtp_vit.engines.export import export as export
 from gtp_vit.errors import GTPError as GTPError
 from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
+from gtp_vit.features.contents import read_embeddings as read_embeddings
+from gtp_vit.features.embed import embed as embed
 from gtp_vit.inputs.models import create_model as create_model
 from gtp_vit.inputs.pretrained import load_pretrained as load_pretrained
 from gtp_vit.inputs.processors import fit_processor as fit_processor
@@ -14,6 +16,7 @@ from gtp_vit.measure.trace import trace as trace
 from gtp_vit.methods import METHODS as METHODS
 from gtp_vit.methods import make_method as make_method
 from gtp_vit.methods import method_from_dict as method_from_dict
+from gtp_vit.methods.atc import ATC as ATC
 from gtp_vit.methods.ats import ATS as ATS
 from gtp_vit.methods.diffrate import DiffRate as DiffRate
 from gtp_vit.methods.dynamicvit import DynamicViT as DynamicViT
@@ -22,7 +25,10 @@ from gtp_vit.methods.evovit import EvoViT as EvoViT
 from gtp_vit.methods.gtp import GTP as GTP
 from gtp_vit.methods.gtp_plus import GTPPlus as GTPPlus
 from gtp_vit.methods.identity import Identity as Identity
+from gtp_vit.methods.mctf import MCTF as MCTF
+from gtp_vit.methods.pitome import PiToMe as PiToMe
 from gtp_vit.methods.ppt import PPT as PPT
+from gtp_vit.methods.tofu import ToFu as ToFu
 from gtp_vit.methods.tome import ToMe as ToMe
 from gtp_vit.methods.trilevel import TriLevel as TriLevel
 from gtp_vit.patch import is_patched as is_patched

@@ -76,11 +76,16 @@ def _check_file(path: Path) -> None:
 
 
 def load_weights(model: nn.Module, path: Path, name: str) -> None:
-    """Load weights from a file into a model; raises GTPError unless every name and shape fits."""
+    """Load weights from a file into a model; raises GTPError unless every name and shape fits.
+
+    A model without a classifier, num_classes=0, leaves out the file's.
+    """
     stored, wanted = read_weights(path), model.state_dict()
+    if not any(map(_of_head, wanted)):
+        stored = {key: value for key, value in stored.items() if not _of_head(key)}
     missing, extra = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
     if missing or extra:
-        hint = _classes_hint(missing, extra, stored) or "is it a checkpoint of a different model?"
+        hint = _classes_hint(missing, extra) or "is it a checkpoint of a different model?"
         raise GTPError(
             f"{path} does not fit {name}: {len(missing)} keys are missing{_first(missing)}, {len(extra)} are not "
             f"known{_first(extra)}; {hint}"
@@ -107,14 +112,8 @@ def _of_head(key: str) -> bool:
     return key.split(".", maxsplit=1)[0] in ("head", "head_dist", "aux_head")
 
 
-def _classes_hint(missing: list[str], extra: list[str], stored: dict[str, Tensor]) -> str:
+def _classes_hint(missing: list[str], extra: list[str]) -> str:
     """A hint for files that differ from the model in the classifier only; else empty."""
-    if extra and not missing and all(map(_of_head, extra)):
-        classes = len(stored[extra[0]]) if stored[extra[0]].ndim else 0
-        return (
-            f"the file has a classifier and the model has none: leave out num_classes=0 (--num-classes 0), or give the "
-            f"file's own {classes} classes"
-        )
     if missing and not extra and all(map(_of_head, missing)):
         return "the file has no classifier: create the model without one, num_classes=0"
     return ""

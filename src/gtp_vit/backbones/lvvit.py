@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import check_images, class_refusal, is_overridden, project
+from gtp_vit.backbones.parts import check_images, class_refusal, is_overridden, project, project_some
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.tokens import Tokens
@@ -57,6 +57,13 @@ class LVViTBackbone(TimmViT):
     def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
         q, k, v = project(block.attn, block.norm1(tokens.x), queries)
         return Projections(q, k, v, block.attn.scale)
+
+    def looks(self, block: Any, layer: int, tokens: Tokens) -> Projections:
+        q, k = project_some(block.attn, block.norm1(tokens.x), 0, 2)
+        return Projections(q, k, k, block.attn.scale)
+
+    def values(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
+        return project_some(block.attn, block.norm1(tokens.x), 2, 3)[0]
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         return block.attn.proj(out) / block.skip_lam

@@ -147,6 +147,15 @@ def project(attn: Any, y: Tensor, queries: int | None, bias: Tensor | None = Non
     return project_packed(attn.qkv.weight, attn.qkv.bias if bias is None else bias, y, attn.num_heads, queries)
 
 
+def project_some(attn: Any, y: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
+    """Of queries, keys and values, numbers 0 to 2, those from `first` to before `last`, by one fused layer `qkv`."""
+    if not is_plain_linear(attn.qkv):
+        return project(attn, y, None)[first:last]
+    weight, bias = attn.qkv.weight, attn.qkv.bias
+    rows = slice(first * (weight.shape[0] // 3), last * (weight.shape[0] // 3))
+    return split_heads(F.linear(y, weight[rows], None if bias is None else bias[rows]), last - first, attn.num_heads)
+
+
 def project_packed(
     weight: Tensor, bias: Tensor | None, y: Tensor, heads: int, queries: int | None
 ) -> tuple[Tensor, ...]:

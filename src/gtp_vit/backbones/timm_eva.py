@@ -25,6 +25,7 @@ from gtp_vit.backbones.timm_blocks import (
 )
 from gtp_vit.backbones.timm_vit import MODEL, TimmViT
 from gtp_vit.core.attention import Projections
+from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.tokens import Tokens
 
 BLOCK = {"norm1", "attn", "gamma_1", "drop_path1", "norm2", "mlp", "gamma_2", "drop_path2"}
@@ -99,6 +100,8 @@ class TimmEva(TimmViT):
             q = rotated(q, rows[..., : q.shape[2], :], half)
         turned, metric = rotated(k, rows, half).to(v.dtype), read_by_methods(k.to(v.dtype))
         return Projections(q.to(v.dtype), turned, v, attn.scale, dropout, metric=metric)
+
+    looks, values = Backbone.looks, Backbone.values  # by `project`: the keys are rotated
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         out = attention_output(block.attn, out)

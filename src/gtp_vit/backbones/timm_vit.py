@@ -24,6 +24,7 @@ from gtp_vit.backbones.parts import (
     no_features,
     plain_norm,
     project,
+    project_some,
     quiet_copy,
     through,
 )
@@ -200,6 +201,14 @@ class TimmViT(Backbone):
         attn = block.attn
         q, k, v = project(attn, before_attention(block, tokens.x), queries)
         return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, attention_dropout(attn))
+
+    def looks(self, block: Any, layer: int, tokens: Tokens) -> Projections:
+        attn = block.attn
+        q, k = project_some(attn, before_attention(block, tokens.x), 0, 2)
+        return Projections(through(attn.q_norm, q), through(attn.k_norm, k), k, attn.scale, attention_dropout(attn))
+
+    def values(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
+        return project_some(block.attn, before_attention(block, tokens.x), 2, 3)[0]
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         out = attention_output(block.attn, out)

@@ -23,6 +23,7 @@ COMMANDS = {
     "evaluate": "Accuracy with a method on your images, against the unreduced model",
     "compare": "All methods at equal MACs on the same images: table, plot, page",
     "tune": "Give a target, get the schedule that changes the model least",
+    "embed": "Embeddings of a folder or data set, to files; many processes, resumes",
     "export": "Write a model to a file for ONNX Runtime or OpenVINO, checked in its engine",
     "finetune": "Train with a method active, on one machine or many; no labels needed",
     "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
@@ -39,6 +40,7 @@ RESUME_FLAG = {
     "reproduce": "--results-file",
     "compare": "--output",
     "tune": "--output",
+    "embed": "--output",
     "finetune": "--output",
 }
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
-from gtp_vit.cli.output import answer, check_complete, write_page
+from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
+from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import first_images
+from gtp_vit.inputs.libraries import public_name
 from gtp_vit.measure.classes import Classes
 from gtp_vit.measure.macs import macs
-from gtp_vit.recipes import read_recipe
-from gtp_vit.runs.files import check_writable
-from gtp_vit.search.compare import budgets_of, compare, models_of, plan
+from gtp_vit.measure.outputs import Measure
+from gtp_vit.recipes import Recipe, read_recipe
+from gtp_vit.runs.files import check_writable, write_atomically
+from gtp_vit.search.climb import FEWEST_IMAGES, fewest_images
+from gtp_vit.search.compare import Plan, budgets_of, compare, models_of, plan
+from gtp_vit.search.tuned import searchable, tune_each
 from gtp_vit.show.comparison import comparison_rows, comparison_sections, comparison_table
 from gtp_vit.show.results import write_results
 from gtp_vit.show.scores import explain_scores
@@ -39,6 +48,7 @@ class Compare(EmbeddingFlags, ResumeFlags, DataFlags):
       gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --at-propagate 8 14 --output compared
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --macs 0.65 --methods gtp tome evit
       gtp-vit compare vit_small_patch14_dinov2 --pretrained --data-dir images --output encoders
+      gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --tuned --calibration-dir train --output both
     """
 
     methods: tuple[str, ...] = ()
@@ -49,6 +59,14 @@ class Compare(EmbeddingFlags, ResumeFlags, DataFlags):
     """Budgets as the MACs of GTP with this many propagated tokens per layer. Without any budget: 0.8, 0.65 and 0.55."""
     recipes: tuple[str, ...] = ()
     """Files that gtp-vit tune wrote, or names of recipes in the package, to compare as well."""
+    tuned: bool = False
+    """Also search a schedule for every method that has one, at each budget, on the same images with as many passes."""
+    calibration_dir: Path | None = None
+    """Images for --tuned, without labels; not those that are compared."""
+    tuning_images: int = 160
+    """How many of them to use, spread over the folder."""
+    evaluations: int = 30
+    """How often each search goes through them."""
     rounds: int = 7
     """How often each model is timed, interleaved; 0 does not time."""
     timing_batch: int = 8
@@ -66,18 +84,30 @@ def main(words: Sequence[str]) -> None:
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
     if 0 < flags.rounds < 3:
         raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
+    check_tuning(flags)
     for share in flags.macs:
         check_range("--macs", share, 0, 1, above_low=True, why="(a share of the unreduced model's)")
-    results = None if flags.output is None else flags.output / "results.csv"
     if flags.output is not None:
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
     measure = chosen_measure(flags, model)
-    dataset = make_dataset(flags, model, labels=measure.name == Classes.name)
+    make_dataset(flags, model, labels=measure.name == Classes.name)  # refused, if it is, before anything is searched
     whole = macs(model).total
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
-    plans, left_out = plan(model, flags.methods, budgets, [read_recipe(recipe) for recipe in flags.recipes])
+    with contextlib.ExitStack() as journals:  # the one of the searches is kept until everything is written
+        tuned, not_tuned = tune_all(flags, model, measure, budgets, journals) if flags.tuned else ([], [])
+        recipes = [*(read_recipe(recipe) for recipe in flags.recipes), *tuned]
+        plans, left_out = plan(model, flags.methods, budgets, recipes)
+        run(flags, words, model, measure, plans, [*left_out, *not_tuned])
+
+
+def run(
+    flags: Compare, words: Sequence[str], model: nn.Module, measure: Measure, plans: list[Plan], left_out: list[str]
+) -> None:
+    """Measure what is planned, and write it down."""
+    results = None if flags.output is None else flags.output / "results.csv"
+    dataset = make_dataset(flags, model, labels=measure.name == Classes.name)
     models = models_of(model, plans, restore=measure.restores)
     settings = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     settings |= measure.settings()
@@ -109,3 +139,40 @@ def main(words: Sequence[str]) -> None:
     result = {"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out}
     answer(flags, result, (flags.model, *comparison_table(rows, found)), text="\n".join(text))
     check_complete(found)
+
+
+def check_tuning(flags: Compare) -> None:
+    """Refuse flags of tuning that make no sense."""
+    check_range("--tuning-images", flags.tuning_images, FEWEST_IMAGES, 10**6, whole=True)
+    check_range("--evaluations", flags.evaluations, 1, 10**6, whole=True)
+    if flags.tuned == (flags.calibration_dir is None):
+        raise GTPError("--tuned and --calibration-dir go together; the folder has images to tune on, without labels")
+    folders = [folder.resolve() for folder in (flags.calibration_dir, flags.data_dir) if folder is not None]
+    if len(folders) == 2 and folders[0] == folders[1]:
+        raise GTPError("--calibration-dir is --data-dir; tune on other images than those that are compared")
+
+
+def tune_all(
+    flags: Compare, model: nn.Module, measure: Measure, budgets: Sequence[float], journals: contextlib.ExitStack
+) -> tuple[list[Recipe], list[str]]:
+    """A recipe of each method that has a schedule at each budget, written beside the results."""
+    source = dataclasses.replace(flags, data_dir=flags.calibration_dir, dataset="", limit=0)
+    images, unreadable = read_images(source, model, flags.tuning_images, fewest_images(measure))
+    check_readable(unreadable)
+    images = images.to(next(model.parameters()).device)
+    same = {"evaluations": flags.evaluations, "batch_size": flags.batch_size}
+    kept = None if flags.output is None else flags.output / "tuning"
+    journal = journals.enter_context(
+        open_journal(flags, kept, flags.model, model, images, **same, **measure.settings())
+    )
+    names: dict[str, Any] = {"measure": measure, "name": public_name(flags.model)}
+    names["data"] = flags.calibration_dir.name if flags.calibration_dir else ""
+    with render.progress("tuning") as progress:
+        found, left_out = tune_each(
+            model, images, searchable(flags.methods), budgets, **same, **names, journal=journal, progress=progress
+        )
+    for recipe in found if flags.output is not None else ():
+        assert flags.output is not None
+        share = recipe.found["target"]["macs"]
+        write_atomically(flags.output / f"tuned-{recipe.method.name}-{share:.4f}.json", recipe.to_json())
+    return found, left_out

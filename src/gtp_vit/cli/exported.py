@@ -34,8 +34,8 @@ class ExportedFile:
         return {**{key: self.about[key] for key in keep}, "file": file_fingerprint(self.path)}
 
 
-def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[ExportedFile, Flags]:
-    """The exported file that the flags name in place of a model, and the flags of the model it was made from."""
+def named_file(flags: DataFlags, chosen: Chosen, words: Sequence[str]) -> ExportedFile:
+    """The exported file that the flags name in place of a model."""
     path = Path(flags.model)
     wrong = [word for word in words if word.partition("=")[0] in ("--method", "--img-size", "--num-classes")]
     if wrong or chosen.given:
@@ -43,12 +43,18 @@ def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[Expor
         raise GTPError(f"{path.name} has its own method and sizes; leave out {given}")
     if flags.device != "cpu":
         raise GTPError(f"--device is {flags.device}; exported files run on a CPU, leave it out")
-    about = read_about(path)
+    return ExportedFile(path, read_about(path))
+
+
+def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[ExportedFile, Flags]:
+    """The exported file that the flags name in place of a model, and the flags of the model it was made from."""
+    file = named_file(flags, chosen, words)
+    path, about = file.path, file.about
     name, weights = about["model"], about["weights"]["from"]
     if has_own_weights(name) and name != embedded.NAME:  # of Hugging Face: a name on the hub, or a folder
         if flags.checkpoint is not None:
             name, flags = f"hf:{flags.checkpoint}", dataclasses.replace(flags, checkpoint=None)
-        return ExportedFile(path, about), dataclasses.replace(flags, model=name)
+        return file, dataclasses.replace(flags, model=name)
     if flags.checkpoint is None and not flags.pretrained and name != embedded.NAME:
         if weights == "timm":
             flags = dataclasses.replace(flags, pretrained=True)
@@ -61,7 +67,7 @@ def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[Expor
             )
     size, output = about["input"]["size"], about["output"]
     sizes: dict[str, Any] = _sizes(name, size, 0 if output["kind"] in ("features", "tokens") else output["width"])
-    return ExportedFile(path, about), dataclasses.replace(flags, model=name, **sizes)
+    return file, dataclasses.replace(flags, model=name, **sizes)
 
 
 def _sizes(name: str, size: Sequence[int], width: int) -> dict[str, int]:

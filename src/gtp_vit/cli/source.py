@@ -89,9 +89,7 @@ def make_model(flags: ModelFlags) -> Any:
 
 def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
     """The images of the flags, prepared as the model wants them; without `labels`, folders need not be classes."""
-    check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
-    check_range("--workers", flags.workers, 0, 256, whole=True)
-    check_range("--limit", flags.limit, 0, 10**9, whole=True)
+    check_reading(flags)
     own = embedded_images(flags)
     if own is not None:
         count = flags.limit or len(own)
@@ -104,6 +102,13 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
             raise GTPError(f"{flags.model} prepares images by its own transform; leave out {names}")
     settings = data_settings(flags, labels=labels)
     return open_images(model, dataclasses.replace(settings, transform=transform))
+
+
+def check_reading(flags: DataFlags) -> None:
+    """Refuse numbers of images and processes that make no sense."""
+    check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
+    check_range("--workers", flags.workers, 0, 256, whole=True)
+    check_range("--limit", flags.limit, 0, 10**9, whole=True)
 
 
 def read_images(flags: DataFlags, model: Any, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:

@@ -7,19 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
 from gtp_vit import embedded
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import answer, write_page
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
+from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
 from gtp_vit.inputs.data import DataSettings, make_transform, preparation
 from gtp_vit.inputs.libraries import transform_of
 from gtp_vit.inputs.pictures import open_picture
+from gtp_vit.measure.dense import patch_features
+from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.measure.trace import trace
 from gtp_vit.patch import host_of, patch
 from gtp_vit.runs.files import check_writable, write_atomically
+from gtp_vit.show.features import feature_panels, same_segment
 from gtp_vit.show.page import Section, paragraph, picture, table
 from gtp_vit.show.tokens import as_picture, lost_text, panels, png, some_layers, token_table
 
@@ -31,12 +36,15 @@ class Visualise(MethodFlags, ModelFlags):
     examples:
       gtp-vit visualise --propagate 14
       gtp-vit visualise vit_tiny_patch16_224 cat.jpg dog.jpg --pretrained --method tome --r 14 --output pictures
+      gtp-vit visualise vit_small_patch14_dinov2 cat.jpg --pretrained --img-size 224 --features
     """
 
     images: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Pictures; without any, fashion_vit shows some of its own."""
     layers: tuple[int, ...] = ()
     """Which layers to draw, counted from 0; four of them by default."""
+    features: bool = False
+    """Draw features of the patches instead, unreduced and restored: principal components as colours, and segments."""
     output: Path = Path("visualised")
     """Folder for the pictures and index.html."""
     json: bool = False
@@ -49,6 +57,9 @@ def main(words: Sequence[str]) -> None:
     check_writable(flags.output / "index.html")
     model = make_model(flags)
     method = chosen.for_model(model)
+    if flags.features:
+        _draw_features(flags, words, model, method)
+        return
     fast = patch(model, method)
     depth = host_of(model).vit.depth
     layers = flags.layers or some_layers(depth)
@@ -69,6 +80,31 @@ def main(words: Sequence[str]) -> None:
     page = flags.output / "index.html"
     lead = "A patch in colour shares its token with all of the same colour; grey ones are alone, white ones lost."
     write_page(flags, words, page, f"{flags.model} with {method}", lead, sections)
+    result = {"page": page, "pictures": drawn, "settings": method.to_dict()}
+    answer(flags, result, text=f"Written: {page} and {len(drawn)} pictures")
+
+
+def _draw_features(flags: Visualise, words: Sequence[str], model: Any, method: Method) -> None:
+    """Pictures of patch features, unreduced and restored, and how near they are."""
+    if flags.layers:
+        raise GTPError("--features draws what the last layer gives; leave out --layers")
+    fast = patch(model, method, restore=True)
+    sections, drawn = [], {}
+    for name, seen, tensor in _pictures(flags, model):
+        with torch.inference_mode(), eval_mode(model, fast):
+            one, other = (patch_features(each, tensor[None])[0].float() for each in (model, fast))
+        data = png(feature_panels(seen, one, other, host_of(model).vit.grid))
+        path = flags.output / f"{name}-features.png"
+        write_atomically(path, data)
+        error, same = float(((other - one).norm(dim=1) / one.norm(dim=1)).mean()), same_segment(one, other)
+        drawn[str(path)] = {"patch_error": round(error, 4), "same_segment": round(same, 2)}
+        caption = f"Relative error per patch {error:.3f}; {same:.1f} % of the patches are in the same segment."
+        sections.append(Section(name, picture(data, caption)))
+    page = flags.output / "index.html"
+    lead = (
+        "Above: the first three principal components of the unreduced features as red, green and blue. Below: segments."
+    )
+    write_page(flags, words, page, f"Features of {flags.model} with {method}", lead, sections)
     result = {"page": page, "pictures": drawn, "settings": method.to_dict()}
     answer(flags, result, text=f"Written: {page} and {len(drawn)} pictures")
 

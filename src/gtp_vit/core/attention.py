@@ -42,6 +42,7 @@ class Ask:
     heads: Literal["each", "max", "mean"] = "each"  # statistics of each head, or aggregated over the heads
     mask: Tensor | None = None  # [B, 1 or N, N]: 1 = the row's token may attend to the column's, 0 = it is masked
     choose: bool = False  # call `Reducer.choose` before the output is computed, and compute it for kept tokens only
+    look: bool = False  # call `Reducer.look` with the map before values are computed, and compute them for what it left
 
 
 class Projections(NamedTuple):
@@ -121,6 +122,12 @@ def attend(
         keys=_keys(projections)[:, :, first:] if "keys" in wanted else None,
         values=v[:, :, first:] if "values" in wanted else None,
     )
+
+
+def attention_map(projections: Projections, size: Tensor | None) -> Tensor:
+    """The whole map [B, H, N, N], in float32 or better; arguments as for `attend`."""
+    probs = _map(projections, Ask(frozenset({"map"})), size)
+    return F.dropout(probs, projections.dropout, training=projections.dropout > 0)
 
 
 def _map(projections: Projections, ask: Ask, size: Tensor | None) -> Tensor:

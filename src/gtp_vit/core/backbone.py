@@ -47,7 +47,10 @@ FIELDS = {"classes": "logits", "features": "pooler_output", "embedding": "image_
 
 def main_output(returned: Any, kind: str) -> Any:
     """What a model returned, or of several things the one that its `Output.kind` means."""
-    return returned if isinstance(returned, Tensor) else getattr(returned, FIELDS[kind], returned)
+    if isinstance(returned, Tensor):
+        return returned
+    scores = getattr(returned, FIELDS["classes"], returned)  # a classifier without classes returns its features there
+    return getattr(returned, FIELDS[kind], scores if kind == "features" else returned)
 
 
 class Backbone(Protocol):
@@ -90,6 +93,14 @@ class Backbone(Protocol):
 
     def project(self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None) -> Projections:
         """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given."""
+
+    def looks(self, block: nn.Module, layer: int, tokens: Tokens) -> Projections:
+        """Queries and keys of a block's attention, whose values are not used; a family may leave them out."""
+        return self.project(block, layer, tokens, None)
+
+    def values(self, block: nn.Module, layer: int, tokens: Tokens) -> Tensor:
+        """Values of a block's attention alone, [B, H, N, D]."""
+        return self.project(block, layer, tokens, 0).v
 
     def attention_branch(self, block: nn.Module, out: Tensor) -> Tensor:
         """The attention branch, ready to be added to x: projection and scales applied to the output of attention."""

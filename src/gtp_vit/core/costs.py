@@ -55,6 +55,8 @@ class BlockCosts(NamedTuple):
     pairs: int  # both products of attention, for one pair of query and key
     output: int  # projection of the output of attention
     mlp: int  # MLP and its norm
+    looks: int  # norm, query and key, where values are of other tokens
+    values: int  # norm and value, of those
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,21 @@ class Costs:
             include_method: count the method's own work too.
         """
         lossless = lossless and not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
-        prefix, layers = self.vit.prefix, []
+        prefix, layers, looks = self.vit.prefix, [], 0
         for layer, (cost, step) in enumerate(zip(self.blocks, steps, strict=True)):
             keys, queries, rows, mlp = (prefix + number for number in (step.keys, step.rows, step.rows, step.mlp))
             last = lossless and layer == len(steps) - 1
+            if step.looked:
+                seen = prefix + step.looked
+                look = seen * cost.looks + seen * seen * cost.pairs // 2
+                if not step.again:
+                    rows, mlp = (prefix, prefix) if last else (rows, mlp)
+                    whole = keys * cost.values + rows * keys * cost.pairs // 2 + rows * cost.output + mlp * cost.mlp
+                    # The last block, shortened, would need no map: the look is then the method's own work.
+                    layers.append(whole if last else look + whole)
+                    looks += look if last else 0
+                    continue
+                looks += look
             if last:  # an edit of the map has to see the whole map, so queries of all tokens are needed then
                 queries, rows, mlp = keys if reducer.edits_map else prefix, prefix, prefix
             projected = queries if last else keys
@@ -91,7 +104,7 @@ class Costs:
             layers.append(keys * cost.keys + projected * cost.queries + products + rows * cost.output + mlp * cost.mlp)
         left = prefix if lossless else prefix + steps[-1].after
         count = reducer.own_macs if self.convention == "model" else reducer.published_macs
-        own = count(self.grid, steps, len(steps) - lossless) if include_method else 0
+        own = count(self.grid, steps, len(steps) - lossless) + looks if include_method else 0
         return Macs(self.embed, tuple(layers), self.head + left * self.head_per_token, own)
 
     @property
@@ -214,6 +227,8 @@ def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, met
         pairs=q.shape[1] * (q.shape[3] + v.shape[3]),
         output=meter.of(lambda: backbone.attention_branch(block, out))[1] // count,
         mlp=meter.of(lambda: backbone.mlp_branch(block, tokens.x, None))[1] // count,
+        looks=meter.of(lambda: backbone.looks(block, layer, tokens))[1] // count,
+        values=meter.of(lambda: backbone.values(block, layer, tokens))[1] // count,
     )
 
 

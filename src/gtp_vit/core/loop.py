@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gtp_vit import kernels
-from gtp_vit.core.attention import Ask, Projections, attend, first_look
+from gtp_vit.core.attention import Ask, Projections, attend, attention_map, first_look
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, VitInfo
 from gtp_vit.core.restoring import followed, remembered, restored
@@ -128,6 +128,13 @@ def attention_part(
         return Half(tokens.but(x=backbone.run_block(block, layer, tokens)), whole=True)
     ask = ask or Ask()
     prefix, ops = tokens.prefix, tokens.ops
+    if ask.look:
+        merged, seen = reducer.look(layer, tokens, attention_map(backbone.looks(block, layer, tokens), weights))
+        tokens = followed(reducer, layer, tokens, merged)
+        if seen is not None:
+            out = reducer.weigh(seen, backbone.values(block, layer, tokens), prefix if last else None)
+            return Half((tokens.prefix_only() if last else tokens).add(backbone.attention_branch(block, out)))
+        ask, weights = Ask(), reducer.key_weights(tokens)
     if last:
         # Removing tokens here could not change the prefix tokens, so none are removed and no statistics are needed. An
         # edit of the map still is: it changes what the prefix tokens see.

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Stats
 from gtp_vit.core.reducer import Step, VitInfo
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting
 from gtp_vit.tensors import at_least_float32, full_precision, in_order, largest_first
 
 
@@ -66,6 +68,20 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return weights, own / total, total
 
 
+def check_weighted_pool(vit: VitInfo) -> None:
+    """Refuse `weighted_pool` where the head does not average the image tokens."""
+    if not vit.head_averages_image_tokens:
+        raise BadSetting("weighted_pool needs a head that averages the image tokens, and this model's does not")
+
+
+def weighted_for_pool(x: Tensor, tokens: Tokens) -> Tensor:
+    """Normed features x [B, N, C], scaled so that the head's plain mean weighs tokens by their size."""
+    if tokens.size is None:
+        return x
+    weights = tokens.size / tokens.size.mean(dim=1, keepdim=True)
+    return x * F.pad(weights, (tokens.prefix, 0), value=1.0).unsqueeze(-1).to(x.dtype)
+
+
 def mergeable(tokens: int) -> int:
     """How many of these tokens can merge: at most half."""
     return tokens // 2
@@ -73,6 +89,15 @@ def mergeable(tokens: int) -> int:
 
 def matching_macs(vit: VitInfo, step: Step) -> int:
     """Similarities of the two halves, and the average as a product of matrices."""
-    second = (step.keys + (vit.prefix % 2)) // 2
-    merging = (step.after + vit.prefix) * (step.keys - step.after) * vit.dim
-    return (step.keys - second) * second * vit.head_dim + merging
+    return halves(vit, step.keys) * vit.head_dim + averaging_macs(vit, step)
+
+
+def halves(vit: VitInfo, tokens: int) -> int:
+    """How many pairs the image tokens at even and odd places make."""
+    second = (tokens + (vit.prefix % 2)) // 2
+    return (tokens - second) * second
+
+
+def averaging_macs(vit: VitInfo, step: Step) -> int:
+    """The average as a product of matrices."""
+    return (step.after + vit.prefix) * (step.keys - step.after) * vit.dim

@@ -43,13 +43,15 @@ class Step(NamedTuple):
     rows: int  # get an output of attention
     mlp: int  # go through the MLP
     after: int  # are left after the layer
+    looked: int = 0  # have queries and keys before that, for a map that decides which are left
+    again: bool = True  # of those that are left, are queries, keys and map computed again? Else the map is reused.
 
 
 class Reducer(nn.Module):
     """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model.
 
-    In each layer: `before`, then attention as `ask` says (with `choose` in the middle of it if it says so), `reduce`,
-    the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
+    In each layer: `before`, then attention as `ask` says (with `choose` or `look` in the middle of it if it says so),
+    `reduce`, the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
     """
 
     edits_map = False  # does `ask` ever edit the attention map?
@@ -102,6 +104,17 @@ class Reducer(nn.Module):
 
     def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
         """Called if `ask` has `choose`: indices [B, K] of the image tokens that stay, and those tokens."""
+        raise NotImplementedError
+
+    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Any]:
+        """Called if `ask` has `look`, with the layer's map [B, H, N, N]: what is left, and a value for `weigh`.
+
+        None in place of that value: attention computes its map again, of the tokens that are left.
+        """
+        raise NotImplementedError
+
+    def weigh(self, seen: Any, v: Tensor, queries: int | None) -> Tensor:
+        """Called after `look`, with values of what is left: the output [B, Q, H D] of the first `queries`."""
         raise NotImplementedError
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
@@ -161,6 +174,7 @@ class Method:
     source: ClassVar[Source]
     needs_class_token: ClassVar[bool] = False
     fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
+    exportable: ClassVar[bool] = True  # can engines do what it does, where its shapes are fixed?
     learned: ClassVar[str] = "none"  # parts that must be trained
     asks: ClassVar[str] = "nothing"  # what it needs from attention
     schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches

@@ -11,6 +11,9 @@ A schedule is an int (the same in every layer), a sequence with one int a layer,
     "middle:8"             8 a layer on average, none in the first layer, most a third of the way through
     "searched:8"           8 a layer on average, in the shape that searches on real models had in common
     "inflection:8:-1"      ToMe's (r, inflection): 8 a layer on average, here falling from 16 to 0
+    "from:1:16"            MCTF's: 16 in layer 1 and in each after it
+    "ratio:0.95"           PiToMe's: every layer keeps 95 % of the image tokens it has; "ratio:0.95:1" of one token more
+    "powers:0.7:3:6:9"     ATC's: 0.7, 0.7^2 and 0.7^3 of all image tokens are left after layers 3, 6 and 9
 """
 
 from __future__ import annotations
@@ -86,18 +89,54 @@ def inflection(depth: int, tokens: int, average: float, bend: float) -> list[int
 
 def keep(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
     """Keep a share of the image tokens, in the given layers only."""
-    if not 0 < rate <= 1:
-        raise BadSchedule(f"schedule 'keep' has rate {rate:g}; it must be in (0, 1], e.g. keep:0.7:3:6:9")
-    if not layers:
-        raise BadSchedule("schedule 'keep' names no layer; write the layers after the rate, e.g. keep:0.7:3:6:9")
-    wrong = [f"{layer:g}" for layer in layers if layer not in range(depth)]
-    if wrong:
-        raise BadSchedule(f"schedule 'keep' names layer {', '.join(wrong)}; this model has layers 0 to {depth - 1}")
+    _check_rate("keep", rate, ":3:6:9")
+    _check_named_layers("keep", depth, layers)
     removed = []
     for layer in range(depth):
         removed.append(tokens - math.ceil(rate * tokens) if layer in layers else 0)
         tokens -= removed[-1]
     return removed
+
+
+def starting(depth: int, tokens: int, first: float, number: float) -> list[int]:
+    """MCTF's schedule: nothing before layer `first`, then the same number in every layer."""
+    _check_named_layers("from", depth, (first,))
+    return [0] * int(first) + constant(depth - int(first), tokens, number)
+
+
+def ratio(depth: int, tokens: int, rate: float, others: float = 0) -> list[int]:
+    """PiToMe's schedule: every layer keeps a share of its tokens; `others`: prefix tokens that are counted as well."""
+    _check_rate("ratio", rate, "")
+    removed = []
+    for _ in range(depth):
+        counted = tokens + int(others)
+        removed.append(math.floor(counted - counted * rate))
+        tokens -= removed[-1]
+    return removed
+
+
+def powers(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
+    """ATC's schedule: after the n-th of the given layers rate^n of all image tokens are left, if that is any."""
+    _check_rate("powers", rate, ":3:6:9")
+    _check_named_layers("powers", depth, layers)
+    left, removed = tokens, [0] * depth
+    for power, layer in enumerate(sorted(int(layer) for layer in layers), start=1):
+        after = min(int(tokens * rate**power), left) or left
+        removed[layer], left = left - after, after
+    return removed
+
+
+def _check_rate(name: str, rate: float, layers: str) -> None:
+    if not 0 < rate <= 1:
+        raise BadSchedule(f"schedule {name!r} has rate {rate:g}; it must be in (0, 1], e.g. {name}:0.7{layers}")
+
+
+def _check_named_layers(name: str, depth: int, layers: Sequence[float]) -> None:
+    if not layers:
+        raise BadSchedule(f"schedule {name!r} names no layer; write the layers after the rate, e.g. {name}:0.7:3:6:9")
+    wrong = [f"{layer:g}" for layer in layers if layer not in range(depth)]
+    if wrong:
+        raise BadSchedule(f"schedule {name!r} names layer {', '.join(wrong)}; this model has layers 0 to {depth - 1}")
 
 
 SCHEDULES: dict[str, Callable[..., list[int]]] = {
@@ -109,6 +148,9 @@ SCHEDULES: dict[str, Callable[..., list[int]]] = {
     "searched": searched,
     "inflection": inflection,
     "keep": keep,
+    "from": starting,
+    "ratio": ratio,
+    "powers": powers,
 }
 
 
@@ -242,5 +284,6 @@ def _named(schedule: str, depth: int, tokens: int) -> list[int]:
         return function(depth, tokens, *numbers)
     except TypeError:
         examples = {"linear": "linear:2:14", "keep": "keep:0.7:3:6:9", "inflection": "inflection:8:-1"}
+        examples |= {"from": "from:1:16", "ratio": "ratio:0.95", "powers": "powers:0.7:3:6:9"}
         example = examples.get(name, f"{name}:8")
         raise BadSchedule(f"schedule {shown(schedule)} has {len(numbers)} numbers; write it like {example!r}") from None

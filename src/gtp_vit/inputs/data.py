@@ -1,4 +1,4 @@
-"""Labelled images, prepared as the model needs them: folders, Hugging Face sets and WebDataset through timm's readers.
+"""Images, prepared as the model needs them: folders, Hugging Face sets and WebDataset, by the names timm has for them.
 
 An image that cannot be read does not end a run and is not replaced by another (as timm's own data sets do): it comes
 back with the reason, and the caller counts it.
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from gtp_vit.errors import GTPError, first_line
-from gtp_vit.inputs import folders, pictures
+from gtp_vit.inputs import folders, pictures, tars
+from gtp_vit.inputs.rows import Rows
 from gtp_vit.patch import host_of
 
 WANTED = "give a folder with one folder of images for each class"
@@ -41,6 +42,7 @@ class Batch(NamedTuple):
     images: Tensor  # [B, channels, height, width]
     labels: Tensor  # [B]
     unreadable: dict[int, str]  # place -> name and problem
+    names: tuple[str, ...] = ()  # of the images that could be read
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,10 @@ class ImageFiles(Dataset[Item]):
         try:
             if hasattr(self.reader, "samples"):  # timm's reader of folders, which would wait for a pipe
                 pictures.check_is_file(self.reader.filename(index, absolute=True))
-            file, label = self.reader[index]
+            if isinstance(self.reader, Rows):  # whose names are in the rows
+                name, file, label = self.reader.named(index)
+            else:
+                file, label = self.reader[index]
             with contextlib.closing(file):
                 return Item(index, self.transform(pictures.decode(file)), _number(label), name, "")
         except Exception as error:  # decoders raise errors of many classes
@@ -144,13 +149,7 @@ def open_images(
     model: nn.Module, settings: DataSettings, augment: Mapping[str, Any] | None = None
 ) -> ImageFiles | ImageStream:
     """The data set, checked against the model's classes; for training with the settings of timm's augmentation."""
-    import timm.data
-
-    folder = settings.data_dir
-    if not settings.dataset and not folder.is_dir():
-        near = [path.name for path in folder.parent.glob(f"{folder.name[:3]}*")] if folder.parent.is_dir() else []
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise GTPError(f"there is no folder {folder}{hint}")
+    _check_folder(settings)
     inputs = host_of(model).inputs
     shape = (inputs.channels, *inputs.size)
     if settings.transform is None:
@@ -158,20 +157,38 @@ def open_images(
         shape, transform = tuple(config["input_size"]), make_transform(config, augment)
     else:
         transform = settings.transform
+    return open_pictures(settings, transform, shape, inputs.classes)
+
+
+def open_pictures(
+    settings: DataSettings, transform: Any, shape: tuple[int, ...], wanted: int = 0
+) -> ImageFiles | ImageStream:
+    """The data set, prepared by `transform` into tensors of this shape; checked against this many classes, 0 = any."""
+    import timm.data
+
+    _check_folder(settings)
+    folder = settings.data_dir
     try:
         how = folders.how_to_read(settings.dataset)
         dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
     except Exception as error:
         none = f"no images in {folder}"
         raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
-    if isinstance(dataset, IterableDataset):
+    reader: Any = getattr(dataset, "reader", None)
+    files = _tar_files(settings, reader)
+    if files is not None:
+        reader = tars.Tars(files, folder)
+    elif isinstance(dataset, IterableDataset):
         return ImageStream(dataset, transform, shape, settings.limit)
-    reader: Any = dataset.reader if hasattr(dataset, "reader") else TorchvisionReader(dataset)
+    elif reader is None:
+        reader = TorchvisionReader(dataset)
+    elif settings.dataset.startswith("hfds/"):
+        reader = Rows(reader)
     if not settings.dataset:
         folders.name_others(Path(reader.root))
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; {WANTED}")
-    classes, wanted = len(getattr(reader, "class_to_idx", ())), host_of(model).inputs.classes
+    classes = len(getattr(reader, "class_to_idx", ()))
     if settings.labels and classes and wanted and classes != wanted:
         empty = folders.empty_classes(Path(getattr(reader, "root", folder)), reader.class_to_idx)
         if empty:
@@ -183,6 +200,21 @@ def open_images(
             f"model with {classes} classes (--num-classes)"
         )
     return ImageFiles(reader, transform, shape, settings.limit)
+
+
+def _check_folder(settings: DataSettings) -> None:
+    folder = settings.data_dir
+    if not settings.dataset and not folder.is_dir():
+        near = [path.name for path in folder.parent.glob(f"{folder.name[:3]}*")] if folder.parent.is_dir() else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise GTPError(f"there is no folder {folder}{hint}")
+
+
+def _tar_files(settings: DataSettings, reader: Any) -> list[Path] | None:
+    """The tar files of a WebDataset that is on this disk; None for streams and everything else."""
+    if not settings.dataset.startswith("wds/") or reader is None or reader.split_info.alt_label:
+        return None
+    return tars.paths_of(settings.data_dir, reader.split_info.filenames)
 
 
 def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = None) -> Any:
@@ -258,8 +290,7 @@ def batches(
         places = range(skip + rank, len(dataset), processes)
         for begin in range(0, len(places), batch_size):
             part = places[begin : begin + batch_size]
-            own = slice(part.start, part.stop, part.step)
-            yield Batch(torch.tensor(part), dataset.images[own], dataset.labels[own], {})
+            yield _in_memory(dataset, part)
         return
     if isinstance(dataset, ImageStream):
         if processes > 1:
@@ -275,6 +306,22 @@ def batches(
         return
     rest = Subset(dataset, range(skip + rank, len(dataset), processes))  # type: ignore[arg-type]
     yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=collate, pin_memory=pin)
+
+
+def planned_batches(
+    dataset: Dataset[Item], plan: Iterable[range], *, workers: int, pin: bool = False
+) -> Iterator[Batch]:
+    """One batch for each range of places, whichever process asks: what is in a batch decides the last bits."""
+    if isinstance(dataset, InMemory):
+        yield from (_in_memory(dataset, places) for places in plan)
+        return
+    yield from DataLoader(dataset, batch_sampler=plan, num_workers=workers, collate_fn=collate, pin_memory=pin)  # type: ignore[arg-type]
+
+
+def _in_memory(dataset: InMemory, places: range) -> Batch:
+    own = slice(places.start, places.stop, places.step)
+    names = tuple(f"image {place}" for place in places)
+    return Batch(torch.tensor(places), dataset.images[own], dataset.labels[own], {}, names)
 
 
 def spread_images(dataset: Any, count: int) -> Any:
@@ -308,4 +355,5 @@ def collate(items: list[Item]) -> Batch:
         images,
         torch.tensor([item.label for item in good], dtype=torch.long),
         {item.place: f"{item.name}: {item.problem}" for item in items if item.problem},
+        tuple(item.name for item in good),
     )

@@ -211,3 +211,18 @@ def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
 def fits_neighbours(similarity: Tensor) -> bool:
     """Can native code take this?"""
     return similarity.is_cpu and similarity.is_floating_point()
+
+
+def check_cluster(distance: Tensor, removed: int, linkage: int) -> None:
+    """Shapes: distance [B, M, M]."""
+    shape = distance.shape
+    if len(shape) != 3 or shape[1] != shape[2]:
+        _refuse("cluster", "distance must be [B, M, M]", distance=distance)
+    if not 0 <= removed < shape[1] or linkage not in (0, 1, 2):
+        wanted = "removed must be in 0 ... M - 1, one must stay, and linkage 0, 1 or 2"
+        _refuse("cluster", wanted, distance=distance, removed=removed, linkage=linkage)
+
+
+def fits_cluster(distance: Tensor) -> bool:
+    """Can native code take this?"""
+    return distance.is_cpu and distance.dtype == torch.float32 and distance.numel() > 0

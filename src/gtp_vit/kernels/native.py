@@ -28,6 +28,7 @@ SIGNATURES = {
     "reduce": "l iiiiii pp pppp p l f pp f pppp i i",
     "conserve": "l iiii ppppp p fi pp f pp pppp i i",
     "graph": "l iiii ppp i",
+    "cluster": "l iii pppp i",
     "kth_smallest": "p ii ll p",
     "threads": "i",
 }
@@ -76,11 +77,11 @@ def _raise(outcome: int, *_: Any) -> None:
 
 def use(folder: Path) -> None:
     """Use the kernels in this folder from now on."""
-    global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _kth_smallest
+    global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest
     library, INSTRUCTION_SET, PROBLEM = load(folder)
     # Looked up once: between matrix products every line of Python runs from a cold cache.
     functions = [getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES]
-    _attention, _reduce, _conserve, _graph, _kth_smallest, threads = functions
+    _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest, threads = functions
     THREADED = threads is not None and threads(2) == 2
 
 
@@ -91,6 +92,7 @@ _attention: Any
 _reduce: Any
 _conserve: Any
 _graph: Any
+_cluster: Any
 _kth_smallest: Any
 use(Path(__file__).parent)
 
@@ -250,6 +252,22 @@ def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semant
         *(similarity.data_ptr(), found.data_ptr(), root.data_ptr(), torch.get_num_threads()),
     )
     return found, root
+
+
+def cluster_results(distance: Tensor, removed: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, count, _ = distance.shape
+    kept, gone, target = (distance.new_empty(batch, n, dtype=torch.int64) for n in (count - removed, removed, removed))
+    return kept, gone, target
+
+
+def cluster(distance: Tensor, removed: int, linkage: int) -> tuple[Tensor, Tensor, Tensor]:
+    distance = distance.contiguous()
+    kept, gone, target = cluster_results(distance, removed)
+    _cluster(
+        *(distance.shape[0], distance.shape[1], removed, linkage, distance.data_ptr()),
+        *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), torch.get_num_threads()),
+    )
+    return kept, gone, target
 
 
 def kth_smallest(values: Tensor, k: int) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gtp_vit import __version__
 from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory
+from gtp_vit.inputs.tars import Tars
 from gtp_vit.patch import host_of, is_patched, unpatch
 from gtp_vit.recipes import sizes_of_vit
 
@@ -86,6 +87,9 @@ def _listed(dataset: ImageFiles) -> Iterator[str]:
     if isinstance(samples, list) and samples and isinstance(samples[0][0], (str, os.PathLike)):
         for path, label in samples[:count]:
             yield f"{os.path.relpath(path, reader.root)} {_size(path)} {label}"
+    elif isinstance(reader, Tars):
+        yield f"{count}"
+        yield from reader.listed()
     elif hasattr(getattr(reader, "dataset", None), "_fingerprint"):  # a Hugging Face data set has its own
         yield f"{reader.dataset._fingerprint} {count}"
     else:

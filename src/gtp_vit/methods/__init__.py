@@ -7,6 +7,7 @@ from typing import Any
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, check_name, shown
+from gtp_vit.methods.atc import ATC
 from gtp_vit.methods.ats import ATS
 from gtp_vit.methods.diffrate import DiffRate
 from gtp_vit.methods.dynamicvit import DynamicViT
@@ -15,7 +16,10 @@ from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.gtp_plus import GTPPlus
 from gtp_vit.methods.identity import Identity
+from gtp_vit.methods.mctf import MCTF
+from gtp_vit.methods.pitome import PiToMe
 from gtp_vit.methods.ppt import PPT
+from gtp_vit.methods.tofu import ToFu
 from gtp_vit.methods.tome import ToMe
 from gtp_vit.methods.trilevel import TriLevel
 
@@ -30,6 +34,10 @@ METHODS: dict[str, type[Method]] = {
     TriLevel.name: TriLevel,
     PPT.name: PPT,
     DiffRate.name: DiffRate,
+    MCTF.name: MCTF,
+    PiToMe.name: PiToMe,
+    ToFu.name: ToFu,
+    ATC.name: ATC,
     Identity.name: Identity,
 }
 

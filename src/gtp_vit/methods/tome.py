@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import average, match, matching_macs, mean_keys, mergeable
+from gtp_vit.core.merging import (
+    average,
+    check_weighted_pool,
+    match,
+    matching_macs,
+    mean_keys,
+    mergeable,
+    weighted_for_pool,
+)
 from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadSetting
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -41,8 +47,8 @@ class ToMe(Method):
     `forward_features` returns the tokens as they are."""
 
     def build(self, vit: VitInfo) -> ToMeReducer:
-        if self.weighted_pool and not vit.head_averages_image_tokens:
-            raise BadSetting("weighted_pool needs a head that averages the image tokens, and this model's does not")
+        if self.weighted_pool:
+            check_weighted_pool(vit)
         return ToMeReducer(self, vit)
 
 
@@ -73,11 +79,7 @@ class ToMeReducer(Reducer):
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)
-        if not self.method.weighted_pool or tokens.size is None:
-            return x
-        # The head takes a plain mean: scaling by weights of mean 1 makes it a weighted one.
-        weights = tokens.size / tokens.size.mean(dim=1, keepdim=True)
-        return x * F.pad(weights, (tokens.prefix, 0), value=1.0).unsqueeze(-1).to(x.dtype)
+        return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         return sum(matching_macs(self.vit, step) for step in steps[:layers] if step.keys > step.after)

@@ -72,4 +72,4 @@ def _selection(select: str, heads: str, count: int, prefix: int) -> int:
 
 def with_scaled_queries(block: Block) -> Block:
     """Section 4: the costs of a block that scales its queries in a step of its own."""
-    return block._replace(queries=block.queries + block.pairs // 2)
+    return block._replace(queries=block.queries + block.pairs // 2, looks=block.looks + block.pairs // 2)

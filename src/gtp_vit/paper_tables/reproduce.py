@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,24 +14,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gtp_vit.core.costs import Convention, Costs
 from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import Method
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import GTPError
 from gtp_vit.inputs.models import create_model
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.macs import macs
 from gtp_vit.measure.outputs import UNREDUCED
+from gtp_vit.methods import METHODS
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
 from gtp_vit.methods.tome import ToMe
 from gtp_vit.paper import complexity
 from gtp_vit.paper_tables.experiments import Cell
-from gtp_vit.patch import patch, tower_of
+from gtp_vit.patch import host_of, patch, tower_of
 from gtp_vit.runs.journal import Journal
 
 NO_IMAGES = "missing: no images (--data-dir)"
 NO_CHECKPOINT = "missing: needs a finetuned checkpoint"
+ABSENT = "the method is not in this package"
 JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None]
 
 
@@ -83,7 +88,7 @@ def reproduce(
     GMACs come from sizes alone; accuracy is measured where there are weights and images, one model after the other,
     each with the journal that `journal_for` gives for its name, methods, models and images.
     """
-    cells = list(cells)
+    cells = [_at_its_cost(cell) for cell in cells]
     accuracy: dict[Cell, float | str] = {}
     unreadable: dict[str, None] = {}
     for model in dict.fromkeys(cell.model for cell in cells):
@@ -106,8 +111,10 @@ def _accuracies(
     workers: int,
     journal_for: JournalFor,
 ) -> tuple[dict[Cell, float | str], Sequence[str]]:
-    found: dict[Cell, float | str] = {cell: NO_CHECKPOINT for cell in cells if cell.finetuned}
-    plain = [cell for cell in cells if not cell.finetuned]
+    found = {cell: why for cell in cells if (why := _why_not(cell))}
+    plain = [cell for cell in cells if cell not in found]
+    if not plain:
+        return found, ()
     file = find_weights(weights, name)
     if images_for is None:
         return {**found, **dict.fromkeys(plain, NO_IMAGES)}, ()
@@ -132,11 +139,51 @@ def _accuracies(
     return found, evaluation.unreadable
 
 
+def _why_not(cell: Cell) -> float | str:
+    """Why its accuracy cannot be measured here, whatever weights and images there are; empty if it can."""
+    if cell.absent:
+        return f"missing: {ABSENT}"
+    return NO_CHECKPOINT if cell.finetuned else f"missing: {cell.lacks}" if cell.lacks else ""
+
+
+def _at_its_cost(cell: Cell) -> Cell:
+    """A cell whose settings are not printed, with those whose cost is nearest to the printed one, own work counted."""
+    if cell.at_cost is None:
+        return cell
+    assert cell.gmacs is not None
+    kind, target = METHODS[cell.at_cost], cell.gmacs * 1e9
+    costs = _costs(cell.model, cell.pixels, cell.counts)
+    vit, low, high = costs.vit, 0.0, 1.0
+
+    def away(method: Method) -> float:
+        return _macs(costs, method) - target
+
+    for _ in range(14):  # finer than any method's settings
+        middle = (low + high) / 2
+        low, high = (middle, high) if away(kind.at(vit, middle)) > 0 else (low, middle)
+    nearest = min((kind.at(vit, low), kind.at(vit, high)), key=lambda method: abs(away(method)))
+    return dataclasses.replace(cell, method=nearest)
+
+
+@functools.cache
+def _costs(name: str, pixels: int | None, convention: Convention) -> Costs:
+    """What the parts of a model cost, from its sizes alone."""
+    model = create_model(name.split(".", 1)[0], img_size=pixels, meta=True)
+    return host_of(model).costs(None, convention)
+
+
+def _macs(costs: Costs, method: Method) -> int:
+    """MACs with the whole last block and the method's own work."""
+    reducer = method.build(costs.vit)
+    return costs.of(reducer, reducer.steps(costs.grid), lossless=False).total
+
+
 def _gmacs(cell: Cell) -> float | str:
-    """GMACs as the paper counts them: torchprofile's convention, the whole last block."""
-    model = create_model(cell.model.split(".", 1)[0], meta=True)
+    """GMACs as they are counted where they are printed, with the whole last block."""
+    if cell.absent:
+        return ABSENT
     try:
-        return macs(model, cell.method, convention="torchprofile", lossless=False).total / 1e9
+        return _macs(_costs(cell.model, cell.pixels, cell.counts), cell.method or Identity()) / 1e9
     except GTPError:
         return "depends on the images"
 

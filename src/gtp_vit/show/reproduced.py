@@ -26,8 +26,10 @@ class Reproduction:
 def show_cells(found: Sequence[Reproduced], unreadable: Sequence[str]) -> Reproduction:
     """A row for each cell, and accuracy over GMACs as far as both are there."""
     columns = ["row", "column", "GMACs printed", "GMACs ours", "deviation", "top-1 printed", "top-1 ours", "difference"]
-    rows, records = [_row(cell) for cell in found], [_record(cell) for cell in found]
-    return Reproduction([*columns, "method"], rows, records, _plot(found), unreadable)
+    sources = any(one.cell.source for one in found)
+    columns += ["method", "source"] if sources else ["method"]
+    rows = [_row(one) + ([one.cell.source] if sources else []) for one in found]
+    return Reproduction(columns, rows, [_record(one) for one in found], _plot(found), unreadable)
 
 
 def _record(found: Reproduced) -> dict[str, Any]:
@@ -44,6 +46,7 @@ def _record(found: Reproduced) -> dict[str, Any]:
         "top1": found.top1,
         "top1_difference": found.top1_deviation,
         "method": None if cell.method is None else str(cell.method),
+        **({"source": cell.source} if cell.source else {}),
     }
 
 
@@ -52,14 +55,19 @@ def _row(found: Reproduced) -> list[str]:
     return [
         cell.row,
         cell.column,
-        "not printed" if cell.gmacs is None else f"{cell.gmacs:.1f}",
+        "not printed" if cell.gmacs is None else _printed(cell.gmacs),
         found.gmacs if isinstance(found.gmacs, str) else f"{found.gmacs:.3f}",
         "" if found.gmacs_deviation is None else f"{found.gmacs_deviation:+.1%}",
-        "not printed" if cell.top1 is None else f"{cell.top1:.1f}",
+        "not printed" if cell.top1 is None else _printed(cell.top1),
         found.top1 if isinstance(found.top1, str) else f"{found.top1:.2f}",
         "" if found.top1_deviation is None else f"{found.top1_deviation:+.2f}",
-        "unreduced" if cell.method is None else str(cell.method),
+        str(cell.method) if cell.method is not None else "none here" if cell.absent else "unreduced",
     ]
+
+
+def _printed(figure: float) -> str:
+    """A figure with the digits that are printed, one behind the point at least."""
+    return str(float(figure))
 
 
 def _plot(found: Sequence[Reproduced]) -> str:

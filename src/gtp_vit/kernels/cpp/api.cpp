@@ -2,6 +2,7 @@
 // this file an instruction set; it works with every version of torch. Returns an Outcome (reduce.h). Nothing is checked
 // here but grid cells: kernels/checks.py has looked at everything else.
 #include "attention.h"
+#include "cluster.h"
 #include "conserve.h"
 #include "graph.h"
 #include "reduce.h"
@@ -49,6 +50,12 @@ EXPORT int gtp_vit_graph(int64_t batch, int rows, int columns, int spatial, int 
                          int64_t* neighbours, float* root, int threads) {
   const GraphTask task{batch, rows, columns, spatial, semantic, similarity, neighbours, root};
   return graph(task, threads) ? FINE : NO_MEMORY;
+}
+
+EXPORT int gtp_vit_cluster(int64_t batch, int tokens, int removed, int linkage, const float* distance, int64_t* kept,
+                           int64_t* gone, int64_t* target, int threads) {
+  const ClusterTask task{batch, tokens, removed, linkage, distance, kept, gone, target};
+  return cluster(task, threads) ? FINE : NO_MEMORY;
 }
 
 // The k-th smallest of [rows, columns], for tests.

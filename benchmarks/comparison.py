@@ -1,0 +1,95 @@
+"""Every method with its published schedule and with a tuned one, at five costs, on two real models: docs/comparison.md.
+
+    python benchmarks/comparison.py --weights FOLDER --val FOLDER --calibration FOLDER --output FOLDER
+    python benchmarks/comparison.py ... --costs 8 14 --collect docs/results
+
+A run takes hours; each model at each cost is one `gtp-vit compare --tuned` in a folder of its own, which resumes where
+it was interrupted. --collect writes what is finished as tuned-MODEL.json; `python docs/make_comparison.py` shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from gtp_vit.cli.app import main as gtp_vit
+from gtp_vit.paper_tables.reproduce import find_weights
+from gtp_vit.search.tuned import searchable
+
+MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare all methods that have a schedule, as published and tuned."""
+
+    weights: Path
+    """Folder with a file of weights for each model, whose name begins with the model's."""
+    val: Path
+    """Folder of images to compare on, one folder for each class."""
+    calibration: Path
+    """Folder of images to tune on."""
+    output: Path
+    """Folder for what is measured."""
+    costs: tuple[int, ...] = (14, 8, 11, 4, 16)
+    """MACs of GTP that propagates so many tokens a layer."""
+    models: tuple[str, ...] = MODELS
+    """Names of models."""
+    tuning_images: int = 100
+    """Images to tune on, a fifth of them held out."""
+    evaluations: int = 20
+    """Passes over them for each method and cost."""
+    collect: Path | None = None
+    """Write what is finished into this folder, and measure nothing."""
+
+
+def folder(options: Options, model: str, cost: int) -> Path:
+    return options.output / f"{model}-P{cost}"
+
+
+def measure(options: Options, model: str, cost: int) -> int:
+    weights = find_weights(options.weights, model)
+    if weights is None:
+        sys.exit(f"there are no weights of {model} in {options.weights}")
+    words = [
+        "compare",
+        model,
+        "--checkpoint",
+        str(weights),
+        "--data-dir",
+        str(options.val),
+        "--at-propagate",
+        str(cost),
+    ]
+    words += ["--methods", *searchable(()), "--tuned", "--calibration-dir", str(options.calibration)]
+    words += ["--tuning-images", str(options.tuning_images), "--evaluations", str(options.evaluations), "--rounds", "0"]
+    return int(gtp_vit([*words, "--workers", "0", "--output", str(folder(options, model, cost))]))
+
+
+def collect(options: Options, where: Path) -> None:
+    for model in options.models:
+        found = [folder(options, model, cost) / "results.json" for cost in sorted(options.costs)]
+        rows = [row for path in found if path.exists() for row in json.loads(path.read_text())]
+        if rows:
+            (where / f"tuned-{model}.json").write_text(json.dumps(rows, indent=1) + "\n")
+            print(f"{model}: {len(rows)} rows")
+
+
+def main(options: Options) -> None:
+    if options.collect is not None:
+        collect(options, options.collect)
+        return
+    for cost in options.costs:
+        for model in options.models:
+            if not (folder(options, model, cost) / "results.json").exists():
+                code = measure(options, model, cost)
+                if code:
+                    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

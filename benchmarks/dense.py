@@ -1,0 +1,272 @@
+"""How near are restored features to the unreduced ones, patch by patch? Candidates, depths, methods, and a real head.
+
+    python benchmarks/dense.py candidates --weights FOLDER --images imagenet/calibration --json candidates.json
+    python benchmarks/dense.py heat-maps --weights FOLDER --images imagenet/val --json heat-maps.json
+
+`candidates` compares ways to restore on calibration images, at layers 2, 5, 8 and 11 (the last after its norm): copy
+(the owner's feature), whole (and all that the patch had of its own), faded (what the package does), and for GTP the
+transposed propagation, where a removed patch is a mean of all that took a part of it. `heat-maps` puts restored
+features through the saliency decoder, on validation images, for all methods. Both resume after an interruption.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import timm
+import torch
+import torch.nn.functional as F
+import tyro
+from safetensors.torch import load_file
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from gtp_vit import Identity, patch
+from gtp_vit.core import loop
+from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import Method
+from gtp_vit.core.restoring import restored
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.inputs.data import DataSettings, first_images, open_images, spread_images
+from gtp_vit.measure.dense import patch_features
+from gtp_vit.measure.evaluate import bootstrap
+from gtp_vit.methods import METHODS
+from gtp_vit.patch import host_of
+from gtp_vit.recipes import read_recipe
+from gtp_vit.search.budget import at_cost
+from gtp_vit.tensors import select_rows, split
+
+SHARES = (0.8, 0.65, 0.55)
+LAYERS = (2, 5, 8, 11)
+FILES = {
+    "vit_tiny_patch16_224": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+    "deit_tiny_patch16_224": "deit_tiny_patch16_224.rounded-layernorm.safetensors",
+    "vit_small_patch14_dinov2": "vit_small_patch14_dinov2.saliency.fp16.safetensors",
+}
+SALIENCY = "vit_small_patch14_dinov2"
+
+
+def load(name: str, weights: Path) -> Any:
+    """A model of FILES in eval mode; the saliency model at 224 pixels, with resampled positions."""
+    stored = {key: value.float() for key, value in load_file(weights / FILES[name]).items()}
+    sizes: dict[str, Any] = {"img_size": 224, "num_classes": 0} if name == SALIENCY else {}
+    model = timm.create_model(name, **sizes).eval()
+    if name == SALIENCY:
+        stored["pos_embed"] = resample_abs_pos_embed(stored["pos_embed"], new_size=[16, 16], num_prefix_tokens=1)
+    model.load_state_dict(stored)
+    return model
+
+
+def read(model: Any, folder: Path, count: int) -> Tensor:
+    """Images, evenly spread over the folder, in the size of the model's grid."""
+    settings = DataSettings(folder, crop_pct=0.9, img_size=224, labels=False)
+    return first_images(spread_images(open_images(model, settings), count), count, model)
+
+
+class Decoder(nn.Module):
+    """The saliency model's head, from a 16 x 16 map of features to a 128 x 128 heat map."""
+
+    def __init__(self, weights: Path) -> None:
+        super().__init__()
+        widths = (384, 256, 128, 64)
+        for number in (1, 2, 3):
+            self.add_module(f"upconv{number}", nn.ConvTranspose2d(*widths[number - 1 : number + 1], 4, 2, 1))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(widths[number]))
+        self.final_conv = nn.Conv2d(64, 1, 1)
+        stored = {k: v.float() for k, v in load_file(weights / "saliency_decoder.fp16.safetensors").items()}
+        found = self.load_state_dict(stored, strict=False)
+        assert not found.unexpected_keys
+        assert all("num_batches" in key for key in found.missing_keys)
+        self.eval()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [B, 256, 384] -> heat maps [B, 128, 128]."""
+        x = features.transpose(1, 2).unflatten(2, (16, 16))
+        for number in (1, 2, 3):
+            x = F.relu(self.get_submodule(f"bn{number}")(self.get_submodule(f"upconv{number}")(x)))
+        return self.final_conv(x).sigmoid()[:, 0]
+
+
+def correlation(one: Tensor, other: Tensor) -> Tensor:
+    """Pearson's, of each image's heat maps, [B]."""
+    one, other = (each.flatten(1) - each.flatten(1).mean(dim=1, keepdim=True) for each in (one, other))
+    return F.cosine_similarity(one, other, dim=1)
+
+
+@dataclass
+class Lost:
+    """What patches lost at each reduction, and for GTP how much each token has of each patch."""
+
+    parts: list[tuple[int, Tensor]]
+    membership: Tensor | None = None  # [B, M0, M]
+
+
+def watched(model: Any, images: Tensor, observe: Callable[[Tokens], None]) -> Lost:
+    """Run a model with restore, and record what `followed` adds up."""
+    seen = Lost([])
+    own = loop.followed
+
+    def followed(reducer: Any, layer: int, before: Tokens, after: Tokens, branch: Tensor | None = None) -> Tokens:
+        found = own(reducer, layer, before, after, branch)
+        if found.cell is not before.cell and found.detail is not None:
+            if found.detail.ndim == 0:
+                seen.parts.clear()
+            else:
+                seen.parts.append((layer, (found.detail - before.detail) / (layer + 1)))
+            if reducer.method is not None and reducer.method.name == "gtp":
+                seen.membership = transposed(reducer, before, found, seen.membership)
+        return found
+
+    loop.followed = followed
+    try:
+        with torch.no_grad():
+            run(model, images, observe=observe, restore=True)
+    finally:
+        loop.followed = own
+    return seen
+
+
+def transposed(reducer: Any, before: Tokens, after: Tokens, membership: Tensor | None) -> Tensor:
+    """Each patch as a mean of the tokens that took a part of it, weighted by these parts; [B, M0, M]."""
+    if membership is None:
+        membership = torch.eye(before.cell.shape[1]).expand(len(before.x), -1, -1)
+    stays = (before.cell.unsqueeze(2) == after.cell.unsqueeze(1)).any(dim=2)
+    kept, gone = split(stays.float(), before.cell.shape[1] - after.cell.shape[1])
+    weights = reducer._weights(before, kept, gone)  # [B, K, P]
+    share = weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-12)
+    rows = membership.transpose(1, 2)  # [B, M, M0]
+    return (select_rows(rows, kept) + share @ select_rows(rows, gone)).transpose(1, 2)
+
+
+def errors(found: Tensor, wanted: Tensor) -> dict[str, list[float]]:
+    """Relative error and 1 - cosine, each the mean over an image's patches."""
+    error = ((found - wanted).norm(dim=2) / wanted.norm(dim=2)).mean(dim=1)
+    return {"error": error.tolist(), "distance": (1 - F.cosine_similarity(found, wanted, dim=2)).mean(dim=1).tolist()}
+
+
+def candidates_of(model: Any, method: Method, images: Tensor, wanted: list[Tensor]) -> list[dict[str, Any]]:
+    """Figures of each candidate at each layer, with the paired difference of each to plain copies."""
+    fast = patch(model, method, restore=True, quiet=True)
+    states: list[Tokens] = []
+    lost = watched(fast, images, states.append)
+    rows = []
+    for layer in LAYERS:
+        tokens = states[layer + 1]
+        norm = model.norm if layer == 11 else nn.Identity()
+        copied = tokens.image
+        if tokens.owner is not None and tokens.detail is not None and tokens.detail.ndim:
+            copied = select_rows(tokens.image, tokens.owner)
+        whole = copied + sum((part for at, part in lost.parts if at <= layer), torch.zeros(()))
+        found = {"copy": copied, "whole": whole, "faded": restored(tokens)[:, tokens.prefix :]}
+        if lost.membership is not None and layer == 11:
+            found["transposed"] = lost.membership @ tokens.image
+        target = norm(wanted[layer])
+        figures = {name: errors(norm(each), target) for name, each in found.items()}
+        for name, each in figures.items():
+            difference = torch.tensor([each["error"]]) - torch.tensor([figures["copy"]["error"]])
+            interval = bootstrap(difference.numpy())[0]
+            row = {"layer": layer, "candidate": name, **{key: sum(v) / len(v) for key, v in each.items()}}
+            rows.append({**row, "error_minus_copy": [interval.value, interval.low, interval.high]})
+    return rows
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Ways to restore, on calibration images."""
+
+    weights: Path
+    images: Path
+    json: Path
+    count: int = 64
+    methods: tuple[str, ...] = ("gtp_plus", "tome", "gtp", "evit", "diffrate", "dynamicvit")
+
+    def run(self) -> None:
+        rows = json.loads(self.json.read_text()) if self.json.exists() else []
+        for name in FILES:
+            model = load(name, self.weights)
+            images = read(model, self.images, self.count)
+            costs, states = host_of(model).costs(), []
+            with torch.no_grad():
+                run(patch(model, Identity()), images, observe=lambda tokens, states=states: states.append(tokens.image))
+            for share in SHARES:
+                for method in self.methods:
+                    if any((row["model"], row["share"], row["method"]) == (name, share, method) for row in rows):
+                        continue
+                    settings = at_cost(costs, method, share * costs.whole)
+                    found = candidates_of(model, settings, images, states[1:])
+                    head = {"model": name, "share": share, "method": method, "images": self.count}
+                    rows += [{**head, **row} for row in found]
+                    self.json.write_text(json.dumps(rows, indent=0) + "\n")
+                    last = {row["candidate"]: round(row["error"], 4) for row in found if row["layer"] == 11}
+                    print(name, share, method, last, flush=True)
+
+
+@dataclass(frozen=True)
+class HeatMaps:
+    """The saliency model with its decoder, all methods, and recipes that were tuned for dense output."""
+
+    weights: Path
+    images: Path
+    json: Path
+    count: int = 400
+    recipes: tuple[str, ...] = ()
+    """Recipes to measure as well."""
+    methods: tuple[str, ...] = ()
+    """Names of methods; all if none is given."""
+
+    def run(self) -> None:
+        rows = json.loads(self.json.read_text()) if self.json.exists() else []
+        model, decoder = load(SALIENCY, self.weights), Decoder(self.weights)
+        images, costs = read(model, self.images, self.count), host_of(model).costs()
+        wanted = features_of(model, images)
+        maps, class_tokens = decoded(decoder, wanted[0]), wanted[1]
+        plans: list[tuple[str, float, Method]] = []
+        for share in SHARES:
+            for name in self.methods or [name for name in METHODS if name != "identity"]:
+                plans.append((name, share, at_cost(costs, name, share * costs.whole)))
+        for path in self.recipes:
+            method = read_recipe(path).method
+            plans.append((f"{method.name}, {Path(path).stem}", costs.with_method(method) / costs.whole, method))
+        for name, share, method in plans:
+            if any((row["method"], row["share"]) == (name, share) for row in rows):
+                continue
+            fast = patch(model, method, restore=True, quiet=True)
+            patches, class_token = features_of(fast, images)
+            figures = {
+                "correlation": correlation(decoded(decoder, patches), maps),
+                "patch_error": ((patches - wanted[0]).norm(dim=2) / wanted[0].norm(dim=2)).mean(dim=1),
+                "class_distance": 1 - F.cosine_similarity(class_token, class_tokens, dim=1),
+            }
+            intervals = bootstrap(torch.stack(list(figures.values())).double().numpy())
+            row = {"method": name, "share": share, "macs": costs.with_method(method), "images": self.count}
+            row |= {key: [i.value, i.low, i.high] for key, i in zip(figures, intervals, strict=True)}
+            rows.append({**row, "settings": method.to_dict()})
+            self.json.write_text(json.dumps(rows, indent=0) + "\n")
+            print(name, share, {key: round(row[key][0], 4) for key in figures}, flush=True)
+
+
+def decoded(decoder: Decoder, features: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([decoder(part) for part in features.split(32)])
+
+
+def features_of(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Normed features of all patches, and of the class token."""
+    patches, class_tokens = [], []
+    with torch.inference_mode():
+        for part in images.split(32):
+            patches.append(patch_features(model, part))
+            class_tokens.append(model(part))
+    return torch.cat(patches), torch.cat(class_tokens)
+
+
+Command = (
+    Annotated[Candidates, tyro.conf.subcommand("candidates")] | Annotated[HeatMaps, tyro.conf.subcommand("heat-maps")]
+)
+
+if __name__ == "__main__":
+    tyro.cli(Command).run()  # type: ignore[arg-type]

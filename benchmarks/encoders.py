@@ -1,0 +1,126 @@
+"""Does 1 - cosine of embeddings rank methods as the classifier's KL does? And how far are all methods at one cost?
+
+    python benchmarks/encoders.py --weights FOLDER --data-dir imagenet/val --json docs/results/encoders.json
+
+The two Ti classifiers without their heads, all methods at one share of the MACs, validation images. The heads are used
+for one thing only: the KL that a user of the classifier would see from the same embedding, beside it. Also a softmax
+over the channels of the embedding, which people use where there are no classes. It resumes after an interruption.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tyro
+from torch import Tensor, nn
+
+from gtp_vit import create_model
+from gtp_vit.inputs.data import DataSettings, open_images, spread_images
+from gtp_vit.measure.classes import kl_per_image
+from gtp_vit.measure.embeddings import Embeddings
+from gtp_vit.measure.evaluate import evaluate
+from gtp_vit.measure.outputs import Arrays, Figure, values
+from gtp_vit.recipes import read_recipe
+from gtp_vit.search.compare import models_of, plan
+from gtp_vit.weights import load_weights
+
+MODELS = {
+    "vit_tiny_patch16_224": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+    "deit_tiny_patch16_224": "deit_tiny_patch16_224.rounded-layernorm.safetensors",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare measures of embeddings on models whose classifier is known."""
+
+    weights: Path
+    """Folder with the two files of weights."""
+    data_dir: Path
+    """Labelled images."""
+    json: Path
+    """Written here; models that are there are not measured again."""
+    share: float = 0.65
+    """Of the encoder's MACs."""
+    images: int = 2000
+    """Evenly spread over the data set."""
+
+
+@dataclass(frozen=True, eq=False)
+class WithHead(Embeddings):
+    """Embeddings, and what two softmaxes say of them."""
+
+    figures: ClassVar[tuple[Figure, ...]] = (
+        *Embeddings.figures,
+        Figure("head_kl", "KL of the classifier"),
+        Figure("channel_kl", "KL over channels"),
+    )
+    head: nn.Module = field(default_factory=nn.Identity)
+
+    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        own = super().kept(base, found, labels, whole)
+        own["head_kl"] = values(kl_per_image(self.head(base), self.head(found)))
+        own["channel_kl"] = values(kl_per_image(base, found))
+        return own
+
+    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        found = super().per_image(kept)
+        return {
+            name: {**own, **{key: kept[name][key] for key in ("head_kl", "channel_kl")}} for name, own in found.items()
+        }
+
+
+def measure(name: str, options: Options) -> list[dict[str, Any]]:
+    whole = create_model(name)
+    load_weights(whole, options.weights / MODELS[name], name)
+    encoder = create_model(name, checkpoint=options.weights / MODELS[name], num_classes=0)
+    budget = options.share * encoder_macs(encoder)
+    plans, _ = plan(encoder, (), [budget], [read_recipe(f"{name}-{options.share}")])
+    dataset = spread_images(
+        open_images(encoder, DataSettings(options.data_dir, crop_pct=0.9, labels=False)), options.images
+    )
+    models = models_of(encoder, plans)
+    found = evaluate(models, dataset, batch_size=32, workers=1, measure=WithHead(head=whole.head.eval()))
+    rows = []
+    for plan_, score in zip(plans, found.scores, strict=True):
+        figures = {key: [each.value, each.low, each.high] for key, each in score.figures.items()}
+        settings = None if plan_.method is None else plan_.method.to_dict()
+        row = {"model": name, "method": plan_.label, "gmacs": plan_.macs / 1e9, "images": score.images}
+        rows.append({**row, "figures": figures, "settings": settings})
+    return rows
+
+
+def encoder_macs(encoder: nn.Module) -> int:
+    from gtp_vit import macs
+
+    return macs(encoder).total
+
+
+def inversions(rows: list[dict[str, Any]], figure: str) -> int:
+    """Pairs of methods that a figure puts in the other order than the classifier's KL."""
+    pairs = itertools.combinations([row["figures"] for row in rows if row["settings"] is not None], 2)
+    return sum((one["head_kl"][0] < two["head_kl"][0]) != (one[figure][0] < two[figure][0]) for one, two in pairs)
+
+
+def main() -> None:
+    options = tyro.cli(Options)
+    rows = json.loads(options.json.read_text()) if options.json.exists() else []
+    for name in MODELS:
+        if not any(row["model"] == name for row in rows):
+            rows += measure(name, options)
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        own = [row for row in rows if row["model"] == name]
+        for row in sorted(own[1:], key=lambda row: row["figures"]["head_kl"][0]):
+            shown = {key: round(each[0], 4) for key, each in row["figures"].items()}
+            print(name, f"{row['method']:20}", shown)
+        for figure in ("distance", "channel_kl"):
+            print(name, figure, "pairs in the other order than by the classifier's KL:", inversions(own, figure))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""gtp-vit embed: embeddings of all images of a folder or data set, to files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gtp_vit import __version__
+from gtp_vit.backbones.headless import remove_classifier
+from gtp_vit.cli import render
+from gtp_vit.cli.exported import ExportedFile, named_file
+from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
+from gtp_vit.cli.output import answer, check_readable
+from gtp_vit.cli.resume import ResumeFlags
+from gtp_vit.cli.source import (
+    DataFlags,
+    check_reading,
+    check_weights,
+    data_settings,
+    embedded_images,
+    make_dataset,
+    make_model,
+)
+from gtp_vit.core.backbone import Output
+from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
+from gtp_vit.engines.export import export
+from gtp_vit.engines.loaded import ExportedModel
+from gtp_vit.errors import GTPError, Incomplete, check_range
+from gtp_vit.features.contents import MANIFEST
+from gtp_vit.features.embedder import Embedder
+from gtp_vit.features.folder import Written, embed_to_folder
+from gtp_vit.features.shards import FORMATS
+from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
+from gtp_vit.inputs.libraries import public_name
+from gtp_vit.measure.identity import identity, images_identity
+from gtp_vit.methods.identity import Identity
+from gtp_vit.patch import host_of, patch
+from gtp_vit.runs import distributed
+from gtp_vit.runs.files import check_writable
+
+LARGEST_SHARD = 100_000
+
+
+@dataclass(frozen=True)
+class Embed(MethodFlags, ResumeFlags, DataFlags):
+    """Embeddings of all images of a folder, WebDataset or Hugging Face data set, to a folder of files with their names.
+
+    Of a classifier the pooled features in front of its last layer are taken, of CLIP the image embedding, of others
+    what they return. Labels are not needed. The folder gets files of safetensors or Parquet, and manifest.json, which
+    says what was embedded, by what, and which images could not be read.
+
+    An interrupted run resumes when it is started again, also with a different number of processes: nothing is lost or
+    twice, and the result is the same to the last bit. If weights, images or settings differ it is refused. Under
+    torchrun, processes share the files to write; they may be on many machines.
+
+    A file that gtp-vit export has written (.onnx, .xml) takes the place of a model and runs in its engine.
+
+    examples:
+      gtp-vit embed --output vectors
+      gtp-vit embed vit_small_patch14_dinov2 --pretrained --data-dir photos --output vectors
+      gtp-vit embed open_clip:ViT-B-32/openai --pretrained --data-dir photos --normalise --dtype float16 --output v
+      gtp-vit embed hf:facebook/dinov2-small --data-dir shards --dataset wds/ --format parquet --output vectors
+      gtp-vit embed exported/vit_tiny_patch16_224-gtp_plus-f32.onnx --data-dir photos --output vectors
+      torchrun --nproc-per-node 4 -m gtp_vit.cli.app embed vit_tiny_patch16_224 --pretrained --data-dir p --output v
+    """
+
+    output: Path | None = None
+    """Folder for the files; needed. An interrupted run resumes from there."""
+    unreduced: bool = False
+    """Leave the model as it is, for comparison."""
+    scores: bool = False
+    """Of a classifier, the scores of its classes instead of its features."""
+    patches: bool = False
+    """Features of all patches, row by row, instead of one vector for an image; those of removed tokens are restored."""
+    normalise: bool = False
+    """Scale every vector to length 1."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Of the numbers that are stored; the model computes in its own precision."""
+    format: Literal["safetensors", "parquet"] = "safetensors"
+    """Of the files. Parquet needs pyarrow: pip install 'gtp-vit[parquet]'."""
+    shard_size: int = 0
+    """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
+    most the file it was at."""
+    engine: Literal["torch", "onnxruntime", "openvino"] = "torch"
+    """Where the model runs. Engines other than torch run a file of it, which is exported first and then deleted; keep
+    one with gtp-vit export, and name it in place of the model."""
+    split: str = ""
+    """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What embeds, what is embedded, and how both are known again."""
+
+    embedder: Embedder
+    dataset: Any
+    identity: dict[str, Any]
+    title: str
+
+
+def main(words: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Embed, words)
+    written = {word.partition("=")[0] for word in words}
+    if flags.unreduced and ("--method" in written or chosen.given):
+        raise GTPError("--unreduced leaves out every method; leave it out, or the method and its settings")
+    output = flags.output
+    if output is None:
+        raise GTPError("--output is missing; give the folder to write to")
+    if output.exists() and not output.is_dir():
+        raise GTPError(f"--output is {output}, which is a file; give a folder")
+    check_range("--shard-size", flags.shard_size, 0, LARGEST_SHARD, whole=True)
+    check_reading(flags)
+    FORMATS[flags.format].check_installed()
+    flags = dataclasses.replace(flags, split=_split(flags))
+    if flags.patches and flags.scores:
+        raise GTPError("--patches and --scores are two different outputs; leave one of them out")
+    if flags.patches and flags.engine != "torch":
+        raise GTPError(f"{flags.engine} runs a model as a whole, and --patches are from inside; leave out --engine")
+    if is_exported(flags.model):
+        given = {"--engine": flags.engine != "torch", "--scores": flags.scores, "--unreduced": flags.unreduced}
+        wrong = [flag for flag, is_given in {**given, "--patches": flags.patches}.items() if is_given]
+        if wrong:
+            raise GTPError(f"{Path(flags.model).name} has its own engine, method and output; leave out {wrong[0]}")
+    elif flags.engine != "torch":
+        check_precision(ENGINES[flags.engine], "f32")
+        if flags.device != "cpu":
+            raise GTPError(f"--device is {flags.device}; {flags.engine} runs on a CPU here, leave it out")
+    if not is_exported(flags.model):
+        check_weights(flags)
+    with distributed.group():
+        _embed(flags, output, chosen, words)
+
+
+def _split(flags: Embed) -> str:
+    """The split as timm wants it."""
+    if flags.split or not flags.dataset.startswith(("wds/", "hfds/", "hfids/")):
+        return flags.split
+    if flags.dataset.startswith("wds/"):
+        return "*.tar"
+    raise GTPError(f"which split of {flags.dataset}? Give --split, e.g. train or validation")
+
+
+def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> None:
+    """Embed in all processes; only the first one prints."""
+    check_writable(output / MANIFEST)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(
+            _from_file(flags, named_file(flags, chosen, words))
+            if is_exported(flags.model)
+            else _from_model(flags, chosen)
+        )
+        wanted = flags.shard_size or (128 if flags.patches else 4096)
+        shard_size = -(-wanted // flags.batch_size) * flags.batch_size
+        _warn_of_idle_processes(source.dataset, shard_size)
+        first = distributed.is_first()
+        progress = stack.enter_context(render.progress("embedding", "{task.fields[best]}")) if first else None
+        found = embed_to_folder(
+            output,
+            source.embedder,
+            source.dataset,
+            source.identity,
+            form=flags.format,
+            batch_size=flags.batch_size,
+            shard_size=shard_size,
+            workers=flags.workers,
+            restart=flags.restart,
+            progress=None
+            if progress is None
+            else lambda done, total, rate: progress(done, total, best=f"{rate:.1f} images/s"),
+        )
+    if found is not None:
+        _answer(flags, source, found)
+
+
+@contextlib.contextmanager
+def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
+    """A model, reduced or not, in torch or exported to an engine for a while."""
+    model = make_model(flags)
+    if not flags.scores:
+        remove_classifier(model)
+    method = None if flags.unreduced else chosen.for_model(model)
+    if flags.patches and method is None:
+        method = Identity()
+    runs = model if method is None else patch(model, method, restore=flags.patches)
+    output = None if flags.patches else host_of(model).output
+    embedder = Embedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
+    dataset = make_dataset(flags, model, labels=False)
+    own = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
+    known = identity(public_name(flags.model), {"": runs}, dataset, **own)
+    title = f"{public_name(flags.model)} {'unreduced' if method is None else f'with {method}'}"
+    with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
+        if flags.engine != "torch":
+            engine = ENGINES[flags.engine]
+            known["engine"] = {"name": engine.name, **engine.versions()}
+            path = Path(folder) / f"model{engine.suffix}"
+            export(runs, path)
+            runs = ExportedModel(path, "f32", flags.threads)
+            embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
+        yield Source(embedder, dataset, known, title)
+
+
+@contextlib.contextmanager
+def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
+    """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
+    about = file.about
+    check_precision(engine_of(file.path), about["precision"])
+    runs = ExportedModel(file.path, about["precision"], flags.threads)
+    output = Output(about["output"]["kind"], about["output"]["width"])
+    embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
+    dataset = _images_for(dataclasses.replace(flags, model=about["model"]), file)
+    known = {
+        "version": __version__,
+        "model": about["model"],
+        "weights": about["weights"]["fingerprint"],
+        **file.settings(),
+        **images_identity(dataset),
+    }
+    yield Source(embedder, dataset, known, file.path.name)
+
+
+def _images_for(flags: Embed, file: ExportedFile) -> InMemory | ImageFiles | ImageStream:
+    """The images of the flags, prepared as an exported file says."""
+    import timm.data
+
+    own = embedded_images(flags)
+    if own is not None:
+        count = flags.limit or len(own)
+        return InMemory(own.images[:count], own.labels[:count])
+    stored = file.about["input"]
+    if "mean" not in stored or "std" not in stored:
+        raise GTPError(
+            f"{file.path.name} does not say how its images are prepared in words that timm knows; name the model it "
+            f"was made from instead, with --engine {engine_of(file.path).name}"
+        )
+    shape = (stored["channels"], *stored["size"])
+    changes = {name: value for name in ("crop_pct", "interpolation") if (value := getattr(flags, name))}
+    config = timm.data.resolve_data_config(changes, pretrained_cfg={**stored, "input_size": shape})
+    return open_pictures(data_settings(flags, labels=False), make_transform(config), shape)
+
+
+def _warn_of_idle_processes(dataset: Any, shard_size: int) -> None:
+    rank, processes = distributed.share()
+    shards = -(-len(dataset) // shard_size) if hasattr(dataset, "__len__") else processes
+    if rank == 0 and shards < processes:
+        warnings.warn(
+            f"{len(dataset)} images make {shards} files of {shard_size}, so {processes - shards} of {processes} "
+            "processes have nothing to do; give a smaller --shard-size, and a --batch-size that is not larger",
+            stacklevel=2,
+        )
+
+
+def _answer(flags: Embed, source: Source, found: Written) -> None:
+    """Say what was written; the exit code says whether something is missing."""
+    manifest = found.manifest
+    rate = f"{found.images / found.seconds:.1f}" if found.images else "-"
+    columns = ["embedding", "images", "embedded", "files", "new", "images/s"]
+    counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), found.images]
+    row = [f"{source.embedder.kind}, {flags.dtype}", *map(str, counts), rate]
+    text = f"Written: {found.folder / MANIFEST} and {len(manifest['shards'])} files beside it"
+    result = {"flags": flags, "seconds": found.seconds, "new": found.images, "manifest": manifest}
+    answer(flags, result, (source.title, columns, [row]), text=text)
+    if found.not_finite:
+        names = "; ".join(found.not_finite[:5])
+        more = f"; {len(found.unreadable)} of the images could not be read" if found.unreadable else ""
+        raise Incomplete(
+            f"{len(found.not_finite)} of the images have no finite embedding and were left out: {names}{more}"
+        )
+    check_readable(found.unreadable)

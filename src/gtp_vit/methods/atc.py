@@ -1,0 +1,170 @@
+"""ATC: agglomerative token clustering. In each layer the two nearest clusters of tokens join, again and again, until as
+many are left as the schedule says; distances to a cluster follow from those to its members.
+
+Shapes: B batch, M image tokens, K kept, P removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import (
+    Pairs,
+    average,
+    averaging_macs,
+    check_weighted_pool,
+    mean_keys,
+    weighted_for_pool,
+)
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.kernels import Operator, Ops, checks, native
+from gtp_vit.tensors import exporting, full_precision, split
+
+Linkage = Literal["average", "complete", "single"]
+LINKAGES = get_args(Linkage)
+Variant = Literal["exact", "original"]
+NOWHERE = 4.0  # the distance of tokens that are NaN; that of opposite ones is 2
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ATC(Method):
+    """Cluster the tokens of each layer by their keys, joining the two nearest clusters until enough are gone."""
+
+    name: ClassVar[str] = "atc"
+    source: ClassVar[Source] = Source("arXiv 2409.11923 (ECCV 2024)", "JoakimHaurum/ATC", "MIT")
+    exportable: ClassVar[bool] = False
+    asks: ClassVar[str] = "keys"
+    schedule: ClassVar[str | None] = "r"
+
+    r: Schedule = 8
+    """Tokens that go in each layer: a number, one a layer, or a named schedule. The original's for DeiT models is
+    "powers:0.7:3:6:9"."""
+    linkage: Linkage = "average"
+    """The distance of two clusters: the mean, the largest (complete) or the smallest (single) of their members'."""
+    variant: Variant = "exact"
+    """Remove exactly r tokens, or r - 1, as the original does off the shelf."""
+    prop_attn: bool = True
+    """Let attention favour large tokens by log size; the original does not for MAE and, by default, for DeiT models."""
+    by_size: bool = True
+    """Weigh tokens by their size in later means; the original's DeiT models do not if prop_attn is off."""
+    weighted_pool: bool = False
+    """Weigh tokens by their size where the head averages them, as the original does for MAE."""
+
+    def build(self, vit: VitInfo) -> ATCReducer:
+        check_name("linkage", self.linkage, LINKAGES)
+        check_name("variant", self.variant, get_args(Variant))
+        if not self.by_size and (self.prop_attn or self.weighted_pool):
+            raise BadSetting("by_size=False keeps no sizes; switch prop_attn and weighted_pool off as well")
+        if self.weighted_pool:
+            check_weighted_pool(vit)
+        return ATCReducer(self, vit)
+
+
+class ATCReducer(Reducer):
+    """ATC in a forward pass. A cluster takes the place of its first token."""
+
+    drops_patches = False
+
+    def __init__(self, method: ATC, vit: VitInfo) -> None:
+        super().__init__(vit, method)
+        self.plan = self.removals(vit.grid)
+        self.ask_keys = Ask(frozenset({"keys"}))
+
+    def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
+        plan = super().removals(grid)
+        return tuple(max(number - 1, 0) for number in plan) if self.method.variant == "original" else plan
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        if not self.removals_of(tokens)[layer]:
+            return None
+        if exporting():
+            raise BadSetting(
+                "ATC joins clusters one after the other, a loop that engines do not have, and cannot be exported; "
+                "use ToMe or GTP+, or run the model in torch"
+            )
+        return self.ask_keys
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        removed = self.removals_of(tokens)[layer]
+        if removed == 0:
+            return tokens
+        with torch.no_grad():
+            metric = mean_keys(stats)
+            with full_precision(metric):
+                unit = F.normalize(metric, dim=-1, eps=1e-12)
+                apart = 1 - unit @ unit.transpose(1, 2)
+            pairs = Pairs(*cluster(tokens.ops, apart, removed, LINKAGES.index(self.method.linkage)))
+            weights, retain, size = average(pairs, tokens.sizes)
+        merged = tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+        return merged if self.method.by_size else merged.but(size=None)
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return tokens.key_sizes if self.method.prop_attn else None
+
+    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        x = norm(tokens.x)
+        return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        acting = [step for step in steps[:layers] if step.keys > step.after]
+        return sum(step.keys**2 * self.vit.head_dim + averaging_macs(self.vit, step) for step in acting)
+
+
+def join_nearest(distance: Tensor, removed: int, linkage: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Clusters of tokens, after the nearest two have joined `removed` times.
+
+    Args:
+        distance: of each pair of tokens, [B, M, M], symmetric; computed with in float64.
+        removed: how often two clusters join.
+        linkage: the distance of clusters: 0 mean, 1 largest, 2 smallest of their members'. Of equal distances the
+            pair whose first tokens come first counts.
+
+    Returns:
+        The first token of each cluster, [B, K]; the other tokens, [B, P]; and the place of each of these among the
+        first ones, [B, P].
+    """
+    batch, count, _ = distance.shape
+    apart = distance.detach().double().nan_to_num(nan=NOWHERE)
+    apart = apart.masked_fill(torch.eye(count, dtype=torch.bool, device=distance.device), torch.inf)
+    size = torch.ones(batch, count, dtype=torch.float64, device=distance.device)
+    places = torch.arange(count, device=distance.device).expand(batch, -1)
+    owner = places
+    for _ in range(removed):
+        place = apart.flatten(1).argmin(dim=1, keepdim=True)
+        first, second = place // count, place % count  # [B, 1], the first of them before the second
+        both = torch.cat([first, second], dim=1)
+        rows = apart.gather(1, both.unsqueeze(2).expand(-1, -1, count))
+        if linkage == 0:
+            sizes = size.gather(1, both)
+            joined = (rows * sizes.unsqueeze(2)).sum(dim=1) / sizes.sum(dim=1, keepdim=True)
+        else:
+            joined = rows.amax(dim=1) if linkage == 1 else rows.amin(dim=1)
+        joined = joined.scatter(1, both, torch.inf)
+        new = torch.stack([joined, torch.full_like(joined, torch.inf)], dim=1)
+        apart = apart.scatter(1, both.unsqueeze(2).expand_as(new), new)
+        apart = apart.scatter(2, both.unsqueeze(1).expand(-1, count, -1), new.transpose(1, 2))
+        size = size.scatter_add(1, first, size.gather(1, second))
+        owner = torch.where(owner == second, first, owner)
+    kept, gone = split((owner == places).float(), removed)
+    slot = torch.zeros_like(owner).scatter(1, kept, places[:, : kept.shape[1]])
+    return kept, gone, slot.gather(1, owner.gather(1, gone))
+
+
+cluster: Operator[tuple[Tensor, Tensor, Tensor]] = Operator(
+    "cluster",
+    join_nearest,
+    {Ops.NATIVE: native.cluster},
+    check=checks.check_cluster,
+    fits=checks.fits_cluster,
+    fake=native.cluster_results,
+)

@@ -1,0 +1,272 @@
+"""MCTF: multi-criteria token fusion. Similar, unimportant and small tokens attract each other and merge.
+
+It merges before the attention of a block, on the map of that same block ("one step ahead"): queries, keys and map are
+computed for all tokens, values and all that follows only for those that are left. A token's importance is the mean of
+its column of the map, over all queries. Merging goes both ways between the tokens at even and at odd places, with the
+same attractions, so a token may move on with the one it has been merged into.
+
+Settings, the forward pass, then its steps.
+
+Shapes: B batch, H heads, N tokens, M image tokens, K kept, P merged, A and B' tokens at even and odd places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import Pairs, average, averaging_macs, halves
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule, spread
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import check_name, check_range
+from gtp_vit.kernels import twins
+from gtp_vit.tensors import behind_prefix, full_precision, in_order, largest_first, select_rows
+
+Pooling = Literal["importance", "size", "max", "mean"]
+FEWEST = 9  # image tokens that always stay: the original's 10 with the class token
+
+
+def fusible(tokens: int) -> int:
+    """How many of these tokens can merge: at most half, and not the last nine."""
+    return max(min(tokens // 2, tokens - FEWEST), 0)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MCTF(Method):
+    """Merge tokens that are similar, unimportant and small, judged by the attention that is about to use them."""
+
+    name: ClassVar[str] = "mctf"
+    source: ClassVar[Source] = Source("arXiv 2403.10030 (CVPR 2024)", "mlvlab/MCTF", "MIT")
+    asks: ClassVar[str] = "the whole map; column sums with one_step_ahead=0"
+    schedule: ClassVar[str | None] = "r"
+    at_most: ClassVar[Callable[[int], int] | None] = fusible
+
+    r: Schedule = "from:1:16"
+    """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens, and
+    nine stay. The original's fast setting, r = 0.35 in three layers, is "keep:0.65:3:6:9"."""
+    one_step_ahead: int = 1
+    """1: merge before attention, by its map, and merge the map; 2: compute the map again; 0: merge after the MLP."""
+    tau_sim: float = 1.0
+    """Attraction is similarity to the power 1 / tau_sim, times the next two; 0 leaves a factor out."""
+    tau_info: float = 20.0
+    """The inverse importance of both tokens to the power 1 / tau_info."""
+    tau_size: float = 40.0
+    """The inverse size of both tokens to the power 1 / tau_size."""
+    bidirectional: bool = True
+    """Merge half of the tokens from even into odd places, then half from odd into even ones; else all of the former."""
+    pooling: Pooling = "importance"
+    """What merged tokens become: their mean weighted by importance times size, or by size, their plain mean, or the
+    largest of their features, channel by channel."""
+    prop_attn: bool = True
+    """Let attention favour large tokens by log size."""
+
+    def build(self, vit: VitInfo) -> MCTFReducer:
+        check_range("one_step_ahead", self.one_step_ahead, 0, 2, whole=True)
+        for name in ("tau_sim", "tau_info", "tau_size"):
+            check_range(name, getattr(self, name), 0, 1000)
+        check_name("pooling", self.pooling, get_args(Pooling))
+        return MCTFReducer(self, vit)
+
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> MCTF:
+        """The same number in every layer but the first; and but the last, where merging would only cost."""
+        last = int(not vit.head_reads_image_tokens and vit.depth > 2)
+        layers = max(vit.depth - 1 - last, 1)
+        plan = spread(strength, layers, vit.image_tokens)
+        plan = (plan,) * layers if isinstance(plan, int) else plan
+        return cls(r=(*(0,) * (vit.depth - layers - last), *plan, *(0,) * last))
+
+
+class MCTFReducer(Reducer):
+    """MCTF in a forward pass. Tokens that stay come first from even places, then from odd ones by their attraction."""
+
+    drops_patches = False
+
+    def __init__(self, method: MCTF, vit: VitInfo) -> None:
+        super().__init__(vit, method)
+        self.plan = self.removals(vit.grid)
+        self.asks = Ask(look=True) if method.one_step_ahead else Ask(frozenset({"column_sums"}), heads="mean")
+
+    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+        found, ahead = [], self.method.one_step_ahead
+        for step in super().steps(grid):
+            if step.keys == step.after:
+                found.append(step)
+            elif ahead == 0:
+                found.append(Step(step.keys, step.keys, step.keys, step.after))
+            else:
+                found.append(Step(*(step.after,) * 4, looked=step.keys, again=ahead == 2))
+        return tuple(found)
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.asks if self.removals_of(tokens)[layer] else None
+
+    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Seen | None]:
+        with torch.no_grad():
+            importance = probs.mean(dim=(1, 2))[:, tokens.prefix :].float()
+            pairs, shares = self._choose(layer, tokens, importance)
+        merged = self._merge(tokens, pairs, *shares)
+        return merged, None if self.method.one_step_ahead == 2 else Seen(probs, tokens.prefix, pairs, *shares[:2])
+
+    def weigh(self, seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+        return by_largest_rows(seen, v, queries) if self.method.pooling == "max" else by_merged_map(seen, v, queries)
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        """With one_step_ahead=0: importance is known now, and tokens merge after the MLP."""
+        return tokens.but(carry=stats.column_sums)
+
+    def after(self, layer: int, tokens: Tokens) -> Tokens:
+        if tokens.carry is None:
+            return tokens
+        with torch.no_grad():
+            pairs, shares = self._choose(layer, tokens, tokens.carry)
+        return self._merge(tokens.but(carry=None), pairs, *shares)
+
+    def _choose(self, layer: int, tokens: Tokens, importance: Tensor) -> tuple[Pairs, tuple[Tensor, Tensor, Tensor]]:
+        """Which tokens merge, and how much of each: weights [B, K, P] and [B, K], and sizes afterwards, [B, K]."""
+        importance, method = importance.clamp(min=1e-12), self.method
+        factor = torch.ones_like(importance)
+        if method.tau_info:
+            factor = factor * importance.pow(-1 / method.tau_info)
+        if method.tau_size and tokens.size is not None:
+            factor = factor * tokens.size.pow(-1 / method.tau_size)
+        removed = self.removals_of(tokens)[layer]
+        pairs = match_both_ways(tokens.image, factor, method.tau_sim, tokens.prefix, removed, method.bidirectional)
+        weights, retain, size = average(pairs, tokens.sizes)
+        if method.pooling == "importance":
+            weights, retain, _ = average(pairs, importance * tokens.sizes)
+        elif method.pooling != "size":
+            weights, retain, _ = average(pairs, torch.ones_like(importance))
+        return pairs, (weights, retain, size)
+
+    def _merge(self, tokens: Tokens, pairs: Pairs, weights: Tensor, retain: Tensor, size: Tensor) -> Tokens:
+        merged = tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+        return merged.but(x=largest(tokens.x, tokens.prefix, pairs)) if self.method.pooling == "max" else merged
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return tokens.key_sizes if self.method.prop_attn else None
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        total, ahead = 0, self.method.one_step_ahead > 0
+        for step in steps if ahead else steps[:layers]:  # merging before attention matters in a shortened block, too
+            before = step.looked if ahead else step.keys
+            if before > step.after:
+                total += halves(self.vit, before) * self.vit.dim
+                total += averaging_macs(self.vit, step._replace(keys=before))
+                total += self._reused_map(step, short=step is steps[-1] and layers < len(steps))
+        return total
+
+    def _reused_map(self, step: Step, *, short: bool) -> int:
+        """What reusing a map costs: its product with the values is of all tokens."""
+        if step.again or self.method.pooling == "max":
+            return 0
+        width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.looked - step.after
+        if short:
+            return prefix * removed * width
+        before, after = prefix + step.looked, prefix + step.after
+        return (before**2 - after**2) * width
+
+
+def match_both_ways(image: Tensor, factor: Tensor, tau_sim: float, prefix: int, r: int, bidirectional: bool) -> Pairs:
+    """The r image tokens that merge, and into which.
+
+    Args:
+        image: features of the image tokens, [B, M, C].
+        factor: of each token, [B, M]: attraction is the product of both factors and the similarity.
+        tau_sim: the similarity (cosine + 1) / 2 has the power 1 / tau_sim; 0 = it is left out.
+        prefix: tokens before them, which shift even and odd and never merge.
+        r: how many tokens merge.
+        bidirectional: half of them go from even to odd places, and then half from odd to even; else all the former.
+    """
+    places = torch.arange(image.shape[1], device=image.device)
+    even, odd = slice(prefix % 2, None, 2), slice(1 - prefix % 2, None, 2)
+    attraction = factor[:, even].unsqueeze(2) * factor[:, odd].unsqueeze(1)  # [B, A, B']
+    if tau_sim:
+        with full_precision(image):
+            unit = F.normalize(image.float(), dim=-1, eps=1e-12)
+            similarity = ((unit[:, even] @ unit[:, odd].transpose(1, 2) + 1) / 2).clamp(min=0)
+        attraction = attraction * (similarity if tau_sim == 1 else similarity.pow(1 / tau_sim))
+    forth = r // 2 if bidirectional else r
+    best, partner = attraction.max(dim=2)
+    order = largest_first(best)
+    gone, stay = order[:, :forth], in_order(order[:, forth:])
+    count, others = stay.shape[1], attraction.shape[2]
+    if not bidirectional:
+        kept = torch.cat([places[even][stay], places[odd].expand(image.shape[0], -1)], dim=1)
+        return Pairs(kept, places[even][gone], partner.gather(1, gone) + count)
+    best_back, partner_back = select_rows(attraction, stay).max(dim=1)  # [B, B']
+    order = largest_first(best_back)
+    gone_back, stay_back = order[:, : r - forth], order[:, r - forth :]
+    receivers = partner_back.gather(1, gone_back)
+    # Where the tokens at odd places are afterwards: those that went there go on with them.
+    along = torch.arange(count, count + stay_back.shape[1], device=image.device).expand_as(stay_back)
+    place = torch.zeros_like(partner_back).scatter(1, stay_back, along).scatter(1, gone_back, receivers)
+    assert place.shape[1] == others
+    return Pairs(
+        kept=torch.cat([places[even][stay], places[odd][stay_back]], dim=1),
+        gone=torch.cat([places[even][gone], places[odd][gone_back]], dim=1),
+        target=torch.cat([place.gather(1, partner.gather(1, gone)), receivers], dim=1),
+    )
+
+
+class Seen(NamedTuple):
+    """A map, and how its tokens have merged since."""
+
+    probs: Tensor  # [B, H, N, N]
+    prefix: int
+    pairs: Pairs
+    weights: Tensor  # [B, K, P]: what each kept token takes of each that goes
+    retain: Tensor  # [B, K]: what it keeps of itself
+
+
+def by_merged_map(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+    """The output of attention, [B, Q, H D], by a map whose columns are summed over groups and whose rows are averaged.
+
+    Neither is done to the map, which is large: summing columns is to give each old token the value of its group, and
+    averaging rows is to average outputs.
+    """
+    probs, prefix, pairs, weights, retain = seen
+    values = v.gather(2, _places(pairs, prefix)[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3]))
+    if queries is not None:  # of prefix tokens, which do not merge
+        return twins.weigh(probs[:, :, :queries], values)
+    out = twins.weigh(probs, values)
+    own = select_rows(out, behind_prefix(pairs.kept, prefix)) * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(2).to(
+        out
+    )
+    # Each token that goes is in one row of the weights: additions, where a product would count as work.
+    given = select_rows(out, pairs.gone + prefix) * weights.sum(dim=1).unsqueeze(2).to(out)
+    return own.scatter_add(1, (pairs.target + prefix).unsqueeze(2).expand_as(given), given)
+
+
+def by_largest_rows(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+    """The same with the largest of a group's rows, entry by entry, in place of their average."""
+    probs, prefix, pairs, _, _ = seen
+    places = _places(pairs, prefix)[:, None, None].expand(-1, *probs.shape[1:3], -1)
+    columns = probs.new_zeros(*probs.shape[:3], v.shape[2]).scatter_add(3, places, probs)
+    rows = largest(columns.transpose(1, 2).flatten(2), prefix, pairs).unflatten(2, (probs.shape[1], -1)).transpose(1, 2)
+    return twins.weigh(rows[:, :, :queries], v)
+
+
+def _places(pairs: Pairs, prefix: int) -> Tensor:
+    """For each token, prefix tokens included, its place or that of its group among those that are left, [B, N]."""
+    kept, count = pairs.kept, pairs.kept.shape[1] + pairs.gone.shape[1]
+    own = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
+    place = kept.new_zeros(kept.shape[0], count).scatter(1, kept, own).scatter(1, pairs.gone, pairs.target)
+    return behind_prefix(place, prefix)
+
+
+def largest(values: Tensor, prefix: int, pairs: Pairs) -> Tensor:
+    """Kept rows of `values` [B, N, D], each the largest of its group entry by entry; the prefix as it is."""
+    found = select_rows(values, behind_prefix(pairs.kept, prefix))
+    for number in range(pairs.gone.shape[1]):  # engines have no maximum by index
+        place = (pairs.target[:, number : number + 1] + prefix).unsqueeze(2).expand(-1, -1, values.shape[2])
+        offered = select_rows(values, pairs.gone[:, number : number + 1] + prefix)
+        found = found.scatter(1, place, torch.maximum(found.gather(1, place), offered))
+    return found

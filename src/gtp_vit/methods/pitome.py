@@ -1,0 +1,154 @@
+"""PiToMe: tokens in large groups of similar ones have a high energy and may merge; isolated ones are protected.
+
+The energy of a token is the mean of ELU(cosine - margin) over all tokens, so only those within the margin count. The
+margin shrinks from layer to layer. In energy mode the 2 r tokens of the highest energy are paired; in bsm mode all
+tokens are, ranked by energy, and the r most similar pairs merge.
+
+Shapes: B batch, M image tokens, r merged pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import (
+    Pairs,
+    average,
+    averaging_macs,
+    check_weighted_pool,
+    mean_keys,
+    mergeable,
+    weighted_for_pool,
+)
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule, share_at
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import check_name, check_range
+from gtp_vit.tensors import full_precision, largest_first, select_rows
+
+Modes = Literal["bsm_first", "energy_first", "bsm", "energy"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PiToMe(Method):
+    """Merge tokens that many others resemble, and protect those that few do."""
+
+    name: ClassVar[str] = "pitome"
+    source: ClassVar[Source] = Source("arXiv 2405.16148 (NeurIPS 2024)", "hchautran/PiToMe", "CC-BY-NC-4.0")
+    asks: ClassVar[str] = "keys"
+    schedule: ClassVar[str | None] = "r"
+    at_most: ClassVar[Callable[[int], int] | None] = mergeable
+
+    r: Schedule = "ratio:0.9125"
+    """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens. The
+    original keeps the same share in every layer, "ratio:0.95"."""
+    modes: Modes = "bsm_first"
+    """Which layers use which mode: bsm in the first half and energy in the second, as the original for DeiT, the other
+    way round, as it does for MAE, or one of them in all."""
+    margin: float = 0.75
+    """The first layer's margin; the original's is 0.95 or 0.9 for CLIP."""
+    margin_falls: float | None = None
+    """How far the margin falls, evenly, from the first layer to one behind the last; None = to 0."""
+    prop_attn: bool = False
+    """Let attention favour large tokens by log size; the original does not."""
+    weighted_pool: bool = False
+    """Weigh tokens by their size where the head averages them, as the original does for MAE."""
+
+    def build(self, vit: VitInfo) -> PiToMeReducer:
+        check_name("modes", self.modes, get_args(Modes))
+        check_range("margin", self.margin, -1, 1)
+        if self.margin_falls is not None:
+            check_range("margin_falls", self.margin_falls, 0, 2)
+        if self.weighted_pool:
+            check_weighted_pool(vit)
+        return PiToMeReducer(self, vit)
+
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> PiToMe:
+        """Settings that keep the same share in every layer, rounded so that more strength never leaves more tokens."""
+        rate, left, plan = share_at(strength), vit.image_tokens, []
+        for layer in range(vit.depth):
+            after = max(math.ceil(vit.image_tokens * rate ** (layer + 1)), left - mergeable(left))
+            plan.append(left - after)
+            left = after
+        return cls(r=tuple(plan))
+
+
+class PiToMeReducer(Reducer):
+    """PiToMe in a forward pass."""
+
+    drops_patches = False
+
+    def __init__(self, method: PiToMe, vit: VitInfo) -> None:
+        super().__init__(vit, method)
+        self.plan = self.removals(vit.grid)
+        half = (vit.depth + 1) // 2
+        by_name = {
+            "bsm_first": (True, False),
+            "energy_first": (False, True),
+            "bsm": (True,) * 2,
+            "energy": (False,) * 2,
+        }
+        first, second = by_name[method.modes]
+        self.bsm = (first,) * half + (second,) * (vit.depth - half)
+        falls = method.margin if method.margin_falls is None else method.margin_falls
+        self.margins = tuple(method.margin - falls * layer / vit.depth for layer in range(vit.depth))
+        self.ask_keys = Ask(frozenset({"keys"}))
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_keys if self.removals_of(tokens)[layer] else None
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        removed = self.removals_of(tokens)[layer]
+        if removed == 0:
+            return tokens
+        with torch.no_grad():
+            pairs = match_by_energy(mean_keys(stats), removed, self.margins[layer], bsm=self.bsm[layer])
+            weights, retain, size = average(pairs, tokens.sizes)
+        return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return tokens.key_sizes if self.method.prop_attn else None
+
+    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        x = norm(tokens.x)
+        return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        acting = [step for step in steps[:layers] if step.keys > step.after]
+        return sum(step.keys**2 * self.vit.head_dim + averaging_macs(self.vit, step) for step in acting)
+
+
+def match_by_energy(metric: Tensor, r: int, margin: float, *, bsm: bool) -> Pairs:
+    """The pairs that merge, of image tokens with the features `metric` [B, M, D].
+
+    Args:
+        metric: features that similarity is computed from.
+        r: pairs to merge.
+        margin: cosines below it hardly count for the energy.
+        bsm: pair all tokens and merge the r most similar pairs; else pair the 2 r tokens of the highest energy.
+    """
+    with full_precision(metric):
+        unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
+        similarity = unit @ unit.transpose(1, 2)
+        energy = F.elu(similarity - margin).mean(dim=2)
+    order = largest_first(energy)
+    paired = order if bsm else order[:, : 2 * r]
+    first, second = paired[:, 0::2], paired[:, 1::2]
+    offered = select_rows(similarity, first).gather(2, second.unsqueeze(1).expand(-1, first.shape[1], -1))
+    best, partner = offered.max(dim=2)
+    if not bsm:
+        protected = order[:, 2 * r :]
+        return Pairs(torch.cat([protected, second], dim=1), first, partner + protected.shape[1])
+    ranked = largest_first(best)
+    gone, rest = ranked[:, :r], ranked[:, r:]
+    kept = torch.cat([first.gather(1, rest), second], dim=1)
+    return Pairs(kept, first.gather(1, gone), partner.gather(1, gone) + rest.shape[1])

@@ -1,0 +1,114 @@
+"""ToFu: token fusion. ToMe's pairs, but early layers drop a pair's first token, and late layers average the two and
+bring the mean to the largest of their norms.
+
+Early MLPs are far from linear, says the paper: between two tokens there may be nothing they know. It has no released
+code, and PiToMe's and OpenToMe's "ToFu" is a different one, here `variant="pitome"`.
+
+Shapes: B batch, M image tokens, K kept, r merged pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.merging import Pairs, average, halves, match, matching_macs, mean_keys, mergeable
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.tensors import full_precision
+
+Variant = Literal["paper", "pitome"]
+Norm = Literal["mlerp", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ToFu(Method):
+    """Drop the most similar tokens in early layers, merge them in late ones without losing their norm."""
+
+    name: ClassVar[str] = "tofu"
+    source: ClassVar[Source] = Source("arXiv 2312.01026 (WACV 2024)", "none released", "none")
+    asks: ClassVar[str] = "keys"
+    schedule: ClassVar[str | None] = "r"
+    at_most: ClassVar[Callable[[int], int] | None] = mergeable
+
+    r: Schedule = 8
+    """Tokens removed in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
+    split: int | None = None
+    """The first layer that merges, those before it drop; None = half of the depth, as the paper, or one more with
+    `variant="pitome"`."""
+    norm: Norm = "mlerp"
+    """What merged tokens become: their mean brought to the largest norm, or the plain mean."""
+    variant: Variant = "paper"
+    """As the paper describes it, or as PiToMe's repository does: its mean is divided by the receiver's old norm, not by
+    its own."""
+    sizes: bool = False
+    """Average by size and let attention favour large tokens, in the layers that merge; the paper does not say."""
+
+    def build(self, vit: VitInfo) -> ToFuReducer:
+        check_name("variant", self.variant, get_args(Variant))
+        check_name("norm", self.norm, get_args(Norm))
+        if self.split is not None:
+            check_range("split", self.split, 0, vit.depth, whole=True)
+        if self.sizes and self.variant == "pitome":
+            raise BadSetting("variant='pitome' keeps no sizes; leave out sizes, or use variant='paper'")
+        return ToFuReducer(self, vit)
+
+
+class ToFuReducer(Reducer):
+    """ToFu in a forward pass."""
+
+    def __init__(self, method: ToFu, vit: VitInfo) -> None:
+        super().__init__(vit, method)
+        self.plan = self.removals(vit.grid)
+        self.split = vit.depth // 2 + (method.variant == "pitome") if method.split is None else method.split
+        self.drops_patches = self.split > 0
+        self.ask_keys = Ask(frozenset({"keys"}))
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_keys if self.removals_of(tokens)[layer] else None
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        removed = self.removals_of(tokens)[layer]
+        if removed == 0:
+            return tokens
+        with torch.no_grad():
+            pairs = match(mean_keys(stats), tokens.prefix, removed, self.vit.class_token)
+        if layer < self.split:
+            return tokens.keep(pairs.kept)
+        with torch.no_grad():
+            weights, retain, size = average(pairs, tokens.sizes)
+        merged = tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+        merged = merged if self.method.sizes else merged.but(size=None)
+        return merged if self.method.norm == "mean" else self._lengthened(tokens, merged, pairs)
+
+    def _lengthened(self, before: Tokens, merged: Tokens, pairs: Pairs) -> Tokens:
+        """Merged tokens brought to the largest norm of those they were merged from; the others as they are."""
+        with torch.no_grad(), full_precision(before.x):
+            length = before.image.float().norm(dim=2)
+            own, gone = length.gather(1, pairs.kept), length.gather(1, pairs.gone)
+            # [B, K, r]: a product with zeros and ones, as engines have no maximum by index
+            places = torch.arange(pairs.kept.shape[1], device=own.device).unsqueeze(1)
+            visits = pairs.target.unsqueeze(1) == places
+            longest = torch.maximum(own, (visits * gone.unsqueeze(1)).amax(dim=2))
+            below = own if self.method.variant == "pitome" else merged.image.float().norm(dim=2)
+            factor = torch.where(visits.any(dim=2), longest / below.clamp(min=1e-12), 1.0)
+        image = merged.image * factor.unsqueeze(2).to(merged.x.dtype)
+        return merged.but(x=torch.cat([merged.x[:, : merged.prefix], image], dim=1))
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return tokens.key_sizes
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        total = 0
+        for layer, step in enumerate(steps[:layers]):
+            if step.keys > step.after:
+                merges = layer >= self.split
+                total += matching_macs(self.vit, step) if merges else halves(self.vit, step.keys) * self.vit.head_dim
+        return total
