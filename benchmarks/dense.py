@@ -32,7 +32,6 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.inputs.data import DataSettings, first_images, open_images, spread_images
-from gtp_vit.measure.dense import patch_features
 from gtp_vit.measure.evaluate import bootstrap
 from gtp_vit.methods import METHODS
 from gtp_vit.patch import host_of
@@ -181,7 +180,7 @@ class Candidates:
     weights: Path
     images: Path
     json: Path
-    count: int = 64
+    count: int = 48
     methods: tuple[str, ...] = ("gtp_plus", "tome", "gtp", "evit", "diffrate", "dynamicvit")
 
     def run(self) -> None:
@@ -212,7 +211,7 @@ class HeatMaps:
     weights: Path
     images: Path
     json: Path
-    count: int = 400
+    count: int = 100
     recipes: tuple[str, ...] = ()
     """Recipes to measure as well."""
     methods: tuple[str, ...] = ()
@@ -255,13 +254,10 @@ def decoded(decoder: Decoder, features: Tensor) -> Tensor:
 
 
 def features_of(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Normed features of all patches, and of the class token."""
-    patches, class_tokens = [], []
+    """Normed features of all patches, and of the class token, which is what the model returns."""
     with torch.inference_mode():
-        for part in images.split(32):
-            patches.append(patch_features(model, part))
-            class_tokens.append(model(part))
-    return torch.cat(patches), torch.cat(class_tokens)
+        features = torch.cat([model.forward_features(part) for part in images.split(32)])
+    return features[:, 1:], features[:, 0]
 
 
 Command = (

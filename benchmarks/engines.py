@@ -6,13 +6,15 @@
 
 speed: unreduced, GTP+ with the deploy schedule and slicing with the same one, all in the engine, and eager torch; in
 turns in one process, so that only ratios matter. damage: KL to the unreduced float model of GTP+ alone, of 8 bits alone
-and of both. equality: the largest difference to torch of every method on a tiny model of every family, in both engines.
+and of both. equality: the largest difference to torch, and images for which other tokens are kept, of every method on a
+tiny model of every family, in both engines; takes an hour or two, and goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -24,15 +26,19 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import tyro
+from torch import Tensor
 
-from gtp_vit import METHODS, create_model, make_method, patch
-from gtp_vit.engines import ENGINES
+import gtp_vit
+from gtp_vit import METHODS, GTPError, create_model, make_method, patch
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.engines import ENGINES, program
 from gtp_vit.engines.export import export
 from gtp_vit.engines.loaded import ExportedModel, in_engine
-from gtp_vit.engines.program import write_onnx
+from gtp_vit.engines.program import output_of, write_onnx
 from gtp_vit.inputs.data import DataSettings, open_images, spread_images
 from gtp_vit.measure.benchmark import PAUSE, against, interleave
 from gtp_vit.measure.environment import environment
@@ -40,8 +46,24 @@ from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.macs import macs
 from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.measure.slicing import slicing_of
+from gtp_vit.patch import tower_of
+from gtp_vit.runs.files import write_atomically
 
 EAGER = "eager torch, unreduced"
+CLOSE = 1e-4
+BATCHES = (1, 3, 8)  # of equality
+# method -> layers, settings; others get two layers and their defaults. Of three layers one reduces tokens of equal
+# sizes, one tokens of different ones, and one may be shortened; two have all but the second of these.
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "gtp_plus": (3, {"propagate": 6}),
+    "gtp": (2, {"propagate": 6}),
+    "evovit": (3, {}),
+    "tome": (2, {"r": 6}),
+    "evit": (2, {"keep_rate": 0.7, "drop_loc": (0,)}),
+    "ats": (2, {"budget": "keep:0.6:0:1"}),
+    "ppt": (2, {"r": 9, "pp_loc_list": (0, 1)}),
+    "diffrate": (2, {"prune": (5, 0), "merge": (4, 0)}),
+}
 CASES = (("openvino", "f32"), ("onnxruntime", "f32"), ("openvino", "int8"), ("onnxruntime", "int8"))
 
 
@@ -64,7 +86,7 @@ class Options:
     threads: int = 2
     """CPU threads."""
     families: tuple[str, ...] = ()
-    """Families of tests/families.py for equality; none = all."""
+    """Families of tests/families.py for equality, beside those in the file already; none = all."""
     limit: int = 0
     """Images for damage; 0 = all."""
     damaged: tuple[str, ...] = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
@@ -157,53 +179,142 @@ def damage(options: Options) -> Iterator[dict[str, Any]]:
 
 
 def equality(options: Options) -> Iterator[dict[str, Any]]:
-    """A row for each method and family: the largest difference to torch in each engine, and on how many images."""
+    """A row for each method and family: in each engine the largest difference to torch, and other tokens kept."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import families
 
+    torch.set_num_threads(options.threads)
+    earlier = _earlier(options)
+    yield from earlier
+    done = {(row["family"], row["method"]) for row in earlier}
     for family in options.families or families.NAMES:
         for name in METHODS:
-            try:
-                fast = patch(families.make(family), _settings(name))
-            except ValueError as error:
-                yield {"family": family, "method": name, "refused": str(error)}
+            if (family, name) in done:
                 continue
+            layers, settings = SETTINGS.get(name, (2, {}))
             row: dict[str, Any] = {"family": family, "method": name}
-            with tempfile.TemporaryDirectory() as folder:
-                onnx = Path(folder) / "model.onnx"
-                write_onnx(fast, onnx)
-                for engine in ENGINES.values():
-                    path = Path(folder) / f"made{engine.suffix}"
-                    engine.make(onnx, path, "f32", None, "")
-                    run = engine.load(path, "f32", options.threads, None)
-                    worst, off = 0.0, 0
-                    for batch in (1, 3, 8):
-                        images = families.images(family, batch)
-                        with torch.inference_mode():
-                            wanted = fast(images).flatten(1)
-                        apart = (torch.from_numpy(run(images.numpy())).flatten(1) - wanted).abs().amax(dim=1)
-                        worst, off = max(worst, float(apart.max())), off + int((apart > 1e-4).sum())
-                    row[engine.name] = {"largest_difference": worst, "images_beyond_1e-4": off, "images": 12}
-            yield row
+            try:
+                fast = patch(families.make(family, layers), make_method(name, **settings), quiet=True)
+            except GTPError as error:
+                yield {**row, "refused": str(error)}
+                continue
+            yield {**row, "layers": layers, "settings": str(_method_of(fast)), **_compared(fast, family, options)}
 
 
-def _settings(name: str) -> Any:
-    return make_method(name, budget=4) if name == "ats" else make_method(name)
+def _compared(fast: Any, family: str, options: Options) -> dict[str, Any]:
+    """A patched model in torch and in each engine, on the same images."""
+    import families
+
+    images = [families.images(family, batch) for batch in BATCHES]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(program, "MainOutput", OutputAndNames):
+        onnx = Path(folder) / "model.onnx"
+        write_onnx(fast, onnx)
+        observed = OutputAndNames(fast, output_of(fast).kind)
+        with torch.inference_mode():
+            wanted = [observed(each) for each in images]
+        names = observed.names
+        assert sum(names) < wanted[0].shape[1]
+        found: dict[str, Any] = {"tokens": names}
+        for engine in ENGINES.values():
+            path = Path(folder) / f"made{engine.suffix}"
+            engine.make(onnx, path, "f32", None, "")
+            run = engine.load(path, "f32", options.threads, None)
+            worst, off, others = 0.0, 0, 0
+            for given, one in zip(images, wanted, strict=True):
+                other = torch.from_numpy(run(given.numpy()))
+                assert other.shape == one.shape
+                outputs = one.shape[1] - sum(names)
+                apart = (other - one)[:, :outputs].abs().amax(dim=1)
+                assert bool(apart.isfinite().all())
+                pairs = [each[:, outputs:].split(names, dim=1) for each in (one, other)]
+                same = [(a.sort(dim=1).values == b.sort(dim=1).values).all(dim=1) for a, b in zip(*pairs, strict=True)]
+                others += int((~torch.stack(same).all(dim=0)).sum()) if same else 0
+                worst, off = max(worst, float(apart.max())), off + int((apart > CLOSE).sum())
+            found[engine.name] = {
+                "largest_difference": worst,
+                "images_beyond_1e-4": off,
+                "images_with_other_tokens": others,
+                "images": sum(BATCHES),
+            }
+    return found
+
+
+class OutputAndNames(program.MainOutput):
+    """A model that returns its output and behind it, for each layer, the names of the tokens that are left.
+
+    The names come from the very pass that makes the output, so the engine says itself which tokens it keeps.
+    """
+
+    names: list[int]  # how many there are after each layer
+
+    def forward(self, images: Tensor) -> Tensor:
+        reducer, seen = tower_of(self.model).reducer, []
+        after = reducer.after
+
+        def observed(layer: int, tokens: Tokens) -> Tokens:
+            tokens = after(layer, tokens)
+            names = tokens.names
+            padding = None if tokens.size is None else tokens.size[:, -names.shape[1] :] == 0
+            seen.append(names if padding is None else names.masked_fill(padding, -1))
+            return tokens
+
+        reducer.after = observed
+        try:
+            output = super().forward(images)
+        finally:
+            del reducer.after
+        self.names = [each.shape[1] for each in seen]
+        return torch.cat([output.flatten(1), *(each.to(output.dtype) for each in seen)], dim=1)
+
+
+def _method_of(fast: Any) -> Any:
+    return tower_of(fast).reduction.method
+
+
+def _earlier(options: Options) -> list[dict[str, Any]]:
+    """Rows of a run that was interrupted; ends the program if they are of other code or another machine."""
+    if options.json is None or not options.json.exists():
+        return []
+    found = json.loads(options.json.read_text())
+    for key, value in _header().items():
+        if found.get(key) != value and key != "date":
+            sys.exit(f"{options.json} has another {key} ({found.get(key)}, here {value}); move it away to begin again")
+    return list(found["rows"])
+
+
+def _code() -> str:
+    """A hash of the code that makes and runs files."""
+    root = Path(gtp_vit.__file__).parent
+    digest = hashlib.sha256()
+    makers = [
+        root / name for name in ("patch.py", "tensors.py", "engines/program.py", "engines/ort.py", "engines/ov.py")
+    ]
+    for name in ("backbones", "core", "kernels", "methods", "models", "paper"):
+        makers += sorted((root / name).rglob("*.py"))
+    for path in makers:
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _header() -> dict[str, Any]:
+    machine = dataclasses.asdict(environment())
+    for engine in ENGINES.values():
+        machine |= engine.versions()
+    return {"date": str(date.today()), "environment": json.loads(json.dumps(machine)), "code": _code()}
 
 
 def main() -> None:
     options = tyro.cli(Options)
     warnings.simplefilter("ignore")
-    rows, machine = [], dataclasses.asdict(environment())
-    for engine in ENGINES.values():
-        machine |= engine.versions()
-    chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key != "json"}
+    rows = []
+    chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key not in ("json", "families")}
     for row in {"speed": speed, "damage": damage, "equality": equality}[options.what](options):
         print(json.dumps(row), flush=True)
         rows.append(row)
         if options.json is not None:
-            result = {"date": str(date.today()), "environment": machine, "options": chosen, "rows": rows}
-            options.json.write_text(json.dumps(result, indent=1) + "\n")
+            result = {**_header(), "options": chosen, "rows": rows}
+            write_atomically(options.json, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,11 @@ MODELS = {
         num_register_tokens=4,
     ),
 }
-SAME = {"Hugging Face ViT-B/16": "timm ViT-B/16", "torchvision ViT-B/16": "timm ViT-B/16"}
+SAME = {
+    "Hugging Face ViT-B/16": "timm ViT-B/16",
+    "torchvision ViT-B/16": "timm ViT-B/16",
+    "Hugging Face DINOv3-S/16": "timm DINOv3-S/16",
+}
 
 
 def measure(options: Options) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from unittest import mock
 
 import timm
 import torch
@@ -87,11 +88,20 @@ def lvvit(**sizes: object) -> nn.Module:
     return LVViT(**{**SMALL, "stem_width": 8, **sizes})
 
 
+HUGGING_FACE_SIZES = {
+    "image_size": 64,
+    "patch_size": 8,
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+}
+
+
 def hugging_face(name: str, config: str, **more: object) -> nn.Module:
     """A model of transformers; `name` and `config` are its classes."""
     import transformers
 
-    sizes = {"image_size": 64, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3}
+    sizes: dict = dict(HUGGING_FACE_SIZES)
     if "Dinov2" not in name:
         sizes["intermediate_size"] = 48
     if "Vision" in config and "Vision" not in name:  # a model of images and texts, or its classifier
@@ -224,7 +234,8 @@ NAMES = [family for _, family in ALL]
 # Families whose blocks differ from another one's in details only pass the short battery: the whole one on every family
 # would take an hour.
 LIGHT: set[str] = {
-    *("res_post_norm", "hybrid", "hybrid_batch_norm", "torchvision_stem"),
+    *("res_post_norm", "hybrid", "hybrid_batch_norm", "torchvision_stem", "lvvit_non_square"),
+    *("clip_quickgelu", "deit3", "dinov2_swiglu", "siglip_gap", "qk_norm", "no_qkv_bias"),
     *(*TIMM_EVA, *TIMM_BEIT, *HUGGING_FACE, *OPEN_CLIP_VIT),
 } - {"dinov3", "rope_mixed", "beit_shared", "hf_vit", "hf_dinov3", "open_clip"}
 THOROUGH = [family for family in NAMES if family not in LIGHT]
@@ -242,8 +253,16 @@ def head_reads_image_tokens(family: str) -> bool:
     return host_of(make(family)).vit.head_reads_image_tokens
 
 
-def make(family: str) -> nn.Module:
-    """A new small model in eval mode, the same in every run."""
+def make(family: str, layers: int | None = None) -> nn.Module:
+    """A new small model in eval mode, the same in every run; `layers` other than four where all do the same."""
+    if layers is not None:
+        with (
+            mock.patch.dict(SMALL, depth=layers),
+            mock.patch.dict(HUGGING_FACE_SIZES, num_hidden_layers=layers),
+            mock.patch.dict(TORCHVISION, num_layers=layers),
+            mock.patch.dict(OPEN_CLIP, layers=layers),
+        ):
+            return make(family)
     factory = next(families[family] for families in FAMILIES.values() if family in families)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """MACs: equal to torch's own counter, to the original implementation's, and to the paper's tables."""
 
+import itertools
 import json
 
 import pytest
@@ -47,12 +48,12 @@ def _sdpa_flops(query, key, value, *args, out_shape=None, **kwargs) -> int:
 
 
 @pytest.mark.parametrize(("family", "method"), CASES, ids=str)
-@pytest.mark.parametrize("lossless", [True, False])
-@pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_equal_to_torchs_flop_counter(family, method, lossless, kernels):
-    images = families.images(family, 1)
-    fast = patch(families.make(family), method, lossless=lossless, kernels=kernels)
-    assert macs(fast, images=images).total * 2 == torch_flops(fast, images)
+def test_equal_to_torchs_flop_counter(family, method):
+    model, images = families.make(family), families.images(family, 1)
+    every = itertools.product((True, False), ("native", "torch"))
+    for lossless, kernels in every if family == "vit" else ((True, "native"), (False, "torch")):
+        fast = patch(model, method, lossless=lossless, kernels=kernels)
+        assert macs(fast, images=images).total * 2 == torch_flops(fast, images), (lossless, kernels)
 
 
 def test_adaptive_methods_are_counted_image_by_image():

@@ -198,3 +198,33 @@ def test_segments_by_hand():
     assert len(set(segments(base, base, count=2).tolist())) == 2
     moved = torch.cat([east, north, north, north])
     assert (segments(base, base, count=2) == segments(base, moved, count=2)).tolist() == [True, False, True, True]
+
+
+class WithDecoder(torch.nn.Module):
+    """A map of features and a head that reads it, as in segmentation, depth or saliency."""
+
+    def __init__(self, vit):
+        super().__init__()
+        self.vit = vit
+        self.decoder = torch.nn.ConvTranspose2d(24, 1, 4, 2, 1)
+
+    def forward(self, images):
+        (features,) = self.vit.forward_intermediates(images, [3], norm=True, intermediates_only=True)
+        return self.decoder(features).sigmoid()
+
+
+def test_a_restored_model_with_its_decoder_runs_in_an_engine(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    fast = WithDecoder(patch(families.make("vit"), PLUS, restore=True)).eval()
+    images = families.images("vit")
+    with torch.no_grad():
+        wanted = fast(images)
+        batch = torch.export.Dim("batch", min=1, max=64)
+        program = torch.onnx.export(
+            fast, (images[:2],), dynamo=True, dynamic_shapes={"images": {0: batch}}, verbose=False
+        )
+    program.save(tmp_path / "dense.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "dense.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)

@@ -112,12 +112,10 @@ class TimmViT(Backbone):
     def inputs(self, model: Any) -> Inputs:
         config = getattr(model, "pretrained_cfg", None) or {}
         known = dict(config if isinstance(config, dict) else vars(config))
-        embed, any_size = model.patch_embed, self.any_size(model)
-        stored = known.get("input_size") if any_size else None  # else the model's own size counts
         return Inputs(
             name=str(known.get("architecture") or type(model).__name__),
-            size=tuple(stored[1:]) if stored else tuple(embed.img_size),
-            any_size=any_size,
+            size=tuple(model.patch_embed.img_size),  # what it was made for; its configuration has that of its weights
+            any_size=self.any_size(model),
             patch=self.patch(model),
             channels=self.first_layer(model).in_channels,
             classes=model.num_classes,
