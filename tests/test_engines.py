@@ -59,6 +59,7 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.engines import ENGINES, child, engine_of, ov
 from gtp_vit.engines import export as exporting
 from gtp_vit.engines.about import read_about
+from gtp_vit.engines.loaded import ExportedModel
 from gtp_vit.engines.program import OLDEST_TORCH, OPSET, write_onnx
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.identity import tensors_fingerprint
@@ -596,6 +597,35 @@ def test_a_file_that_the_engine_cannot_run_is_one_line(tmp_path):
     path.write_text("no model")
     with pytest.raises(GTPError, match=r"^onnxruntime cannot run the exported file: .+; nothing was written$"):
         child.outputs_of(path, "f32", {"1": np.zeros((1, 1, 28, 28), np.float32)})
+
+
+@pytest.fixture
+def doubling(tmp_path):
+    """An ONNX file that doubles its images."""
+    from onnx import TensorProto, helper, save
+
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2]) for name in ("images", "logits")]
+    graph = helper.make_graph([helper.make_node("Add", ["images", "images"], ["logits"])], "x", sides[:1], sides[1:])
+    opset = [helper.make_opsetid("", OPSET)]
+    save(helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "doubling.onnx")
+    return tmp_path / "doubling.onnx"
+
+
+@needs_onnxruntime
+def test_a_file_that_is_used_runs_in_a_process_whose_end_is_one_line(doubling):
+    model, other = ExportedModel(doubling, "f32", 1), ExportedModel(doubling, "f32", 1)
+    for images in (torch.randn(3, 2), torch.randn(1, 2)):
+        assert torch.equal(model(images), 2 * images)
+    with pytest.raises(GTPError, match=r"^onnxruntime cannot run .*doubling.onnx: .*; export it again$"):
+        other(torch.randn(1, 3))
+    model.run.process.send_signal(signal.SIGSEGV)
+    with pytest.raises(
+        GTPError, match=r"^onnxruntime crashed on .*doubling.onnx \(SIGSEGV\)\. gtp-vit check shows why$"
+    ):
+        model(torch.randn(1, 2))
+    doubling.write_text("no model")
+    with pytest.raises(GTPError, match=r"^onnxruntime cannot run .*doubling.onnx: .*; export it again$"):
+        ExportedModel(doubling, "f32", 1)
 
 
 def test_the_name_of_every_signal_is_known(tmp_path, monkeypatch):

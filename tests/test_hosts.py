@@ -319,3 +319,11 @@ def test_the_plain_form_of_reduce_equals_the_fused_one(method):
     for one, other in seen:
         torch.testing.assert_close(one.x, other.x)
         assert torch.equal(one.cell, other.cell)
+
+
+@pytest.mark.parametrize("family", ["dynamic", "dinov3"])
+def test_a_model_of_any_size_is_described_at_the_size_it_was_made_for(family):
+    """Not at that of its pre-trained weights: schedules, MACs and exported files are for the same images."""
+    host = host_of(families.make(family))
+    assert host.inputs.any_size
+    assert host.inputs.size == (64, 64) == tuple(8 * side for side in host.vit.grid)

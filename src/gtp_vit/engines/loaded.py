@@ -13,22 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.engines import ENGINES, check_precision, engine_of
+from gtp_vit.engines import ENGINES, check_precision
+from gtp_vit.engines.child import Running
 from gtp_vit.engines.program import check_exportable, write_onnx
-from gtp_vit.errors import GTPError, first_line
 
 
 class ExportedModel(nn.Module):
-    """Runs an exported file on tensors."""
+    """Runs an exported file on tensors, in a process of its own.
+
+    Several files, of both engines, with torch in one process have ended it with a segmentation fault.
+    """
 
     def __init__(self, path: Path, precision: str, threads: int = 0) -> None:
         super().__init__()
-        try:
-            self.run = engine_of(path).load(path, precision, threads, None)
-        except Exception as error:  # engines raise errors of many classes
-            raise GTPError(
-                f"{engine_of(path).name} cannot load {path}: {first_line(error)}; export it again"
-            ) from error
+        self.run = Running(path, precision, threads)
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.from_numpy(self.run(images.float().contiguous().numpy()))
