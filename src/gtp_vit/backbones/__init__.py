@@ -44,12 +44,7 @@ class Host:
     backbone: Backbone
     around: nn.Module  # the module right around the ViT; the ViT itself if there is none
     root: Root | None = None  # what that module does with the ViT
-
-    @property
-    def needs_grid(self) -> str | None:
-        """Why no patch may be missing, as a sentence; None if some may."""
-        reason = None if self.root is None else self.root.needs_grid
-        return None if reason is None else f"{type(self.around).__name__} {reason}, so no patch may be missing"
+    needs_grid: str | None = None  # why no patch may be missing, as a sentence; None if some may
 
     @property
     def tower(self) -> nn.Module:
@@ -106,7 +101,7 @@ def find(model: nn.Module) -> Host:
     reason = refused(model)
     if reason is not None:
         raise UnsupportedBackbone(f"{reason}. The model was left as it is")
-    path, tower, around, root = _inside(model)
+    path, tower, around, root, needs_grid = _inside(model)
     for backbone in BACKBONES.values():
         if backbone.matches(tower):
             reason = backbone.refusal(tower)
@@ -118,7 +113,7 @@ def find(model: nn.Module) -> Host:
                     f"the ViT is at {' and at '.join(names)}, and only one would be reduced; patch model.{path} "
                     "and put it in all these places"
                 )
-            return Host(model, path, backbone, around, root)
+            return Host(model, path, backbone, around, root, needs_grid)
     if root is not None:
         raise UnsupportedBackbone(
             f"{path} of this {type(model).__name__} is a {_name(tower)}, which is not a supported ViT. The model was "
@@ -137,20 +132,24 @@ def find(model: nn.Module) -> Host:
         )
     raise UnsupportedBackbone(
         f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer, VisionTransformerDistilled, "
-        "Eva and Beit, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's "
+        "Eva and Beit, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, Idefics, DINOv2 and DINOv3, torchvision's "
         "and open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
     )
 
 
-def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Root | None]:
-    """The path of the innermost model that is no root, that model, the one right around it, and what that one does."""
+def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Root | None, str | None]:
+    """The path of the innermost model that is no root, that model, the one right around it, what that one does, and why
+    any of them needs the full grid."""
     path: list[str] = []
-    here, around, root = model, model, None
+    here, around, root, needs_grid = model, model, None, None
     while _name(here) in ROOTS:
         around, root = here, ROOTS[_name(here)]
+        reason = root.why_grid(here)
+        if reason is not None:
+            needs_grid = f"{type(here).__name__} {reason}, so no patch may be missing"
         path.append(root.path)
         here = here.get_submodule(root.path)
-    return ".".join(path), here, around, root
+    return ".".join(path), here, around, root, needs_grid
 
 
 def _name(module: nn.Module) -> str:
