@@ -76,9 +76,20 @@ def _projection(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     return model.head(pooled)
 
 
+def _after_mean(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
+    return model.forward_head(pooled)
+
+
+def _qwen(model: Any) -> str | None:
+    if model.encoder_pool == "merge":
+        return "joins the channels of neighbouring patches"
+    return None if model.global_pool == "avg" else "has outputs for every patch"
+
+
 def _layers_read(model: Any) -> list[int]:
     """LLaVA takes hidden_states[vision_feature_layer], of which the first is the embedding; several it joins."""
-    found = model.config.vision_feature_layer
+    config = model.config  # VipLLaVA's had another name
+    found = config.vision_feature_layers if "vision_feature_layers" in vars(config) else config.vision_feature_layer
     return [found] if isinstance(found, int) else list(found)
 
 
@@ -169,6 +180,7 @@ ROOTS: dict[str, Root] = {
     **_vlm("idefics2", "Idefics2", "vision_model", needs_grid="masks all patches once more behind its ViT"),
     **_vlm("idefics3", "Idefics3", "vision_model", needs_grid=GRID),
     **_vlm("smolvlm", "SmolVLM", "vision_model", needs_grid=GRID),
+    "timm.models.qwen3_vit.Qwen3VitClassifier": Root("encoder", "mean", _after_mean, "classes", needs_grid=_qwen),
     "timm.models._features.FeatureGetterNet": Root("model", "all", needs_grid="returns feature maps"),
     "open_clip.model.CLIP": Root("visual"),
     "open_clip.model.CustomTextCLIP": Root("visual"),
@@ -195,8 +207,9 @@ def refused(model: nn.Module) -> str | None:
 
 
 def has_classes(model: Any) -> bool:
-    """Has a Hugging Face classifier a layer for its classes?"""
-    return not any(isinstance(each, nn.Identity) for name, each in model.named_children() if "classifier" in name)
+    """Has a classifier around a ViT a layer for its classes?"""
+    heads = (each for name, each in model.named_children() if "classifier" in name or name == "head")
+    return not any(isinstance(each, nn.Identity) for each in heads)
 
 
 def labels(model: Any) -> tuple[str, ...] | None:
