@@ -78,7 +78,7 @@ def perception():
     vision = transformers.TimmWrapperConfig(architecture="vit_pe_lang_large_patch14_448", model_args=arguments)
     vision.update({"num_classes": 0})
     vision.hidden_size = 24
-    return small("PerceptionLM", vision, image_token_id=IMAGE, projector_pooling_ratio=2, vision_use_cls_token=False)
+    return small("PerceptionLM", vision, image_token_id=IMAGE, projector_pooling_ratio=2)  # skips the class token
 
 
 TILES = {"pixel_values": PIXELS[None].repeat(1, 2, 1, 1, 1)[:, :3], "image_sizes": torch.tensor([[64, 128]])}

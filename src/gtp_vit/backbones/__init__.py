@@ -140,8 +140,8 @@ def find(model: nn.Module) -> Host:
         )
     raise UnsupportedBackbone(
         f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer, VisionTransformerDistilled, "
-        "Eva, Beit and Qwen3VitEncoder, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, Idefics, DINOv2 and "
-        "DINOv3, torchvision's and open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
+        "Eva, Beit and Qwen3VitEncoder, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, Idefics, DINOv2 "
+        "and DINOv3, torchvision's and open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
     )
 
 
