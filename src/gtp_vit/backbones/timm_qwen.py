@@ -42,7 +42,7 @@ class QwenForwards(TimmForwards):
         """[B, rows, columns, C] where all patches are there, as with restore; else those that remain, [B, M, C]."""
         return self._map(all_features(self, x))
 
-    def forward_intermediates(
+    def forward_intermediates(  # type: ignore[override]
         self,
         x: Tensor,
         indices: Any = None,
