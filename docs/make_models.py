@@ -30,7 +30,8 @@ Written by `python docs/make_models.py` with timm {version}; a test compares a s
 
 "Names" are architectures that `timm.create_model` knows, "tags" their pre-trained weights. Every name was built without
 weights and given to `patch`, so this says that a model is understood, not how well it can be reduced: that was measured
-for the models of [comparison.md](comparison.md) only. timm's other modules are pyramids, which merge tokens
+for the models of [comparison.md](comparison.md) only. The encoders of `qwen3_vit` return or join all patches and need
+`patch(..., restore=True)`. timm's other modules are pyramids, which merge tokens
 themselves, or keep them in windows.
 
 ## What is refused, and why

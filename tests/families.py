@@ -61,6 +61,10 @@ TIMM_EVA: dict[str, tuple[str, dict]] = {
 }
 if timm.is_model("vit_base_patch16_sapiens2"):  # not in older versions; queries and keys have norms
     TIMM_EVA["sapiens2"] = ("vit_base_patch16_sapiens2", {"num_kv_heads": 3})
+QWEN = {"pos_embed_grid_size": 6}  # resampled to the images' grid
+TIMM_QWEN: dict[str, tuple[str, dict]] = {}
+if timm.is_model("qwen3_vit_88m"):  # not in older versions
+    TIMM_QWEN["qwen"] = ("qwen3_vit_88m", QWEN)
 TIMM_BEIT: dict[str, tuple[str, dict]] = {
     "beit": ("beit_base_patch16_224", {}),
     "beit_shared": ("beitv2_base_patch16_224", {"use_shared_rel_pos_bias": True, "global_pool": "token"}),
@@ -221,6 +225,7 @@ FAMILIES = {
     },
     "timm_eva": {family: functools.partial(of_timm, *made) for family, made in TIMM_EVA.items()},
     "timm_beit": {family: functools.partial(of_timm, *made) for family, made in TIMM_BEIT.items()},
+    "timm_qwen": {family: functools.partial(of_timm, *made) for family, made in TIMM_QWEN.items()},
     "lvvit": {"lvvit": lvvit, "lvvit_non_square": functools.partial(lvvit, img_size=(48, 96), skip_lam=3.0)},
     "hf_vit": {family: functools.partial(from_hugging_face, family) for family in HUGGING_FACE if HAS_TRANSFORMERS},
     "torchvision_vit": {
@@ -236,7 +241,7 @@ NAMES = [family for _, family in ALL]
 LIGHT: set[str] = {
     *("res_post_norm", "hybrid", "hybrid_batch_norm", "torchvision_stem", "lvvit_non_square"),
     *("clip_quickgelu", "deit3", "dinov2_swiglu", "siglip_gap", "qk_norm", "no_qkv_bias"),
-    *(*TIMM_EVA, *TIMM_BEIT, *HUGGING_FACE, *OPEN_CLIP_VIT),
+    *(*TIMM_EVA, *TIMM_BEIT, *TIMM_QWEN, *HUGGING_FACE, *OPEN_CLIP_VIT),
 } - {"dinov3", "rope_mixed", "beit_shared", "hf_vit", "hf_dinov3", "open_clip"}
 THOROUGH = [family for family in NAMES if family not in LIGHT]
 # One of each kind of head and prefix, for the tests that take seconds each.

@@ -100,6 +100,7 @@ HOSTS_OWN = {
         "out_proj",
     ),
     *("conv1", "ln_pre", "ln_post", "transformer", "resblocks", "ls_1", "ls_2", "pool_type", "output_tokens", "visual"),
+    *("merger", "encoder_pool"),
 }
 # Words that only a model's own are read of a model.
 OF_A_MODEL = {"blocks", "norm", "head", "attn", "mlp", "norm_pre", "head_drop", "forward_intermediates"}

@@ -39,6 +39,11 @@ def timm_eva(tower, block, layer, tokens, visible):
     return block(tokens.x, rope=rope, attn_mask=visible[:, None, None])
 
 
+@masked("timm_qwen")
+def timm_qwen(tower, block, layer, tokens, visible):
+    return block(tokens.x, rope=tower.rope.get_embed(shape=tokens.grid), attn_mask=visible[:, None, None])
+
+
 @masked("timm_beit")
 def timm_beit(tower, block, layer, tokens, visible):
     """Its block takes no mask, but adds whatever it gets as the bias that all layers share."""

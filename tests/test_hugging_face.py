@@ -31,6 +31,7 @@ from gtp_vit import (
     trace,
     unpatch,
 )
+from gtp_vit.backbones.roots import REFUSED
 from gtp_vit.errors import BadInput, BadSetting, UnsupportedBackbone
 from gtp_vit.patch import host_of, tower_of
 
@@ -210,8 +211,8 @@ def test_old_versions_are_refused(monkeypatch):
         patch(model, REDUCING)
 
 
-@pytest.mark.parametrize("family", ["llava_next", "smolvlm", "internvl", "gemma3", "vipllava"])
-def test_vlms_that_need_every_token_are_refused_with_the_reason(family):
+@pytest.mark.parametrize("family", ["internvl", "mistral3", "qwen3_vl", "lfm2_vl", "granite4_vision"])
+def test_vlms_whose_vit_cannot_be_reduced_are_refused_with_the_reason(family):
     class Vlm(nn.Module):
         __module__ = f"transformers.models.{family}.modeling_{family}"
 
@@ -219,8 +220,8 @@ def test_vlms_that_need_every_token_are_refused_with_the_reason(family):
             super().__init__()
             self.vision_tower = families.make("hf_clip_vision")
 
-    with pytest.raises(UnsupportedBackbone, match=r"back on a grid|joins the channels of several layers"):
-        patch(Vlm(), REDUCING)
+    with pytest.raises(UnsupportedBackbone, match=rf"^Vlm {REFUSED[family]}; reduce the language model's tokens"):
+        patch(Vlm(), REDUCING, restore=True)
 
 
 def test_a_model_that_has_shown_its_hidden_states_is_not_refused():
@@ -505,7 +506,7 @@ def test_a_layer_that_is_not_run_is_not_given():
         tower_of(fast)(torch.zeros(1, 3, 64, 64), output_hidden_states=-1)
     with pytest.raises((BadInput, TypeError)):  # transformers before 5.23 asks for all layers, and finds none there
         fast.get_image_features(torch.zeros(1, 3, 64, 64), vision_feature_layer=-1)
-    with pytest.raises(UnsupportedBackbone, match=r"joins the channels of layers \[-2, -3\]"):
+    with pytest.raises(UnsupportedBackbone, match=r"joins the channels of layers \[-2, -3\] .* restore=True"):
         patch(llava([-2, -3]), GTPPlus(propagate=5))
 
 

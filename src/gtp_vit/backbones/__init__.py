@@ -17,6 +17,7 @@ from gtp_vit.backbones.parts import no_features, quiet_copy
 from gtp_vit.backbones.roots import ROOTS, Root, has_classes, labels, refused
 from gtp_vit.backbones.timm_beit import TimmBeit
 from gtp_vit.backbones.timm_eva import TimmEva
+from gtp_vit.backbones.timm_qwen import TimmQwen
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.backbones.torchvision_vit import TorchvisionViT
 from gtp_vit.core.backbone import Backbone, Inputs, Output
@@ -28,6 +29,7 @@ BACKBONES: dict[str, Backbone] = {
     "timm_vit": TimmViT(),
     "timm_eva": TimmEva(),
     "timm_beit": TimmBeit(),
+    "timm_qwen": TimmQwen(),
     "lvvit": LVViTBackbone(),
     "hf_vit": HuggingFaceViT(),
     "torchvision_vit": TorchvisionViT(),
@@ -44,12 +46,7 @@ class Host:
     backbone: Backbone
     around: nn.Module  # the module right around the ViT; the ViT itself if there is none
     root: Root | None = None  # what that module does with the ViT
-
-    @property
-    def needs_grid(self) -> str | None:
-        """Why no patch may be missing, as a sentence; None if some may."""
-        reason = None if self.root is None else self.root.needs_grid
-        return None if reason is None else f"{type(self.around).__name__} {reason}, so no patch may be missing"
+    needs_grid: str | None = None  # why no patch may be missing, as a sentence; None if some may
 
     @property
     def tower(self) -> nn.Module:
@@ -64,6 +61,10 @@ class Host:
     @functools.cached_property
     def inputs(self) -> Inputs:
         own, output = self.backbone.inputs(self.tower), self.output
+        stored = getattr(self.around, "pretrained_cfg", None)
+        if self.root is not None and not own.preparation and isinstance(stored, dict):  # timm gave it to the outer one
+            name, tag = str(stored.get("architecture") or own.name), str(stored.get("tag") or "")
+            own = dataclasses.replace(own, name=name, weights=tag, preparation=stored)
         if self.root is None or output is None or output.kind != "classes":
             return own
         return dataclasses.replace(own, classes=output.width, labels=labels(self.model))
@@ -113,7 +114,7 @@ def find(model: nn.Module) -> Host:
     reason = refused(model)
     if reason is not None:
         raise UnsupportedBackbone(f"{reason}. The model was left as it is")
-    path, tower, around, root = _inside(model)
+    path, tower, around, root, needs_grid = _inside(model)
     for backbone in BACKBONES.values():
         if backbone.matches(tower):
             reason = backbone.refusal(tower)
@@ -125,7 +126,9 @@ def find(model: nn.Module) -> Host:
                     f"the ViT is at {' and at '.join(names)}, and only one would be reduced; patch model.{path} "
                     "and put it in all these places"
                 )
-            return Host(model, path, backbone, around, root)
+            if needs_grid is None and (root is None or root.reads != "mean"):
+                needs_grid = _no_patch_missing(tower, backbone.needs_grid(tower))
+            return Host(model, path, backbone, around, root, needs_grid)
     if root is not None:
         raise UnsupportedBackbone(
             f"{path} of this {type(model).__name__} is a {_name(tower)}, which is not a supported ViT. The model was "
@@ -144,20 +147,28 @@ def find(model: nn.Module) -> Host:
         )
     raise UnsupportedBackbone(
         f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer, VisionTransformerDistilled, "
-        "Eva and Beit, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 and DINOv3, torchvision's "
-        "and open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
+        "Eva, Beit and Qwen3VitEncoder, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, Idefics, DINOv2 "
+        "and DINOv3, torchvision's and open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
     )
 
 
-def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Root | None]:
-    """The path of the innermost model that is no root, that model, the one right around it, and what that one does."""
+def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Root | None, str | None]:
+    """The path of the innermost model that is no root, that model, the one right around it, what that one does, and why
+    any of them needs the full grid."""
     path: list[str] = []
-    here, around, root = model, model, None
+    here, around = model, model
+    root: Root | None = None
+    needs_grid: str | None = None
     while _name(here) in ROOTS:
         around, root = here, ROOTS[_name(here)]
+        needs_grid = needs_grid or _no_patch_missing(here, root.why_grid(here))
         path.append(root.path)
         here = here.get_submodule(root.path)
-    return ".".join(path), here, around, root
+    return ".".join(path), here, around, root, needs_grid
+
+
+def _no_patch_missing(model: nn.Module, reason: str | None) -> str | None:
+    return None if reason is None else f"{type(model).__name__} {reason}, so no patch may be missing"
 
 
 def _name(module: nn.Module) -> str:

@@ -37,6 +37,7 @@ class HuggingFaceForwards:
         bool_masked_pos: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         attention_mask: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
         noise: Tensor | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         output_attentions: bool | None = None,
@@ -52,6 +53,11 @@ class HuggingFaceForwards:
         for name, mask in (("attention_mask", attention_mask), ("bool_masked_pos", bool_masked_pos)):
             if mask is not None:
                 raise BadInput(f"{name} cannot be combined with token reduction; call the original model for these")
+        if patch_attention_mask is not None and not bool(patch_attention_mask.all()):
+            raise BadInput(
+                "patch_attention_mask hides padding, which cannot be combined with token reduction; give images of one "
+                "size, or one image at a time"
+            )
         if output_attentions or (output_attentions is None and getattr(self.config, "output_attentions", False)):
             raise BadInput(
                 "attention maps of a reduced model change their size; output_attentions=True needs the original"

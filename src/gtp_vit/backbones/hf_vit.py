@@ -1,4 +1,5 @@
-"""Hugging Face's ViTs: ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, DINOv2 (also with registers) and DINOv3.
+"""Hugging Face's ViTs: ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, those of Idefics 2 and 3 and SmolVLM, DINOv2
+(also with registers) and DINOv3.
 
 One pre-norm block in three spellings (`FAMILIES`). As with timm, its arithmetic is repeated here, and `refusal`
 compares every class, child and tensor with what this copy supports. Names are those of transformers 5.18 and newer; it
@@ -7,6 +8,7 @@ is never imported here: whoever has such a model has imported it.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ class Spelling:
     prefix: int = 1  # class and distillation tokens
     interpolates: bool = True  # takes interpolate_pos_encoding; else images of any size as they are
     rotary: bool = False
+    masked: bool = False  # its embedding wants to know which patches are no padding
     more: tuple[str, ...] = ()  # other children of the ViT that its own forward uses, which is called for them
 
     @property
@@ -89,6 +92,13 @@ def _clip(model: str, name: str, tower: str, **more: Any) -> Spelling:
     )
 
 
+def _idefics(model: str, name: str) -> Spelling:
+    """SigLIP for images of any size."""
+    siglip = _clip(model, name, f"{name}VisionTransformer", last_norm="post_layernorm", prefix=0)
+    names = {"attention": f"{name}VisionAttention", "mlps": (f"{name}VisionMLP",)}
+    return dataclasses.replace(siglip, **names, interpolates=False, masked=True)  # type: ignore[arg-type]
+
+
 def _dino(model: str, name: str, gated: str, blocks: str, **more: Any) -> Spelling:
     return Spelling(
         *(model, f"{name}Model", f"{name}Layer", f"{name}Attention", (f"{name}MLP", f"{name}{gated}"), blocks),
@@ -108,6 +118,9 @@ FAMILIES = (
     _vit("vit_mae", "ViTMAE", "ViTMAEModel"),
     _clip("clip", "CLIP", "CLIPVisionModel", pre_norm="pre_layrnorm", last_norm=None, more=("post_layernorm",)),
     _clip("siglip", "Siglip", "SiglipVisionModel", last_norm="post_layernorm", prefix=0, more=("head",)),
+    _idefics("idefics2", "Idefics2"),
+    _idefics("idefics3", "Idefics3"),
+    _idefics("smolvlm", "SmolVLM"),
     _dino("dinov2", "Dinov2", "SwiGLUFFN", "encoder.layer"),
     _dino("dinov2_with_registers", "Dinov2WithRegisters", "SwiGLUFFN", "encoder.layer"),
     _dino(
@@ -221,8 +234,10 @@ class HuggingFaceViT(Backbone):
             images = images.to(first.weight.dtype)  # as these models do
         fixed = names.interpolates and not options.get("interpolate_pos_encoding")
         check_images(images, first, _image_size(model) if fixed else None, None)
-        x = model.embeddings(images, **options)
         grid = (images.shape[2] // rows, images.shape[3] // columns)
+        if names.masked:  # padding was refused
+            options["patch_attention_mask"] = images.new_ones((len(images), *grid), dtype=torch.bool)
+        x = model.embeddings(images, **options)
         cell = torch.arange(grid[0] * grid[1], device=images.device).expand(images.shape[0], -1)
         owner = None
         if names.model == "vit_mae":  # it shuffles the patches, also where it hides none

@@ -28,7 +28,11 @@ class Root:
     head: Callable[[Any, Tensor, Tensor], Tensor] | None = None
     kind: Literal["classes", "embedding", "as the ViT"] | None = None  # of its output; None: it takes more than images
     layers: Callable[[Any, int], int] | None = None  # (model, depth) -> how many layers of the ViT it uses; None: all
-    needs_grid: str | None = None  # why no patch may be missing, so that it can be patched with restore only
+    # Why no patch may be missing, so that it can be patched with restore only; of a model, if that depends on it.
+    needs_grid: str | Callable[[Any], str | None] | None = None
+
+    def why_grid(self, model: Any) -> str | None:
+        return self.needs_grid(model) if callable(self.needs_grid) else self.needs_grid
 
     def describe(self, model: nn.Module, vit: VitInfo) -> VitInfo:
         """The sizes of the ViT as this model, right around it, uses it."""
@@ -72,21 +76,37 @@ def _projection(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
     return model.head(pooled)
 
 
-def _feature_layer(model: Any, depth: int) -> int:
-    """LLaVA takes hidden_states[vision_feature_layer], of which the first is the embedding."""
-    layer = model.config.vision_feature_layer
-    if not isinstance(layer, int):
+def _after_mean(model: Any, x: Tensor, pooled: Tensor) -> Tensor:
+    return model.forward_head(pooled)
+
+
+def _qwen(model: Any) -> str | None:
+    if model.encoder_pool == "merge":
+        return "joins the channels of neighbouring patches"
+    return None if model.global_pool == "avg" else "has outputs for every patch"
+
+
+def _layers_read(model: Any) -> list[int]:
+    """LLaVA takes hidden_states[vision_feature_layer], of which the first is the embedding; several it joins."""
+    config = model.config  # VipLLaVA's had another name
+    found = config.vision_feature_layers if "vision_feature_layers" in vars(config) else config.vision_feature_layer
+    return [found] if isinstance(found, int) else list(found)
+
+
+def _last_layer_read(model: Any, depth: int) -> int:
+    layers = _layers_read(model)
+    used = [layer if layer >= 0 else depth + 1 + layer for layer in layers]
+    if not all(0 <= layer <= depth for layer in used) or not any(used):
         raise UnsupportedBackbone(
-            f"{type(model).__name__} joins the channels of layers {list(layer)} of its ViT, and they have different "
-            "numbers of tokens once some are removed; set config.vision_feature_layer to one layer. The model was left "
-            "as it is"
+            f"config.vision_feature_layer is {model.config.vision_feature_layer}, and the ViT has {depth} layers; give "
+            f"{'one' if len(layers) == 1 else 'each'} from {-depth} to -1"
         )
-    used = layer if layer >= 0 else depth + 1 + layer
-    if not 1 <= used <= depth:
-        raise UnsupportedBackbone(
-            f"config.vision_feature_layer is {layer}, and the ViT has {depth} layers; give one from {-depth} to -1"
-        )
-    return used
+    return max(used)
+
+
+def _joins_layers(model: Any) -> str | None:
+    layers = _layers_read(model)
+    return None if len(layers) == 1 else f"joins the channels of layers {layers} of its ViT"
 
 
 def _hf(family: str, names: dict[str, Root]) -> dict[str, Root]:
@@ -96,6 +116,13 @@ def _hf(family: str, names: dict[str, Root]) -> dict[str, Root]:
 def _classifier(path: str, reads: Any, head: Any) -> Root:
     return Root(path, reads, head, "classes")
 
+
+def _vlm(family: str, name: str, path: str = "vision_tower", **more: Any) -> dict[str, Root]:
+    """A model of images and language: `path` is its ViT."""
+    return _hf(family, {f"{name}ForConditionalGeneration": Root("model"), f"{name}Model": Root(path, "all", **more)})
+
+
+GRID = "puts the tokens of its ViT back on a grid"
 
 # Qualified class name -> what it does. A root may contain another root.
 ROOTS: dict[str, Root] = {
@@ -140,20 +167,20 @@ ROOTS: dict[str, Root] = {
             "TimmWrapperForImageClassification": Root("timm_model", kind="as the ViT"),
         },
     ),
-    **_hf(
-        "llava",
-        {
-            "LlavaForConditionalGeneration": Root("model"),
-            "LlavaModel": Root("vision_tower", "all", layers=_feature_layer),
-        },
-    ),
-    **_hf(
-        "paligemma",
-        {
-            "PaliGemmaForConditionalGeneration": Root("model"),
-            "PaliGemmaModel": Root("vision_tower", "all"),
-        },
-    ),
+    **_vlm("llava", "Llava", layers=_last_layer_read, needs_grid=_joins_layers),
+    **_vlm("vipllava", "VipLlava", layers=_last_layer_read, needs_grid=_joins_layers),
+    **_vlm("llava_next", "LlavaNext", layers=_last_layer_read, needs_grid=GRID),
+    **_vlm("llava_next_video", "LlavaNextVideo", layers=_last_layer_read, needs_grid=GRID),
+    **_vlm("llava_onevision", "LlavaOnevision", layers=_last_layer_read, needs_grid=GRID),
+    **_vlm("aya_vision", "AyaVision", layers=_last_layer_read, needs_grid=GRID),
+    **_vlm("cohere2_vision", "Cohere2Vision", needs_grid=GRID),
+    **_vlm("gemma3", "Gemma3", needs_grid=GRID),
+    **_vlm("paligemma", "PaliGemma"),
+    **_vlm("perception_lm", "PerceptionLM", needs_grid=GRID),
+    **_vlm("idefics2", "Idefics2", "vision_model", needs_grid="masks all patches once more behind its ViT"),
+    **_vlm("idefics3", "Idefics3", "vision_model", needs_grid=GRID),
+    **_vlm("smolvlm", "SmolVLM", "vision_model", needs_grid=GRID),
+    "timm.models.qwen3_vit.Qwen3VitClassifier": Root("encoder", "mean", _after_mean, "classes", needs_grid=_qwen),
     "timm.models._features.FeatureGetterNet": Root("model", "all", needs_grid="returns feature maps"),
     "open_clip.model.CLIP": Root("visual"),
     "open_clip.model.CustomTextCLIP": Root("visual"),
@@ -161,20 +188,14 @@ ROOTS: dict[str, Root] = {
     "open_clip.timm_model.TimmModel": Root("trunk", head=_projection, kind="embedding"),
 }
 
-_GRID = "puts the tokens of its ViT back on a grid, so none may be missing"
-_LAYERS = (
-    "joins the channels of several layers of its ViT, which have different numbers of tokens once some are removed"
-)
-# Families of models whose ViT would be accepted by itself, and why it must not be reduced inside them.
+_PACKED = "packs the patches of all images into one sequence, which has no images to remove as many tokens from each of"
+# Families of models whose ViT cannot be reduced inside them, even if it is put back, and why.
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("llava_next", "llava_next_video", "llava_onevision", "idefics2", "idefics3", "smolvlm", "internvl"),
-            *("gemma3", "aya_vision", "cohere2_vision", "mistral3", "lfm2_vl", "granite4_vision", "perception_lm"),
-        ),
-        _GRID,
-    ),
-    "vipllava": _LAYERS,
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _PACKED),
+    **dict.fromkeys(("mistral3", "lighton_ocr", "pixtral"), _PACKED),
+    "lfm2_vl": "pads images of different sizes to one length and masks what was added in the attention of its ViT",
+    "granite4_vision": "gives other layers of its ViT to other layers of the language model",
+    "internvl": "has a ViT of its own, InternVLVisionModel, which is not supported",
 }
 
 
@@ -186,8 +207,9 @@ def refused(model: nn.Module) -> str | None:
 
 
 def has_classes(model: Any) -> bool:
-    """Has a Hugging Face classifier a layer for its classes?"""
-    return not any(isinstance(each, nn.Identity) for name, each in model.named_children() if "classifier" in name)
+    """Has a classifier around a ViT a layer for its classes?"""
+    heads = (each for name, each in model.named_children() if "classifier" in name or name == "head")
+    return not any(isinstance(each, nn.Identity) for each in heads)
 
 
 def labels(model: Any) -> tuple[str, ...] | None:

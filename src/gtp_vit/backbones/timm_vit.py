@@ -104,7 +104,7 @@ class TimmViT(Backbone):
             head_dim=attn.proj.in_features // attn.num_heads,
             grid=self.grid(model),
             prefix=model.num_prefix_tokens,
-            class_token=model.cls_token is not None,
+            class_token=getattr(model, "cls_token", None) is not None,
             head_reads_image_tokens=self.head_reads_image_tokens(model),
             head_averages_image_tokens=self.head_averages_image_tokens(model),
         )

@@ -78,6 +78,10 @@ class Backbone(Protocol):
     def grid(self, model: nn.Module) -> tuple[int, int]:
         """Rows and columns of patches at the model's own image size."""
 
+    def needs_grid(self, model: nn.Module) -> str | None:
+        """Why no patch may be missing behind the blocks, so that it needs restore; None if some may."""
+        return None
+
     def head_reads_image_tokens(self, model: nn.Module) -> bool:
         """False if pooling and head, as they are set now, read prefix tokens only."""
 

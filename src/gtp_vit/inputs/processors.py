@@ -30,7 +30,7 @@ def fit_processor(processor: Processor, fast: Any) -> Processor:
     left = tower.reducer.steps(vit.grid)[-1].after
     found: Any = copy.copy(processor)
     model, kind = type(fast).__name__, type(processor).__name__
-    if model.startswith("Llava") and kind == "LlavaProcessor":
+    if model.startswith(("Llava", "VipLlava")) and kind == "LlavaProcessor":
         images = found.image_processor
         size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
         _check_sizes(host_of(fast), size, processor.patch_size)  # type: ignore[attr-defined]
