@@ -7,6 +7,7 @@
 (the owner's feature), whole (and all that the patch had of its own), faded (what the package does), and for GTP the
 transposed propagation, where a removed patch is a mean of all that took a part of it. `heat-maps` puts restored
 features through the saliency decoder, on validation images, for all methods. Both resume after an interruption.
+`picture` draws one image with its features and heat maps.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from gtp_vit.methods import METHODS
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import read_recipe
 from gtp_vit.search.budget import at_cost
+from gtp_vit.show.features import feature_panels
 from gtp_vit.tensors import select_rows, split
 
 SHARES = (0.8, 0.65, 0.55)
@@ -248,6 +250,35 @@ class HeatMaps:
             print(name, share, {key: round(row[key][0], 4) for key in figures}, flush=True)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """One image, its heat maps and its features, unreduced and restored, side by side."""
+
+    weights: Path
+    image: Path
+    output: Path
+    share: float = 0.65
+
+    def run(self) -> None:
+        from PIL import Image
+
+        model, decoder = load(SALIENCY, self.weights), Decoder(self.weights)
+        seen = Image.open(self.image).convert("RGB").resize((224, 224))
+        config = timm.data.resolve_data_config({"input_size": (3, 224, 224), "crop_pct": 1.0}, model=model)
+        pixels = timm.data.create_transform(**config)(seen)[None]
+        costs = host_of(model).costs()
+        fast = patch(model, at_cost(costs, "gtp_plus", self.share * costs.whole), restore=True)
+        both = [features_of(each, pixels)[0] for each in (model, fast)]
+        features = feature_panels(seen, both[0][0], both[1][0], (16, 16))
+        width, height = features.size
+        canvas = Image.new("RGB", (width, height + 266), "white")
+        canvas.paste(features, (0, 0))
+        for index, each in enumerate(both, start=1):
+            shades = (255 * decoded(decoder, each)[0]).byte().numpy()
+            canvas.paste(Image.fromarray(shades).resize((256, 256)), (index * 266, height + 10))
+        canvas.save(self.output, optimize=True)
+
+
 def decoded(decoder: Decoder, features: Tensor) -> Tensor:
     with torch.no_grad():
         return torch.cat([decoder(part) for part in features.split(32)])
@@ -261,7 +292,9 @@ def features_of(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 Command = (
-    Annotated[Candidates, tyro.conf.subcommand("candidates")] | Annotated[HeatMaps, tyro.conf.subcommand("heat-maps")]
+    Annotated[Candidates, tyro.conf.subcommand("candidates")]
+    | Annotated[HeatMaps, tyro.conf.subcommand("heat-maps")]
+    | Annotated[Picture, tyro.conf.subcommand("picture")]
 )
 
 if __name__ == "__main__":

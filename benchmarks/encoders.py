@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import tyro
 from torch import Tensor, nn
 
@@ -49,6 +50,10 @@ class Options:
     """Of the encoder's MACs."""
     images: int = 2000
     """Evenly spread over the data set."""
+    methods: tuple[str, ...] = ()
+    """Names of methods; all if none is given."""
+    threads: int = 0
+    """0 leaves torch's choice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,7 @@ def measure(name: str, options: Options) -> list[dict[str, Any]]:
     load_weights(whole, options.weights / MODELS[name], name)
     encoder = create_model(name, checkpoint=options.weights / MODELS[name], num_classes=0)
     budget = options.share * encoder_macs(encoder)
-    plans, _ = plan(encoder, (), [budget], [read_recipe(f"{name}-{options.share}")])
+    plans, _ = plan(encoder, options.methods, [budget], [read_recipe(f"{name}-{options.share}")])
     dataset = spread_images(
         open_images(encoder, DataSettings(options.data_dir, crop_pct=0.9, labels=False)), options.images
     )
@@ -109,6 +114,7 @@ def inversions(rows: list[dict[str, Any]], figure: str) -> int:
 
 def main() -> None:
     options = tyro.cli(Options)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     rows = json.loads(options.json.read_text()) if options.json.exists() else []
     for name in MODELS:
         if not any(row["model"] == name for row in rows):
