@@ -166,6 +166,12 @@ def test_generated_pages_are_what_their_sources_say(name):
         assert (ROOT / "docs" / file).read_text() == text, f"run python docs/make_{name}.py"
 
 
+def test_the_pages_of_encoders_and_dense_features_are_what_was_measured():
+    made = maker("encoders")
+    for name, page in (("encoders", made.encoders()), ("dense", made.dense())):
+        assert (ROOT / f"docs/{name}.md").read_text() == page, "run python docs/make_encoders.py"
+
+
 def test_the_page_of_models_is_what_the_code_says():
     """All of timm's names and tags; of the models themselves a sample, as building all of them takes a minute."""
     page, models = (ROOT / "docs/models.md").read_text(), maker("models")

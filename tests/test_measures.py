@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import families
-from gtp_vit import GTPPlus, Identity, ToMe, accelerate, patch, tune
+from gtp_vit import GTPPlus, Identity, ToMe, accelerate, create_model, patch, tune
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.inputs.data import InMemory
@@ -200,6 +200,14 @@ def test_accelerate_for_dense_gives_the_grid_back():
     model, images = small(), families.images("vit", 24)
     fast = accelerate(model, images, macs=0.7, measure="dense", evaluations=2)
     assert fast.forward_features(images[:1]).shape == model.forward_features(images[:1]).shape
+
+
+def test_an_encoder_takes_the_checkpoint_of_a_classifier(tmp_path):
+    whole = timm.create_model("test_vit")
+    save_file(whole.state_dict(), tmp_path / "whole.safetensors")
+    encoder = create_model("test_vit", checkpoint=tmp_path / "whole.safetensors", num_classes=0)
+    assert torch.equal(encoder.blocks[0].mlp.fc1.weight, whole.blocks[0].mlp.fc1.weight)
+    assert measure_of(encoder).name == "embedding"
 
 
 def test_measures_that_do_not_fit_are_refused():

@@ -75,7 +75,7 @@ def importance_of_units(unit: Tensor, probe: Tensor, size: Tensor) -> Tensor:
 
     The probe's output is the logarithm of the latter, up to a number that is the same for all tokens of an image.
     """
-    predicted = unit @ probe
+    predicted = (unit @ probe.unsqueeze(1)).squeeze(2)  # as a product of matrices, which torch counts
     return (0.5 * (predicted - predicted.mean(dim=1, keepdim=True))).exp() * size.sqrt()
 
 
