@@ -1,8 +1,7 @@
 """Embeddings: cosines to the unreduced model's, and whether each image keeps its nearest neighbours.
 
-A softmax over channels ranks methods by accident. The angle between two embeddings is what retrieval, k-NN and
-zero-shot classification read, and on a classifier without its head it ranks methods as the classifier's KL does
-(docs/encoders.md).
+The angle between two embeddings is what retrieval, k-NN and zero-shot classification read, and on a classifier without
+its head it ranks methods nearly as the classifier's KL does (docs/encoders.md).
 
 Shapes: B batch, I images, K neighbours, C channels, T texts.
 """
