@@ -61,7 +61,7 @@ Written by `python docs/make_encoders.py` from `docs/results`; a test compares i
 
 ```python
 fast = gtp_vit.patch(model, restore=True)
-fast.forward_features(images)                  # [B, prefix + all patches, C], in order
+fast.forward_features(images)  # [B, prefix + all patches, C], in order
 fast.forward_intermediates(images, [2, 5, 8])  # NCHW, as a detector or a depth head reads them
 ```
 

@@ -94,7 +94,8 @@ def test_our_copy_of_the_block_is_the_models_own(family):
     asked = ((), ("diagonal", "column_sums"), ("class_row", "keys"))
     for method in (*(Probe(statistics=frozenset(each)) for each in asked), Probe(look=True)):
         probe = patch(model, method)
-        close = {"rtol": 1e-5, "atol": 4e-6 if method.look else 2e-6}  # a map that is written down is rounded once more
+        # Processors round differently: 3e-6 was seen of eva02, whose features have values of 10.
+        close = {"rtol": 1e-5, "atol": 4e-6}
         with torch.no_grad():
             torch.testing.assert_close(families.output(probe, images), wanted, **close)
         if hasattr(model, "forward_features"):  # timm's; other families have entry points of their own
