@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -42,14 +41,9 @@ def measure_of(
     _refuse(chosen, output)
     if texts is not None and chosen != Embeddings.name:
         raise BadSetting(f"embeddings of texts are for models whose outputs are embeddings; this one's are {chosen}")
-    kind: Any = {} if output is None or chosen == Dense.name else {"kind": output.kind}
-    if chosen == Embeddings.name:
-        kind |= {"k": neighbours, "texts": texts}
-    return MEASURES[chosen](**{name: kind[name] for name in kind if name in _fields(MEASURES[chosen])})
-
-
-def _fields(kind: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
+    if chosen != Embeddings.name:
+        return MEASURES[chosen]()
+    return Embeddings(kind=Embeddings.kind if output is None else output.kind, k=neighbours, texts=texts)
 
 
 def check_class_output(model: nn.Module) -> None:
