@@ -7,7 +7,8 @@ Speed: writing a folder of embeddings against the bare loop over the same batche
 memory (`model(batch)` and nothing else), once with images in files, read by as many workers in both (a DataLoader,
 whose reading overlaps with the model). All that the command does once it runs is in it: names, checks, files. Beside
 the ratio of times, which needs a quiet machine, that of the processors' work, of readers too, which hardly does.
-Memory: resident memory of the process and of its readers while 20,000 generated pictures are embedded.
+Memory: resident memory of the process and of its readers while 20,000 generated pictures are embedded; of the readers
+also without what they share with others.
 """
 
 from __future__ import annotations
@@ -158,23 +159,25 @@ def memory(options: Options, folder: Path) -> dict[str, Any]:
     pictures(folder / "memory", options.memory, 48)
     model = patch(create_model("test_vit", img_size=64, num_classes=0), "tome")
     dataset = open_images(model, DataSettings(folder / "memory", split="", img_size=64, labels=False))
-    seen: list[tuple[int, float, float]] = []
+    seen: list[tuple[int, float, float, float]] = []
 
     def watch(done: int, total: int | None, rate: float) -> None:
         if done >= 2000:
-            seen.append((done, resident(os.getpid()), sum(map(resident, children()))))
+            readers = children()
+            seen.append((done, resident(os.getpid()), sum(map(resident, readers)), sum(map(private, readers))))
 
     begin = time.perf_counter()
     sizes: dict[str, int] = {"batch_size": 64, "shard_size": 1024}
     embed_to_folder(folder / "flat", Embedder(model), dataset, {}, **sizes, workers=options.workers, progress=watch)
-    _, own, readers = seen[0]
-    most, most_of_readers = max(each for _, each, _ in seen), max(each for _, _, each in seen)
+    _, own, readers, alone = seen[0]
     return {
         "images": seen[-1][0],
         "MB at 2,000 images": round(own, 1),
-        "growth in MB": round(most - own, 1),
+        "growth in MB": round(max(each[1] for each in seen) - own, 1),
         "MB of the readers": round(readers, 1),
-        "growth of the readers in MB": round(most_of_readers - readers, 1),
+        "growth of the readers in MB": round(max(each[2] for each in seen) - readers, 1),
+        "MB of the readers alone": round(alone, 1),
+        "growth of the readers alone in MB": round(max(each[3] for each in seen) - alone, 1),
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
@@ -186,6 +189,15 @@ def resident(process: int) -> float:
     except OSError:  # it has just ended
         return 0.0
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS:")).split()[1]) / 1024
+
+
+def private(process: int) -> float:
+    """MB of a process that it shares with no other."""
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_")) / 1024
 
 
 def children() -> list[int]:

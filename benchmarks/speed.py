@@ -28,6 +28,8 @@ import tyro
 from gtp_vit import GTP, make_method, patch, unpatch
 from gtp_vit.measure.benchmark import against, interleave
 from gtp_vit.measure.environment import environment
+from gtp_vit.methods.calibration import Calibration
+from gtp_vit.patch import host_of
 from memory import in_a_child, peak_of
 
 CASES = (
@@ -54,7 +56,8 @@ class Options:
     kernels: tuple[str, ...] = ("native", "torch")
     """Which kernels of GTP to time."""
     methods: tuple[str, ...] = ()
-    """Other registered methods to time, with settings: tome:r=8, evit:keep_rate=0.8:fuse_token=False."""
+    """Other registered methods to time, with settings: tome:r=8, evit:keep_rate=0.8:fuse_token=False; also
+    gtp_plus:calibration="random"."""
     rounds: int = 20
     """How often each is timed."""
     threads: int = 2
@@ -155,9 +158,21 @@ def candidates(case: str, options: Options) -> tuple[dict[str, torch.nn.Module],
     for other in options.methods:
         name, *settings = other.split(":")
         pairs = (setting.split("=", 1) for setting in settings)
-        found[other] = patch(model, make_method(name, **{key: ast.literal_eval(value) for key, value in pairs}))
+        read = {key: ast.literal_eval(value) for key, value in pairs}
+        if read.get("calibration") == "random":
+            read["calibration"] = random_calibration(model)
+        found[other] = patch(model, make_method(name, **read))
         found[f"oracle of {other}"] = oracle_of(found[other])
     return found, torch.randn(int(batch), 3, *model.patch_embed.img_size)
+
+
+def random_calibration(model: Any) -> str:
+    """A probe of random numbers, and four registers: what they are costs nothing, that they are there does."""
+    vit = host_of(model).vit
+    probe = torch.randn(vit.depth, vit.dim, generator=torch.Generator().manual_seed(0))
+    rows, columns = vit.grid
+    corners = (0, columns - 1, (rows - 1) * columns, rows * columns - 1)
+    return Calibration(probe, vit.grid, corners, torch.zeros(0)).to_text()
 
 
 def oracle_of(model: Any) -> Oracle:

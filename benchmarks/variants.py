@@ -1,0 +1,205 @@
+"""Would GTP+ do less damage if ...? Variants of its arithmetic on calibration images, paired with what ships.
+
+    python benchmarks/variants.py vit_tiny_patch16_224 --checkpoint W --data-dir imagenet/calibration
+
+With a calibration: tokens compared on fewer channels, those with the largest part of their length (free) or the first
+principal components (whose projection is counted), at the same schedule and at the same MACs; other powers of the
+average and of the size. Without one: tokens far longer than the image's median neither leave nor receive. Each variant
+replaces a function of methods/merging.py in this process. KL to the unreduced model on images that the calibration has
+not seen, and the paired difference to GTP+ as it is, calibrated or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import Tensor
+
+from gtp_vit import GTPPlus, create_model, patch
+from gtp_vit.core.loop import run
+from gtp_vit.inputs.data import DataSettings, batches, open_images
+from gtp_vit.measure.classes import kl_per_image
+from gtp_vit.measure.sensitivity import LONG, Watch, learn_sensitivity
+from gtp_vit.methods import gtp_plus, merging
+from gtp_vit.methods.gtp_plus import CalibratedReducer
+from gtp_vit.patch import host_of
+from gtp_vit.search.calibrate import CALIBRATED_FLOOR
+from gtp_vit.search.space import Limits, Space
+
+
+@dataclass(frozen=True)
+class Flags:
+    model: Annotated[str, tyro.conf.Positional]
+    """Name of a model that scores classes."""
+    checkpoint: Path
+    """Its weights."""
+    data_dir: Path
+    """Folder of images; never those that results are reported on."""
+    share: float = 0.55
+    """Of the unreduced model's MACs."""
+    images: int = 300
+    """To learn from."""
+    others: int = 300
+    """To measure on."""
+    channels: int = 64
+    """For comparing tokens on fewer channels."""
+    threads: int = 2
+    """CPU threads."""
+    json: Path | None = None
+    """Write the figures here as well."""
+
+
+@dataclass(frozen=True)
+class Fewer:
+    """Comparing tokens on `count` numbers: channels of each layer [L, count], or projections of them [L, C, count]."""
+
+    count: int
+    channels: Tensor | None = None
+    projections: Tensor | None = None
+
+    def units(self, layer: int, unit: Tensor) -> Tensor:
+        if self.channels is not None:
+            found = unit[..., self.channels[layer]]
+        else:
+            assert self.projections is not None
+            found = unit @ self.projections[layer]
+        return F.normalize(found, dim=-1)
+
+    def macs(self, reducer: CalibratedReducer, grid: tuple[int, int], steps: Any, layers: int) -> int:
+        reducing = [step.keys for step in steps[:layers] if step.keys > step.after]
+        probe = sum(reducing) * reducer.vit.dim
+        projected = sum(reducing) * reducer.vit.dim * self.count if self.projections is not None else 0
+        return sum(merging.similarities(keys) * self.count for keys in reducing) + probe + projected
+
+
+@contextlib.contextmanager
+def comparing(fewer: Fewer) -> Iterator[None]:
+    """GTP+ with a calibration compares tokens so."""
+    now = {"layer": 0}
+    merge, similarity = CalibratedReducer.merge, merging.earlier_similarity
+
+    def watched(self: Any, layer: int, *rest: Any) -> Any:
+        now["layer"] = layer
+        return merge(self, layer, *rest)
+
+    def similar(unit: Tensor) -> Tensor:
+        return similarity(fewer.units(now["layer"], unit))
+
+    with (
+        mock.patch.object(CalibratedReducer, "merge", watched),
+        mock.patch.object(CalibratedReducer, "own_macs", functools.partialmethod(lambda *a: fewer.macs(*a))),
+        mock.patch.object(merging, "earlier_similarity", similar),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def protecting_long_tokens() -> Iterator[None]:
+    """GTP+ without a calibration leaves tokens alone that are far longer than the image's median."""
+
+    def conserve(ops: Any, x: Tensor, branch: Tensor, importance: Tensor, size: Any, removed: int, floor: float,
+                 keep_norm: bool, *norm: Any) -> Any:  # fmt: skip
+        total = x + branch
+        length = total[:, -importance.shape[1] :].norm(dim=2)
+        long = (length > LONG * length.median(dim=1, keepdim=True).values).float()
+        size = torch.ones_like(importance) if size is None else size
+        found = merging._merge(total, importance, size, size, long, removed, floor, keep_norm)
+        return merging._with_norm(x.dtype, *found, *norm)
+
+    with mock.patch.object(gtp_plus, "conserve", conserve):
+        yield
+
+
+def moments(model: Any, images: Tensor) -> Tensor:
+    """The second moments of unit vectors after each layer's attention, [L, C, C]."""
+    watched: Any = patch(model, Watch(), lossless=False, quiet=True)
+    found: Tensor = torch.zeros(())
+    with torch.inference_mode():
+        for part in images.split(50):
+            run(watched, part)
+            seen = torch.stack([F.normalize(z[:, 1:], dim=2).flatten(0, 1) for z in watched.reducer.seen])
+            found = found + seen.transpose(1, 2) @ seen
+    return found
+
+
+def main(flags: Flags) -> None:
+    torch.set_num_threads(flags.threads)
+    model = create_model(flags.model, checkpoint=flags.checkpoint)
+    files = open_images(model, DataSettings(data_dir=flags.data_dir, labels=False))
+    mixed = torch.randperm(len(files), generator=torch.Generator().manual_seed(1)).tolist()  # type: ignore[arg-type]
+    wanted = torch.utils.data.Subset(files, mixed[: flags.images + flags.others])
+    images = torch.cat([batch.images for batch in batches(wanted, batch_size=50, workers=1)])
+    seen, others = images[: flags.images], images[flags.images :]
+    text = learn_sensitivity(model, seen).calibration.to_text()
+    host = host_of(model)
+
+    def outputs(fast: Any) -> Tensor:
+        with torch.inference_mode():
+            return torch.cat([fast(part) for part in others.split(50)])
+
+    def at_share(start: GTPPlus) -> GTPPlus:
+        space = Space(host.costs(), start, Limits())
+        plan = space.fit(space.plan_of(start), flags.share * space.whole)
+        assert plan is not None
+        return space.with_plan(plan)  # type: ignore[return-value]
+
+    base = outputs(model)
+    shape = GTPPlus.at(host.vit, 0.5).propagate
+    plain = at_share(GTPPlus(propagate=shape))
+    calibrated = at_share(GTPPlus(propagate=shape, floor=CALIBRATED_FLOOR, calibration=text))
+    second = moments(model, seen)
+    energy = second.diagonal(dim1=1, dim2=2)
+    largest = Fewer(flags.channels, channels=energy.topk(flags.channels, dim=1).indices)
+    components = torch.linalg.eigh(second.double()).eigenvectors[..., -flags.channels :].float()
+    principal = Fewer(flags.channels, projections=components)
+    rows: list[dict[str, Any]] = []
+
+    def measured(method: GTPPlus) -> Tensor:
+        return kl_per_image(base, outputs(patch(model, method, kernels="torch", quiet=True)))
+
+    def add(name: str, against: Tensor, make: Callable[[], GTPPlus], change: Any) -> None:
+        with change:
+            method = make()
+            share = host.costs().with_method(method) / host.costs().whole
+            found = measured(method)
+        difference = (found - against) / against.mean()
+        row = {"variant": name, "kl": round(float(found.mean()), 5), "share": round(share, 4)}
+        row |= {"change %": round(100 * float(difference.mean()), 1)}
+        rows.append(row | {"standard error": round(100 * float(difference.std()) / len(found) ** 0.5, 1)})
+        print(flags.model, json.dumps(rows[-1]), flush=True)
+
+    none = contextlib.nullcontext()
+    before = measured(plain)
+    add("GTP+", before, lambda: plain, none)
+    add("long tokens left alone", before, lambda: plain, protecting_long_tokens())
+    add("calibrated, against GTP+", before, lambda: calibrated, none)
+    own = measured(calibrated)
+    for name, fewer in (("largest channels", largest), ("principal components", principal)):
+        add(f"{flags.channels} {name}, same schedule", own, lambda: calibrated, comparing(fewer))
+        add(f"{flags.channels} {name}, same MACs", own, lambda: at_share(calibrated), comparing(fewer))
+    for power in (0.0, 0.5, 1.0):
+        add(f"averages by importance to the power {power:g}", own, lambda: calibrated,
+            mock.patch.object(merging, "SHARE_POWER", power))  # fmt: skip
+    for setting, values in (("floor", (0.15, 0.6)), ("proportional_attention", (0.8, 1.0))):
+        for value in values:
+            changed = dataclasses.replace(calibrated, **{setting: value})
+            add(f"{setting} {value:g}", own, lambda changed=changed: changed, none)  # type: ignore[misc]
+    if flags.json is not None:
+        flags.json.write_text(json.dumps({**{k: str(v) for k, v in dataclasses.asdict(flags).items()
+                                             if k in ("model", "share", "images", "others", "channels")},
+                                          "rows": rows}, indent=1) + "\n")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Flags, description=__doc__))
