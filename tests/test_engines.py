@@ -70,7 +70,7 @@ from gtp_vit.recipes import deploy_method
 CLOSE = 1e-4
 FILE = "fashion_vit-gtp_plus-f32.onnx"
 # Layers, family, method: each method, and each kind of head, prefix, positions and grid. Of three layers one reduces
-# tokens of equal sizes, one of different ones, one is the last. `benchmarks/engines.py equality` runs all on all.
+# tokens of equal sizes, one of different ones, one is the last. `benchmarks/engines.py equality` runs far more.
 CASES = [
     (3, "vit", GTPPlus(propagate=6)),
     (3, "deit_distilled", EvoViT()),
@@ -690,6 +690,7 @@ def mistakes():
         "unknown precision": (vit, onnx, {"precision": "fp16"}, "unknown precision 'fp16'"),
         "bf16": (vit, onnx, {"precision": "bf16"}, "onnxruntime has no bf16 on a CPU; give f32 or int8"),
         "adaptive": (patch(vit, ATS()), onnx, {}, "ats keeps a different number of tokens in every image"),
+        "a loop": (patch(vit, "atc"), onnx, {}, "atc joins clusters one after the other"),
         "bfloat16": (
             families.make("vit").bfloat16(),
             onnx,

@@ -43,6 +43,10 @@ class ATC(Method):
     name: ClassVar[str] = "atc"
     source: ClassVar[Source] = Source("arXiv 2409.11923 (ECCV 2024)", "JoakimHaurum/ATC", "MIT")
     exportable: ClassVar[bool] = False
+    not_exported: ClassVar[str] = (
+        "atc joins clusters one after the other, a loop that engines do not have, and cannot be exported; use tome or "
+        "gtp_plus, or run the model in torch"
+    )
     asks: ClassVar[str] = "keys"
     schedule: ClassVar[str | None] = "r"
 
@@ -88,10 +92,7 @@ class ATCReducer(Reducer):
         if not self.removals_of(tokens)[layer]:
             return None
         if exporting():
-            raise BadSetting(
-                "ATC joins clusters one after the other, a loop that engines do not have, and cannot be exported; "
-                "use ToMe or GTP+, or run the model in torch"
-            )
+            raise BadSetting(self.method.not_exported)
         return self.ask_keys
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
