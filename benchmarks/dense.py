@@ -7,11 +7,13 @@
 (the owner's feature), whole (and all that the patch had of its own), faded (what the package does), and for GTP the
 transposed propagation, where a removed patch is a mean of all that took a part of it. `heat-maps` puts restored
 features through the saliency decoder, on validation images, for all methods. Both resume after an interruption.
-`picture` draws one image with its features and heat maps.
+`late` gives all patches back before the last layers, which then run on all of them, at the same MACs. `picture` draws
+one image with its features and heat maps.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from gtp_vit import Identity, patch
+from gtp_vit import GTPPlus, Identity, patch
 from gtp_vit.core import loop
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
@@ -251,6 +253,67 @@ class HeatMaps:
 
 
 @dataclass(frozen=True)
+class Late:
+    """All patches back before the last layers of the saliency model, at the same MACs: GTP+ on calibration images."""
+
+    weights: Path
+    images: Path
+    json: Path
+    count: int = 48
+    share: float = 0.65
+    whole: tuple[int, ...] = (0, 1, 2)
+    """Layers at the end that run on all patches."""
+
+    def run(self) -> None:
+        model, decoder = load(SALIENCY, self.weights), Decoder(self.weights)
+        images = read(model, self.images, self.count)
+        wanted = features_of(model, images)[0]
+        maps, rows = decoded(decoder, wanted), []
+        for whole in self.whole:
+            method, macs = self.method(model, whole)
+            fast = patch(model, method, restore=True, quiet=True)
+            with torch.inference_mode():
+                found = torch.cat([self.features(model, fast, part, whole) for part in images.split(16)])
+            row = {"layers on all patches": whole, "share": round(macs, 4), "images": self.count}
+            row["correlation"] = round(float(correlation(decoded(decoder, found), maps).mean()), 4)
+            row["patch_error"] = round(float(((found - wanted).norm(dim=2) / wanted.norm(dim=2)).mean()), 4)
+            rows.append({**row, "method": str(method)})
+            print(json.dumps(rows[-1]), flush=True)
+            self.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+    def method(self, model: Any, whole: int) -> tuple[Method, float]:
+        """GTP+ of its default shape that costs `share` together with the layers on all patches, and that cost."""
+        costs, last = host_of(model).costs(), len(model.blocks) - whole
+        low, high, best = 0.0, 1.0, None
+        for _ in range(16):
+            middle = (low + high) / 2
+            given: Any = GTPPlus.at(host_of(model).vit, middle)
+            method = dataclasses.replace(given, propagate=(*given.propagate[:last], *[0] * whole))
+            steps = patch(model, method, quiet=True).reducer.steps((16, 16))
+            more = sum(block_macs(256, 256) - block_macs(step.keys, step.mlp) for step in steps[last:])
+            found = (costs.with_method(method) + more) / costs.whole
+            if found <= self.share:
+                best, high = (method, found), middle
+            else:
+                low = middle
+        assert best is not None
+        return best
+
+    def features(self, model: Any, fast: Any, images: Tensor, whole: int) -> Tensor:
+        last = len(model.blocks) - whole
+        x = restored(run(fast, images, layers=last, restore=True))
+        for block in model.blocks[last:]:
+            x = block(x)
+        return model.norm(x)[:, 1:]
+
+
+def block_macs(keys: int, mlp: int, channels: int = 384) -> int:
+    """MACs of a block of the saliency model with so many patches in its attention and in its MLP."""
+    keys, mlp = keys + 1, mlp + 1
+    return 4 * keys * channels**2 + 2 * keys**2 * channels + 8 * mlp * channels**2
+
+
+@dataclass(frozen=True)
 class Picture:
     """One image, its heat maps and its features, unreduced and restored, side by side."""
 
@@ -294,6 +357,7 @@ def features_of(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 Command = (
     Annotated[Candidates, tyro.conf.subcommand("candidates")]
     | Annotated[HeatMaps, tyro.conf.subcommand("heat-maps")]
+    | Annotated[Late, tyro.conf.subcommand("late")]
     | Annotated[Picture, tyro.conf.subcommand("picture")]
 )
 

@@ -58,7 +58,7 @@ TOWERS: dict[str, tuple[Callable[[], Any], int]] = {
         ),
         1,
     ),
-    "timm qwen3_vit_88m_enc": (functools.partial(timm.create_model, "qwen3_vit_88m_enc"), 4),
+    "timm qwen3_vit_88m_enc": (functools.partial(timm.create_model, "qwen3_vit_88m_enc"), 1),
 }
 
 
@@ -130,14 +130,14 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key != "json"}
+    found = {"date": str(date.today()), "environment": dataclasses.asdict(environment()), "options": chosen}
     for name in options.only or TOWERS:
         rows.append(measure(name, options))
         print(json.dumps(rows[-1]), flush=True)
-    if options.json is not None:
-        chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key != "json"}
-        found = {"date": str(date.today()), "environment": dataclasses.asdict(environment()), "options": chosen}
-        options.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+        if options.json is not None:  # after each, so that an interruption loses nothing
+            options.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
