@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.inputs.data import DataSettings, ImageFiles, ImageStream, batches, first_images, open_images
+from gtp_vit.inputs.data import DataSettings, ImageFiles, ImageStream, batches, collate, first_images, open_images
 from gtp_vit.inputs.pictures import decode, load_picture, open_picture
 from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.outputs import UNREDUCED
@@ -215,3 +215,15 @@ def test_the_first_images_are_those_that_can_be_read_and_are_where_the_model_is(
         path.write_bytes(b"no picture")
     with pytest.raises(GTPError, match="none of the images could be read"):
         first_images(dataset, 2, model)
+
+
+def in_shared_memory(items):
+    return collate(items).images.is_shared()
+
+
+def test_readers_put_batches_where_the_other_process_reads_them(model, folder):
+    """Else a reader's heap has gaps between images that stay and batches that go, and it grows by a batch a batch."""
+    found = open_images(model, DataSettings(folder, split=""))
+    readers = torch.utils.data.DataLoader(found, 2, num_workers=1, collate_fn=in_shared_memory)
+    assert list(readers) == [True, True]
+    assert not in_shared_memory([found[0], found[1]])  # no other process, no copy
