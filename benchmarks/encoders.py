@@ -20,13 +20,13 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from gtp_vit import create_model
-from gtp_vit.inputs.data import DataSettings, open_images, spread_images
+from gtp_vit import calibrate, create_model
+from gtp_vit.inputs.data import DataSettings, first_images, open_images, spread_images
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.embeddings import Embeddings
 from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.outputs import Arrays, Figure, values
-from gtp_vit.recipes import read_recipe
+from gtp_vit.recipes import Recipe, read_recipe
 from gtp_vit.search.compare import models_of, plan
 from gtp_vit.weights import load_weights
 
@@ -34,6 +34,9 @@ MODELS = {
     "vit_tiny_patch16_224": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
     "deit_tiny_patch16_224": "deit_tiny_patch16_224.rounded-layernorm.safetensors",
 }
+
+
+LEARNED_ON = 300  # images
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Options:
     """Evenly spread over the data set."""
     methods: tuple[str, ...] = ()
     """Names of methods; all if none is given."""
+    calibration: Path | None = None
+    """Folder of other images, on 300 of which GTP+ also learns what matters to the embedding."""
     threads: int = 0
     """0 leaves torch's choice."""
 
@@ -85,7 +90,8 @@ def measure(name: str, options: Options) -> list[dict[str, Any]]:
     load_weights(whole, options.weights / MODELS[name], name)
     encoder = create_model(name, checkpoint=options.weights / MODELS[name], num_classes=0)
     budget = options.share * encoder_macs(encoder)
-    plans, _ = plan(encoder, options.methods, [budget], [read_recipe(f"{name}-{options.share}")])
+    recipes = [read_recipe(f"{name}-{options.share}"), *calibrated(encoder, name, options)]
+    plans, _ = plan(encoder, options.methods, [budget], recipes)
     dataset = spread_images(
         open_images(encoder, DataSettings(options.data_dir, crop_pct=0.9, labels=False)), options.images
     )
@@ -95,9 +101,19 @@ def measure(name: str, options: Options) -> list[dict[str, Any]]:
     for plan_, score in zip(plans, found.scores, strict=True):
         figures = {key: [each.value, each.low, each.high] for key, each in score.figures.items()}
         settings = None if plan_.method is None else plan_.method.to_dict()
-        row = {"model": name, "method": plan_.label, "gmacs": plan_.macs / 1e9, "images": score.images}
+        learned = "gtp_plus, calibrated" if settings is not None and settings.get("calibration") else plan_.label
+        row = {"model": name, "method": learned, "gmacs": plan_.macs / 1e9, "images": score.images}
         rows.append({**row, "figures": figures, "settings": settings})
     return rows
+
+
+def calibrated(encoder: nn.Module, name: str, options: Options) -> list[Recipe]:
+    """GTP+ that has learned on other images what matters to the embedding, if such images are given."""
+    if options.calibration is None:
+        return []
+    others = open_images(encoder, DataSettings(options.calibration, crop_pct=0.9, labels=False))
+    images = first_images(spread_images(others, LEARNED_ON), LEARNED_ON, encoder)
+    return [calibrate(encoder, images, macs=options.share, name=name)]
 
 
 def encoder_macs(encoder: nn.Module) -> int:
@@ -123,7 +139,7 @@ def main() -> None:
         own = [row for row in rows if row["model"] == name]
         for row in sorted(own[1:], key=lambda row: row["figures"]["head_kl"][0]):
             shown = {key: round(each[0], 4) for key, each in row["figures"].items()}
-            print(name, f"{row['method']:20}", shown)
+            print(name, f"{row['method']:20}", shown, flush=True)
         for figure in ("distance", "channel_kl"):
             print(name, figure, "pairs in the other order than by the classifier's KL:", inversions(own, figure))
 
