@@ -1075,3 +1075,16 @@ def test_the_trap_is_found_by_how_a_process_ends(monkeypatch):
     assert ov.trap.__wrapped__() is None
     assert ov.trap.__wrapped__() is None  # OpenVINO is not here, or has a problem that it can explain
     assert ov.trap.__wrapped__().endswith("ends the process here (signal 4)")
+
+
+def test_the_page_says_how_equal_files_were():
+    docs = Path(__file__).parent.parent / "docs"
+    found = json.loads((docs / "results/engines-equality.json").read_text())["rows"]
+    compared = [row[engine] for row in found if "refused" not in row for engine in ENGINES]
+    worst = max(row["largest_difference"] for row in compared)
+    assert worst <= CLOSE
+    assert not any(row["images_with_other_tokens"] or row["images_beyond_1e-4"] for row in compared)
+    page = " ".join((docs / "deploy.md").read_text().split())
+    assert f"{len(compared) // len(ENGINES)} small random models" in page
+    assert f"differ from torch by {worst:.1e} at most" in page
+    assert f"GTP+ on all {len({row['family'] for row in found if row['method'] == 'gtp_plus'})} families" in page
