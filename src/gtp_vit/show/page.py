@@ -40,7 +40,7 @@ pre { padding: 12px; overflow-x: auto; border-radius: 6px; }
   body { max-width: none; padding: 0; font-size: 10pt; } h2 { margin-top: 16px; padding-top: 12px; break-after: avoid; }
   .wide { overflow: visible; } table { font-size: 7.5pt; } tr, svg, figure { break-inside: avoid; }
   th, td { padding: 3px 4px; white-space: normal; } tr.best td { print-color-adjust: exact; }
-  svg { max-height: 150mm; }
+  svg { max-height: 150mm; } figure img { max-width: 75%; }
 }
 """
 

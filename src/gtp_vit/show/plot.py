@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 COLOURS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#66a182", "#8d5a97", "#c77d3f", "#4a4e69", "#7a9e2f", "#b56576")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 420, 64, 48, 16
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 420, 76, 48, 16
 
 
 class Point(NamedTuple):
@@ -69,7 +69,8 @@ def curves(
                 f'<circle cx="{across}" cy="{up}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>'
             )
         down = TOP + 12 + 20 * index
-        parts.append(f'<rect x="{WIDTH - right + 14}" y="{down - 9}" width="12" height="12" fill="{colour}"/>')
+        filled = f'fill="none" stroke="{colour}" stroke-dasharray="3 2"' if dashes else f'fill="{colour}"'
+        parts.append(f'<rect x="{WIDTH - right + 14}" y="{down - 9}" width="12" height="12" {filled}/>')
         parts.append(f'<text x="{WIDTH - right + 32}" y="{down + 2}">{escape(name)}</text>')
     middle = LEFT + (WIDTH - LEFT - right) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
