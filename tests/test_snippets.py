@@ -29,9 +29,10 @@ from gtp_vit.engines.program import OLDEST_TORCH
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+FENCE = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^    (gtp-vit .*)$", re.M)
-COMMAND, CODE, OTHER = ("sh", ""), ("python",), ("cpp",)
+COMMAND, CODE = ("sh", ""), ("python",)
+OTHER = ("cpp", "{.python}")  # tests/test_examples.py runs the scripts that docs/examples.md takes in
 CAN_EXPORT = tuple(map(int, torch.__version__.split(".")[:2])) >= OLDEST_TORCH
 
 WITHOUT_WEIGHTS = ("macs", "models", "methods", "reproduce", "check")  # nothing to replace
@@ -42,7 +43,7 @@ FEWER = {
     "benchmark": ["--rounds", "3"],
     "evaluate": ["--limit", "12"],
     "compare": ["--limit", "4", "--rounds", "0"],
-    "tune": ["--images", "10", "--evaluations", "2"],
+    "tune": ["--images", "20", "--evaluations", "2"],
     "embed": ["--limit", "12"],
     "export": ["--images", "16"],
     "finetune": ["--epochs", "1", "--limit", "8", "--val-limit", "8", "--batch-size", "8", "--micro-batch", "8"],
@@ -87,11 +88,13 @@ def folders(tmp_path_factory):
     """Pictures as the pages name them, and small models in place of those that would be downloaded."""
     root = tmp_path_factory.mktemp("reader")
     images, labels = embedded.test_images()
-    for name in ("photos", "calibration", "pictures", "imagenet/train", "imagenet/validation", "imagenet/val"):
-        for index in range(8):
-            path = root / name / str(labels[index].item()) / f"{index}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(images[index].numpy()).convert("RGB").save(path)
+    for label in range(10):
+        (root / "photos" / str(label)).mkdir(parents=True)
+        for index in torch.nonzero(labels == label)[:3].flatten().tolist():
+            Image.fromarray(images[index].numpy()).convert("RGB").save(root / "photos" / str(label) / f"{index}.png")
+    (root / "imagenet").mkdir()
+    for name in ("calibration", "pictures", "imagenet/train", "imagenet/validation", "imagenet/val"):
+        (root / name).symlink_to(root / "photos")
     Image.fromarray(images[0].numpy()).convert("RGB").save(root / "cat.jpg")
     shutil.copy(ROOT / "tests/formats/recipe-1.json", root / "recipe.json")
     torch.manual_seed(0)
@@ -109,13 +112,17 @@ def folders(tmp_path_factory):
         config = {"embed_dim": 32, "vision_cfg": vision, "text_cfg": text}
         (root / "small-clip.json").write_text(json.dumps(config))
         open_clip.add_model_config(root / "small-clip.json")
+        save_file(open_clip.create_model("small-clip").state_dict(), root / "clip.safetensors")
     return root
 
 
 @pytest.fixture
 def here(folders, tmp_path, monkeypatch):
     """A folder of its own for each page."""
-    shutil.copytree(folders, tmp_path, dirs_exist_ok=True)
+    for path in folders.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "recipe.json").unlink()  # some pages write it
+    shutil.copy(folders / "recipe.json", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -144,8 +151,9 @@ def changed(words, fashion):
         if not CAN_EXPORT:
             return None
         rest = [str(fashion() / "fashion_vit-gtp_plus-f32.onnx") if EXPORTED.fullmatch(word) else word for word in rest]
-        return [command, *without(rest, "--data-dir"), *FEWER[command]]
-    own = [] if command in ("benchmark", "export") else ["-j", "0"]
+        return with_fewer(command, without(rest, "--data-dir"))
+    if command == "export":
+        fashion()
     if any(map(ENCODER.fullmatch, rest)):
         weights = ["--num-classes", "0", "--checkpoint", "encoder.safetensors"]
         rest = [word for each in rest for word in (["test_vit", *weights] if ENCODER.fullmatch(each) else [each])]
@@ -153,7 +161,7 @@ def changed(words, fashion):
         rest = ["photos" if word == "shards" else word for word in rest]
     elif "open_clip:ViT-B-32/openai" in rest:
         rest = ["open_clip:small-clip" if word.startswith("open_clip:") else word for word in rest]
-        rest = without(rest, "--pretrained")
+        rest = [*without(rest, "--pretrained"), "--checkpoint", "clip.safetensors"]
     else:
         trained = "tuned/weights.safetensors"
         rest = without(
@@ -169,8 +177,13 @@ def changed(words, fashion):
         place = rest.index("--output") + 1
         if Path(rest[place]).is_dir():
             rest[place] += f"-{len(list(Path().iterdir()))}"
-    workers = own if command in ("evaluate", "compare", "tune", "embed", "finetune") else []
-    return [command, *rest, *FEWER.get(command, []), *workers]
+    return with_fewer(command, rest)
+
+
+def with_fewer(command, rest):
+    fewer = FEWER.get(command, [])
+    workers = ["-j", "0"] if command in ("evaluate", "compare", "tune", "embed", "finetune") else []
+    return [command, *without(rest, *fewer[::2]), *fewer, *workers]
 
 
 def flags_of(command):
@@ -219,7 +232,7 @@ def names_for(page):
     """What a page takes as given."""
     names = {"gtp_vit": gtp_vit, "timm": timm, "torch": torch, "data_dir": Path("imagenet")}
     names["model"] = gtp_vit.create_model("fashion_vit")
-    names["images"] = embedded.normalise(embedded.test_images()[0][:20])
+    names["images"] = embedded.normalise(embedded.test_images()[0][:40])
     if page.name == "features.md":
         names["images"] = torch.randn(2, 3, 160, 160)
     if page.name == "speed-up.md" and families.HAS_TRANSFORMERS:
@@ -243,16 +256,18 @@ def fashion_when_needed(request, monkeypatch):
     from gtp_vit.engines import export as exporting
 
     def folder():
-        return request.getfixturevalue("fashion")
+        made = request.getfixturevalue("fashion")
 
-    def traced(model, path):
-        import onnx
+        def traced(model, path):
+            import onnx
 
-        stored = onnx.load(folder() / "fashion_vit-gtp_plus-f32.onnx")
-        del stored.metadata_props[:]
-        onnx.save(stored, path)
+            stored = onnx.load(made / "fashion_vit-gtp_plus-f32.onnx")
+            del stored.metadata_props[:]
+            onnx.save(stored, path)
 
-    monkeypatch.setattr(exporting, "write_onnx", traced)
+        monkeypatch.setattr(exporting, "write_onnx", traced)
+        return made
+
     return folder
 
 
@@ -266,7 +281,7 @@ def test_commands_and_code_run(page, here, fashion_when_needed):
             for line in text.splitlines():
                 if not (line.startswith("gtp-vit export") and not CAN_EXPORT):
                     run_line(line, fashion_when_needed, variables)
-        elif language in CODE and "--8<--" not in text and not lacks(text):  # examples are run by test_examples.py
+        elif language in CODE and not lacks(text):
             names = names_for(page) if names is None else names
             for old, new in REPLACED:
                 text = text.replace(old, new)
@@ -284,3 +299,25 @@ def test_commands_inside_sentences_have_flags_that_exist(page):
             check_flags(words)
         else:
             assert words[0] in ("COMMAND",), line
+
+
+HEADERS = {"ov::": ("openvino/openvino.hpp", "openvino"), "Ort::": ("onnxruntime_cxx_api.h", "onnxruntime")}
+
+
+@pytest.mark.parametrize("prefix", HEADERS)
+def test_the_code_in_cpp_compiles(prefix, tmp_path):
+    """Of pip's packages only OpenVINO's has its headers."""
+    header, module = HEADERS[prefix]
+    found = importlib.util.find_spec(module)
+    places = [Path("/usr/include"), Path("/usr/include/onnxruntime")]
+    places += [] if found is None else [Path(found.origin).parent / "include"]
+    folder = next((place for place in places if (place / header).is_file()), None)
+    if folder is None or shutil.which("g++") is None:
+        pytest.skip(f"{header} or g++ is not here")
+    (code,) = [text for language, text in blocks(ROOT / "docs/deploy.md") if language == "cpp" and prefix in text]
+    source = tmp_path / "snippet.cpp"
+    source.write_text(
+        f"#include <array>\n#include <vector>\n#include <{header}>\n"
+        f"int main() {{ int64_t batch = 1; std::vector<float> pixels(3 * 224 * 224);\n{code}}}\n"
+    )
+    subprocess.run(["g++", "-std=c++17", "-fsyntax-only", "-w", f"-I{folder}", source], check=True)
