@@ -62,6 +62,8 @@ REPLACED = [
     ("(model, images, macs=0.65)  # the same", "(model, images, macs=0.65, evaluations=2)  # the same"),
     ("epochs=30, batch_size=512", "epochs=1, batch_size=8, micro_batch=8"),
     ('output="tuned"', 'output="tuned-here"'),
+    ("gtp_vit.patch(llava)", "gtp_vit.patch(llava, gtp_vit.GTPPlus(propagate=(5, 5, 5)))"),
+    ("gtp_vit.patch(gemma3, restore=True)", "gtp_vit.patch(gemma3, gtp_vit.GTPPlus(propagate=5), restore=True)"),
 ]
 
 
@@ -107,7 +109,7 @@ def folders(tmp_path_factory):
     if importlib.util.find_spec("open_clip") is not None:
         import open_clip
 
-        vision = {"image_size": 160, "layers": 4, "width": 64, "head_width": 32, "patch_size": 16}
+        vision = {"image_size": 160, "layers": 12, "width": 64, "head_width": 32, "patch_size": 16}
         text = {"context_length": 8, "vocab_size": 99, "width": 32, "heads": 2, "layers": 1}
         config = {"embed_dim": 32, "vision_cfg": vision, "text_cfg": text}
         (root / "small-clip.json").write_text(json.dumps(config))
@@ -173,15 +175,18 @@ def changed(words, fashion):
         rest = [word for place, word in enumerate(rest) if word != "recipe.json" or "recipe.json" not in rest[:place]]
     if command == "compare" and "--methods" not in rest:
         rest += ["--methods", "gtp_plus", "tome"]
-    if "--output" in rest:
-        place = rest.index("--output") + 1
-        if Path(rest[place]).is_dir():
-            rest[place] += f"-{len(list(Path().iterdir()))}"
     return with_fewer(command, rest)
 
 
 def with_fewer(command, rest):
+    """On few images, without processes that read them, and never into the folder of another run."""
     fewer = FEWER.get(command, [])
+    if command == "finetune" and "--output" not in rest:
+        rest = [*rest, "--output", "finetuned"]
+    if "--output" in rest:
+        place = rest.index("--output") + 1
+        if Path(rest[place]).is_dir():
+            rest = [*rest[:place], f"{rest[place]}-{len(list(Path().iterdir()))}", *rest[place + 1 :]]
     workers = ["-j", "0"] if command in ("evaluate", "compare", "tune", "embed", "finetune") else []
     return [command, *without(rest, *fewer[::2]), *fewer, *workers]
 
@@ -222,10 +227,11 @@ def run_line(line, fashion, variables):
         assert words[0] in ("gtp-vit", "gtp_vit.cli.app"), line
         check_flags(words[1:])
         ready = changed(words[1:], fashion)
-        if ready is not None and tuple(ready) not in DONE:
+        key = None if ready is None else tuple(without(ready, "--output"))
+        if ready is not None and key not in DONE:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
                 assert main(ready) == 0, f"{line}\n{ready}\n{said.getvalue()}"
-            DONE.add(tuple(ready))
+            DONE.add(key)
 
 
 def names_for(page):
