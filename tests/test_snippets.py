@@ -6,6 +6,7 @@ checked here, tests/test_engines.py runs them.
 """
 
 import contextlib
+import functools
 import importlib.util
 import io
 import json
@@ -23,7 +24,7 @@ from safetensors.torch import save_file
 
 import families
 import gtp_vit
-from gtp_vit import embedded
+from gtp_vit import METHODS, embedded
 from gtp_vit.cli.app import COMMANDS, main
 from gtp_vit.engines.program import OLDEST_TORCH
 
@@ -42,7 +43,7 @@ EXPORTED = re.compile(r"\S+-(f32|int8)\.(onnx|xml)")
 FEWER = {
     "benchmark": ["--rounds", "3"],
     "evaluate": ["--limit", "12"],
-    "compare": ["--limit", "4", "--rounds", "0"],
+    "compare": ["--limit", "12", "--rounds", "0"],
     "tune": ["--images", "20", "--evaluations", "2"],
     "embed": ["--limit", "12"],
     "export": ["--images", "16"],
@@ -191,16 +192,20 @@ def with_fewer(command, rest):
     return [command, *without(rest, *fewer[::2]), *fewer, *workers]
 
 
-def flags_of(command):
+@functools.cache
+def flags_of(command, *method):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        main([command, "--help"])
+        main([command, *method, "--help"])
     return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", out.getvalue()))
 
 
 def check_flags(words):
-    used = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
+    """The command has these flags, or its method has."""
     assert words[0] in COMMANDS
-    assert used <= flags_of(words[0]), f"{words}: {used - flags_of(words[0])}"
+    place = words.index("--method") if "--method" in words else len(words)
+    method = words[place : place + 2] if words[place + 1 : place + 2] and words[place + 1] in METHODS else []
+    unknown = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)} - flags_of(words[0], *method)
+    assert not unknown, words
 
 
 DONE: set[tuple[str, ...]] = set()  # the same line on another page is not run again
