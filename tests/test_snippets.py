@@ -93,7 +93,7 @@ def folders(tmp_path_factory):
     images, labels = embedded.test_images()
     for label in range(10):
         (root / "photos" / str(label)).mkdir(parents=True)
-        for index in torch.nonzero(labels == label)[:3].flatten().tolist():
+        for index in torch.nonzero(labels == label)[:6].flatten().tolist():
             Image.fromarray(images[index].numpy()).convert("RGB").save(root / "photos" / str(label) / f"{index}.png")
     (root / "imagenet").mkdir()
     for name in ("calibration", "pictures", "imagenet/train", "imagenet/validation", "imagenet/val"):
@@ -182,6 +182,8 @@ def changed(words, fashion):
 def with_fewer(command, rest):
     """On few images, without processes that read them, and never into the folder of another run."""
     fewer = FEWER.get(command, [])
+    if "--min-neighbours" in rest:
+        fewer = ["--images", "60", "--evaluations", "2"]  # ten neighbours among a fifth of them
     if command == "finetune" and "--output" not in rest:
         rest = [*rest, "--output", "finetuned"]
     if "--output" in rest:
