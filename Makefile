@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 
-.PHONY: demo test test-oldest package sanitize sanitize-short benchmark format clean
+.PHONY: demo test docs test-oldest package sanitize sanitize-short benchmark format clean
 
 # All methods on the small model inside the package. For a real one:
 #   make demo DEMO="--model deit_small_patch16_224 --pretrained --data-dir imagenet/val"
@@ -16,6 +16,10 @@ test: $(VENV)/ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
+
+# The documentation as a site: open build/site/index.html. A broken link ends the build.
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 # The oldest versions that pyproject.toml admits.
 test-oldest: $(OLDEST)/ready

@@ -1,5 +1,8 @@
-"""Set-up of all tests: the AMX trap, one thread, what may not skip, where the real weights and goldens are."""
+"""Set-up of all tests: the AMX trap, one thread, what may not skip, where the real weights and goldens are,
+and what is too slow to be made more than once."""
 
+import contextlib
+import io
 import os
 
 # On some virtual machines bf16 products kill the process, with no exception (docs/design.md). Set before torch loads.
@@ -71,3 +74,38 @@ def data() -> Path:
     if not (path / "golden").is_dir():
         pytest.fail(f"GTP_VIT_DATA={folder} has no folder golden")
     return path
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """once(name, make): a folder that make(folder) has filled, one time for all workers of pytest-xdist."""
+    from filelock import FileLock
+
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "once"
+    root.mkdir(exist_ok=True)
+
+    def folder(name, make):
+        with FileLock(root / f"{name}.lock"):
+            if not (root / name).is_dir():
+                begun = root / f"{name}-begun"
+                begun.mkdir()
+                make(begun)
+                begun.rename(root / name)
+        return root / name
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fashion(once):
+    """A folder with what `gtp-vit export` makes of the embedded model; its answer is beside it."""
+    from gtp_vit.cli.app import Exit, main
+
+    def make(folder):
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            code = main(["export", "--output", str(folder / "out"), "--images", "16", "--json"])
+        assert code == Exit.OK, err.getvalue()
+        (folder / "answer.json").write_text(out.getvalue())
+
+    return once("fashion", make) / "out"

@@ -1,10 +1,8 @@
 """Files for engines: they compute what torch computes, say what is in them, need neither torch nor this package, and a
 file that is not right is not left behind."""
 
-import contextlib
 import dataclasses
 import importlib.util
-import io
 import itertools
 import json
 import os
@@ -23,7 +21,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from filelock import FileLock
 from PIL import Image
 
 import families
@@ -108,40 +105,8 @@ each_engine = pytest.mark.parametrize("engine", [pytest.param(name, marks=needs(
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory):
-    """once(name, make): a folder that make(folder) has filled, one time for all workers of pytest-xdist."""
-    own = tmp_path_factory.getbasetemp()
-    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "engines"
-    root.mkdir(exist_ok=True)
-
-    def folder(name, make):
-        with FileLock(root / f"{name}.lock"):
-            if not (root / name).is_dir():
-                begun = root / f"{name}-begun"
-                begun.mkdir()
-                make(begun)
-                begun.rename(root / name)
-        return root / name
-
-    return folder
-
-
-@pytest.fixture(scope="session")
 def images():
     return embedded.normalise(embedded.test_images()[0])
-
-
-@pytest.fixture(scope="session")
-def fashion(once):
-    """A folder with what `gtp-vit export` makes of the embedded model; its answer is beside it."""
-
-    def make(folder):
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            code = main(["export", "--output", str(folder / "out"), "--images", "16", "--json"])
-        assert code == Exit.OK, err.getvalue()
-        (folder / "answer.json").write_text(out.getvalue())
-
-    return once("fashion", make) / "out"
 
 
 @pytest.fixture(scope="session")

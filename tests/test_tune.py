@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -402,6 +403,7 @@ def test_the_command_draws_a_curve(words, tmp_path, capsys):
     files = sorted(tmp_path.glob("curve-0.*.json"))
     assert [read_recipe(path).method.name for path in files] == ["tome"] * 5
     assert "<svg" in page.read_text()
+    assert re.search(r"<title>GMACs: [^<]*settings: [^<]*</title>", page.read_text())  # the figures of a point
 
 
 def test_bad_flags_of_the_command(words, capsys):

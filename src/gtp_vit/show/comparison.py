@@ -15,8 +15,8 @@ from gtp_vit.measure.trace import trace
 from gtp_vit.patch import patch
 from gtp_vit.search.compare import Row
 from gtp_vit.show.page import Section, paragraph, picture, table
-from gtp_vit.show.plot import curves
-from gtp_vit.show.results import Table
+from gtp_vit.show.plot import Point, curves
+from gtp_vit.show.results import Table, in_words
 from gtp_vit.show.scores import explain_scores, figure_text, score_row, with_bounds
 from gtp_vit.show.tokens import panels, png, some_layers
 
@@ -80,9 +80,14 @@ def comparison_sections(
     """Plots of damage, quality and speed over MACs, the table, pictures of the tokens, and what was left out."""
     reduced = [row for row in rows if row.plan.method is not None]
     names = list(dict.fromkeys(row.plan.label for row in reduced))
+    columns, cells = comparison_table(rows, found)
+    texts = {row.plan.name: in_words(columns, line) for row, line in zip(rows, cells, strict=True)}
 
-    def series(x: Callable[[Any], float], y: Callable[[Any], float]) -> dict[str, list[tuple[float, float]]]:
-        return {name: [(x(row), y(row)) for row in reduced if row.plan.label == name] for name in names}
+    def series(x: Callable[[Any], float], y: Callable[[Any], float]) -> dict[str, list[Point]]:
+        return {
+            name: [Point(x(row), y(row), texts[row.plan.name]) for row in reduced if row.plan.label == name]
+            for name in names
+        }
 
     def cost(row: Row) -> float:
         return row.plan.macs / rows[0].plan.macs
@@ -111,7 +116,7 @@ def comparison_sections(
         f"{damage.title}."
     )
     notes = "".join(map(paragraph, [text, *sorted(map(str, cautions))]))
-    sections.append(Section("All figures", table(*comparison_table(rows, found), best) + notes))
+    sections.append(Section("All figures", table(columns, cells, best) + notes))
     sections.append(Section("What is left of an image", _token_pictures(model, reduced, images)))
     return sections + ([Section("Left out", "".join(map(paragraph, left_out)))] if left_out else [])
 

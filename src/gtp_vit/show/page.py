@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gtp_vit.measure.environment import environment
 from gtp_vit.runs.files import write_atomically
+from gtp_vit.show import live
 
 STYLE = """
 :root { --ink: #1d2433; --soft: #5b6577; --line: #dfe3ea; --wash: #f6f7f9; --accent: #00798c; }
@@ -34,6 +35,13 @@ figure { margin: 16px 0; } figure img { max-width: 100%; image-rendering: pixela
 figcaption { color: var(--soft); font-size: .9rem; }
 code, pre { font: .85rem ui-monospace, SFMono-Regular, Menlo, monospace; background: var(--wash); }
 pre { padding: 12px; overflow-x: auto; border-radius: 6px; }
+@media print {
+  @page { size: A4 landscape; margin: 12mm; }
+  body { max-width: none; padding: 0; font-size: 10pt; } h2 { margin-top: 16px; padding-top: 12px; break-after: avoid; }
+  .wide { overflow: visible; } table { font-size: 7.5pt; } tr, svg, figure { break-inside: avoid; }
+  th, td { padding: 3px 4px; white-space: normal; } tr.best td { print-color-adjust: exact; }
+  svg { max-height: 150mm; } figure img { max-width: 75%; }
+}
 """
 
 
@@ -45,14 +53,18 @@ class Section:
     html: str
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], best: int | None = None) -> str:
-    """A table that scrolls by itself on a narrow screen; `best` is the row to highlight."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], best: int | None = None, *, sortable: bool = True
+) -> str:
+    """A table that scrolls by itself on a narrow screen, and sorts by a click on a column; `best` is highlighted."""
+    kind = ' class="sortable"' if sortable and len(rows) > 1 else ""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = []
     for index, row in enumerate(rows):
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
         body.append(f"<tr{' class=best' if index == best else ''}>{cells}</tr>")
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    parts = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="wide"><table{kind}>{parts}</table></div>'
 
 
 def paragraph(text: str) -> str:
@@ -67,17 +79,18 @@ def picture(png: bytes, caption: str) -> str:
 
 
 def write_report(path: Path, title: str, lead: str, sections: Sequence[Section], command: str) -> None:
-    """Write the page, with how it was made at its end."""
+    """Write the page, with how it was made at its end; all in one file, so that it can be sent and kept."""
     made = [["command", command], ["date", datetime.datetime.now().astimezone().isoformat(timespec="seconds")]]
     made.append(["commit", commit()])
     made += [[key.replace("_", " "), str(value)] for key, value in dataclasses.asdict(environment()).items()]
-    parts = [*sections, Section("How this was made", table(["what", "value"], made))]
+    parts = [*sections, Section("How this was made", table(["what", "value"], made, sortable=False))]
     body = "\n".join(f"<h2>{escape(section.title)}</h2>\n{section.html}" for section in parts)
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f'<body><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>\n{body}\n</body></html>\n'
+        f"<title>{escape(title)}</title><style>{STYLE}{live.STYLE}</style></head>\n"
+        f'<body><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>\n{body}\n'
+        f"<script>{live.SCRIPT}</script>\n</body></html>\n"
     )
     write_atomically(path, page)
 

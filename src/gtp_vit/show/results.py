@@ -29,6 +29,11 @@ def plain(result: Any) -> Any:
     return str(result) if isinstance(result, Path) else result
 
 
+def in_words(columns: Sequence[str], row: Sequence[str]) -> str:
+    """A row of a table by itself: a line for each cell that says something."""
+    return "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True) if cell)
+
+
 def write_results(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows with a column of settings as CSV or JSON, whole or not at all."""
     if path.suffix == ".json":

@@ -10,8 +10,8 @@ from gtp_vit.measure.measures import MEASURES
 from gtp_vit.measure.outputs import Figure
 from gtp_vit.recipes import Recipe
 from gtp_vit.show.page import Section, paragraph, table
-from gtp_vit.show.plot import curves
-from gtp_vit.show.results import Table
+from gtp_vit.show.plot import Point, curves
+from gtp_vit.show.results import Table, in_words
 
 
 def recipe_table(recipes: Sequence[Recipe]) -> Table:
@@ -59,10 +59,14 @@ def explain_recipes(recipes: Sequence[Recipe]) -> str:
 
 def recipe_sections(recipes: Sequence[Recipe]) -> list[Section]:
     """The table, and of several recipes the curve of damage over cost."""
-    sections = [Section("Recipes", table(*recipe_table(recipes)) + paragraph(explain_recipes(recipes)))]
+    columns, cells = recipe_table(recipes)
+    sections = [Section("Recipes", table(columns, cells) + paragraph(explain_recipes(recipes)))]
     if len(recipes) > 1:
         damage = _figures(recipes)[0]
-        points = [(recipe.measured["share"], recipe.measured["held_out"][damage.name]) for recipe in recipes]
+        points = [
+            Point(recipe.measured["share"], recipe.measured["held_out"][damage.name], in_words(columns, line))
+            for recipe, line in zip(recipes, cells, strict=True)
+        ]
         line = {recipes[0].method.name: points}
         drawn = curves(line, "MACs, as a share of the unreduced model's", f"{damage.title} on held-out images")
         sections.insert(0, Section("Damage over cost", drawn))
