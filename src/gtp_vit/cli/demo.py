@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,9 @@ def main(words: Sequence[str]) -> None:
 
             webbrowser.open(address)
         try:
-            built.block_thread()
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            render.say("Ended.")
         finally:
             built.close(verbose=False)
 

@@ -86,19 +86,7 @@ def build(subject: Subject | Filed) -> Any:
 def _upload(gr: Any, start: Any) -> Any:
     """Where pictures come in. They are read by `read_upload` only, and never fetched from an address."""
 
-    class Upload(gr.Image):  # type: ignore[misc]
-        def get_block_name(self) -> str:
-            return "image"
-
-        def preprocess(self, payload: Any) -> str | None:
-            return None if payload is None else payload.path
-
-        async def async_move_resource_to_block_cache(self, url_or_file_path: Any) -> Any:
-            if "://" in str(url_or_file_path):
-                raise gr.Error("A picture is uploaded, pasted or taken; addresses are not opened.")
-            return await super().async_move_resource_to_block_cache(url_or_file_path)
-
-    return Upload(
+    picture = gr.Image(
         value=start,
         format="png",
         type="filepath",
@@ -108,6 +96,17 @@ def _upload(gr: Any, start: Any) -> Any:
         height=260,
         elem_id="gtp-upload",
     )
+    move = picture.async_move_resource_to_block_cache
+
+    async def without_addresses(path: Any) -> Any:
+        if "://" in str(path):
+            raise gr.Error("Pictures are uploaded, pasted or taken; addresses are not opened.", print_exception=False)
+        return await move(path)
+
+    # On this one object: Gradio writes a file beside the source of every subclass of its components.
+    picture.async_move_resource_to_block_cache = without_addresses
+    picture.preprocess = lambda payload: None if payload is None else payload.path
+    return picture
 
 
 def _gallery(gr: Any, subject: Subject | Filed, picture: Any) -> None:

@@ -16,7 +16,7 @@ from gtp_vit.inputs.pictures import check_is_file, decode
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 50_000_000  # 150 MB when decoded
 LONGEST = 100  # times as long as wide; resizing the short side of a longer one would need any amount of memory
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 ORIENTATION, UPRIGHT = 0x0112, 1  # EXIF's tag, and the value that needs no turn
 
 
@@ -24,8 +24,8 @@ def read_upload(path: str | Path) -> tuple[Any, list[str]]:
     """The picture in a file, and sentences on what was done to it."""
     from PIL import Image, UnidentifiedImageError
 
-    known = Image.registered_extensions()  # loads all of Pillow's formats; AVIF is not in every build
-    formats = [name for name in FORMATS if name in set(known.values())]
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]  # AVIF is not in every build of Pillow
     try:
         check_is_file(path)
         if Path(path).stat().st_size > MOST_BYTES:
