@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import re
-import socket
 import struct
 import zlib
 
@@ -279,15 +278,15 @@ def test_a_file_shows_its_output_and_says_what_it_cannot_show(subject):
 
 
 def test_a_port_in_use_gives_the_next_free_one():
-    with socket.socket() as taken:
-        taken.bind((serve.LOCAL, 0))
-        taken.listen()
+    with serve.listen(serve.LOCAL, 7860) as taken:
         port = taken.getsockname()[1]
-        assert port < serve.free_port(serve.LOCAL, port) <= port + 99
+        with serve.listen(serve.LOCAL, port) as other:
+            assert port < other.getsockname()[1] <= port + serve.TRIED
+            assert serve.address_of(serve.LOCAL, other) == f"http://127.0.0.1:{other.getsockname()[1]}/"
     with pytest.raises(GTPError, match="no address of this machine"):
-        serve.free_port("192.0.2.1", 7860)
+        serve.listen("192.0.2.1", 7860)
     with pytest.raises(GTPError, match="--port is 0"):
-        serve.free_port(serve.LOCAL, 0)
+        serve.listen(serve.LOCAL, 0)
 
 
 @pytest.mark.parametrize(

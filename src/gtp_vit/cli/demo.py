@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import threading
+import sys
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,25 +57,25 @@ class Demo(ModelFlags):
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(Demo, words)
     serve.check_extra()
-    port = serve.free_port(flags.host, flags.port)
-    with serve.quiet_gradio():
-        built = page.build(_filed(flags, words) if is_exported(flags.model) else _subject(flags))
-        address = serve.launch(built, flags.host, port)
+    listening = serve.listen(flags.host, flags.port)
+    with serve.quiet_gradio(), listening:
+        server = serve.server_of(page.build(_shown(flags, words)), flags.host)
+        port, address = listening.getsockname()[1], serve.address_of(flags.host, listening)
         if port != flags.port:
             render.say(f"Port {flags.port} is in use; {port} is the next free one.")
         if not serve.is_local(flags.host):
             render.say(f"Everyone who can reach {flags.host} can use this page and its processor time.")
         render.say(f"{flags.model}: {address}  (Ctrl+C ends it)")
+        sys.stdout.flush()  # into a pipe as well
         if flags.open:
-            import webbrowser
-
             webbrowser.open(address)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            render.say("Ended.")
-        finally:
-            built.close(verbose=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
+        render.say("Ended.")
+
+
+def _shown(flags: Demo, words: Sequence[str]) -> Subject | Filed:
+    return _filed(flags, words) if is_exported(flags.model) else _subject(flags)
 
 
 def _subject(flags: Demo) -> Subject:

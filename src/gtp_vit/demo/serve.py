@@ -66,22 +66,29 @@ def quiet_gradio() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def free_port(host: str, wanted: int) -> int:
-    """The first free port from the wanted one on."""
+def listen(host: str, wanted: int) -> socket.socket:
+    """A socket that listens on the first free port from the wanted one on."""
     check_range("--port", wanted, 1, 65535, whole=True)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(wanted + TRIED, 65536)
     for port in range(wanted, last):
-        with socket.socket(family, socket.SOCK_STREAM) as taken:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                taken.bind((host, port))
-            except OSError as error:
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                    continue
-                raise GTPError(f"--host is {host}, which is no address of this machine: {error.strerror}") from error
-            return port
+        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+            found.listen()
+        except OSError as error:
+            found.close()
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                continue
+            raise GTPError(f"--host is {host}, which is no address of this machine: {error.strerror}") from error
+        return found
     raise GTPError(f"the ports {wanted} to {last - 1} are all in use; give another --port")
+
+
+def address_of(host: str, listening: socket.socket) -> str:
+    """Where a browser on this machine finds the page."""
+    name = LOCAL if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listening.getsockname()[1]}/"
 
 
 def is_local(host: str) -> bool:
@@ -92,25 +99,29 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def launch(page: Any, host: str, port: int) -> str:
-    """Serve a page in threads of this process; returns its address."""
+def server_of(page: Any, host: str) -> Any:
+    """A server for the page; its `run(sockets=[...])` serves until it is interrupted.
+
+    Not `page.launch`, which asks itself over the network whether it is there, and fails behind some proxies.
+    """
     import gradio as gr
-    from starlette.middleware import Middleware
+    import uvicorn
+    from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    middleware = [Middleware(Guard)]
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard)
     if is_local(host):  # a name on the web that leads here is not us
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[LOCAL, "localhost", "[::1]"]))
-    _, address, _ = page.launch(
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOCAL, "localhost", "[::1]"])
+    gr.mount_gradio_app(
+        app,
+        page,
+        path="/",
         server_name=host,
-        server_port=port,
-        share=False,
-        inbrowser=False,
-        prevent_thread_lock=True,
-        quiet=True,
         show_error=True,
         max_file_size=MOST_BYTES,
         allowed_paths=[],
+        run_history=False,
         enable_monitoring=False,
         mcp_server=False,
         ssr_mode=False,
@@ -118,9 +129,8 @@ def launch(page: Any, host: str, port: int) -> str:
         footer_links=[],
         css_paths=FOLDER / "page.css",
         theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-        app_kwargs={"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None},
     )
-    return str(address)
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
 
 
 class Guard:
