@@ -15,7 +15,6 @@ from gtp_vit.demo.subject import Subject
 from gtp_vit.measure.benchmark import Timing
 from gtp_vit.measure.trace import Trace
 from gtp_vit.methods import method_from_dict
-from gtp_vit.show.tokens import lost_text
 
 CELL = 32  # pixels of a patch, if the picture has that many
 NEAR = 0.015  # a share this far from what was asked for needs no remark
@@ -137,7 +136,7 @@ def _figures(subject: Subject, study: Study, column: Column, timing: Timing | No
         ("Speed-up here", "measuring…" if timing is None else speed_text(timing, rounds)),
         (title, f"{column.damage:.4f}"),
         ("Tokens left", f"{left} of {patches}"),
-        ("Lost", lost_text(column.trace)),
+        ("Lost", f"{float(column.trace.lost()[0]):.0%} of the removed tokens reached no other one"),
     ]
     caution = column.method.caution()
     if caution:

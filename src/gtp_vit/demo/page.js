@@ -43,6 +43,9 @@ function draw(canvas, trace, layers, side, mark) {
       if (patch >= rows * columns) return; // a token in no place
       const [x, y] = place(patch);
       pen.drawImage(picture, (patch % columns) * wide, Math.floor(patch / columns) * high, wide, high, x, y, cell, cell);
+      if (mark) { // black patches that stay look like black ones that left, else
+        pen.lineWidth = 1; pen.strokeStyle = "#8888"; pen.strokeRect(x + 0.5, y + 0.5, cell - 1, cell - 1);
+      }
       if (mark && cell >= 16 && size && size[token] >= 1.5) {
         pen.font = `bold ${Math.min(14, cell * 0.6)}px system-ui, sans-serif`;
         pen.lineWidth = 3; pen.strokeStyle = "#000"; pen.fillStyle = "#fff";
