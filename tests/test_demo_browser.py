@@ -64,6 +64,7 @@ def shows(browser, condition):
 def choose(browser, dropdown, name):
     """Choose a method as the keyboard does."""
     browser.click(f"{dropdown} input")
+    browser.run("document.activeElement.select()")
     browser.type(f"{dropdown} input", name)
     browser.press("enter")
 
@@ -163,8 +164,7 @@ def test_two_people_at_once_and_one_who_leaves(address, driver):
         for browser in (one, other, leaving):
             browser.open(address)
         for browser, place in ((leaving, 5), (one, 2), (other, 9)):
-            browser.find("#gtp-examples .thumbnail-item")
-            browser.click(f"#gtp-examples .thumbnail-item:nth-child({place})")
+            browser.click(f"#gtp-examples [aria-label^='Thumbnail {place} ']")
         leaving.open("about:blank")  # in the middle of work
         classes = (
             "[...document.querySelectorAll('.gtp-classes tbody tr:first-child .gtp-name')].map(e => e.textContent)"
