@@ -40,7 +40,7 @@ class Demo(ModelFlags):
     examples:
       gtp-vit demo
       gtp-vit demo vit_tiny_patch16_224 --pretrained --examples photos
-      gtp-vit demo vit_small_patch14_dinov2 --pretrained --img-size 224 --num-classes 0 --examples photos
+      gtp-vit demo vit_small_patch14_dinov2 --pretrained --img-size 224 --examples photos
       gtp-vit demo exported/vit_tiny_patch16_224-gtp_plus-f32.onnx
     """
 
@@ -107,15 +107,15 @@ def _filed(flags: Demo, words: Sequence[str]) -> Filed:
     file = named_file(flags, None, words)
     name, about, examples = file.path.name, file.about, _examples(dataclasses.replace(flags, model=file.about["model"]))
     try:
-        _, source = from_file(flags, None, words)
-        check_weights(source)
-        model = make_model(source)
+        _, settings = from_file(flags, None, words)
+        check_weights(settings)
+        model = make_model(settings)
     except GTPError as error:
         if flags.checkpoint is not None or flags.pretrained:  # asked for
             raise
         return make_filed(
             name, about, ExportedModel(file.path, about["precision"], flags.threads), examples, None, str(error)
         )
-    crop = 1.0 if source.model == embedded.NAME else None
-    view = view_of(source.model, model, img_size=source.img_size, crop_pct=crop)
+    crop = 1.0 if settings.model == embedded.NAME else None
+    view = view_of(settings.model, model, img_size=settings.img_size, crop_pct=crop)
     return make_filed(name, about, load_file(file, model, flags.threads), examples, model, view=view)

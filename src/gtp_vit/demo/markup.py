@@ -32,8 +32,7 @@ def study_html(
 def file_html(filed: Filed, study: FileStudy, notes: Sequence[str]) -> str:
     """Everything that is shown of a file."""
     about, name = filed.about, escape(filed.name)
-    share = about["macs"]["share"]
-    rows = [("MACs", f"{_large(about['macs']['exported'])} of {_large(about['macs']['unreduced'])}: {share:.1%}")]
+    rows = [("MACs", _of(about["macs"]["exported"], about["macs"]["unreduced"]))]
     rows.append(("Method", "none" if about["method"] is None else str(method_from_dict(about["method"]))))
     rows.append(("Runs in", f"{about['engine']}, {about['precision']}"))
     if filed.original is None:
@@ -150,7 +149,7 @@ def _terms(rows: Sequence[tuple[str, str]]) -> str:
 
 def macs_text(column: Column, whole: int) -> str:
     """What it costs, and where that is not what was asked for."""
-    text = f"{_large(column.macs)} of {_large(whole)}: {column.share:.1%}"
+    text = _of(column.macs, whole)
     if column.of_this_picture:
         return f"{text} for this picture; its number of tokens depends on what is seen"
     if abs(column.share - column.asked) > NEAR:
@@ -158,8 +157,10 @@ def macs_text(column: Column, whole: int) -> str:
     return text
 
 
-def _large(macs: int) -> str:
-    return f"{macs / 1e9:.2f} GMACs" if macs >= 1e9 else f"{macs / 1e6:.1f} MMACs"
+def _of(macs: int, whole: int) -> str:
+    """A part of the MACs, in one unit."""
+    unit, name = (1e9, "GMACs") if whole >= 1e9 else (1e6, "MMACs")
+    return f"{macs / unit:.3g} of {whole / unit:.3g} {name}: {macs / whole:.1%}"
 
 
 def speed_text(timing: Timing, rounds: int) -> str:

@@ -46,7 +46,8 @@ def build(subject: Subject | Filed) -> Any:
                 _gallery(gr, subject, picture)
             with gr.Column(scale=3, min_width=300):
                 first, second, share = _choices(gr, subject)
-                button = gr.Button("Give me the recipe" if isinstance(subject, Subject) else "Give me the Python")
+                text = "Give me the recipe" if isinstance(subject, Subject) else "Give me the Python"
+                button = gr.Button(text, elem_id="gtp-recipe-button")
                 python, recipe, given = _recipe_room(gr, subject)
         script = (FOLDER / "page.js").read_text(encoding="utf-8")
         shown = gr.HTML(message_html(EMPTY), elem_id="gtp-study", elem_classes=["gtp"], js_on_load=script)

@@ -27,7 +27,7 @@ from gtp_vit.patch import patch
 from gtp_vit.show.features import feature_panels, same_segment
 
 FIRST = 5  # classes and neighbours that are shown
-SECONDS = 0.7  # of timing, if the model is quick enough
+SECONDS = 0.5  # of timing, if the model is quick enough
 FEWEST_ROUNDS, MOST_ROUNDS, WARMUP = 5, 25, 3
 
 
