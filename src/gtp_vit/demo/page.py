@@ -99,13 +99,17 @@ def _upload(gr: Any, start: Any) -> Any:
     )
     move = picture.async_move_resource_to_block_cache
 
-    async def without_addresses(path: Any) -> Any:
-        if "://" in str(path):
-            raise gr.Error("Pictures are uploaded, pasted or taken; addresses are not opened.", print_exception=False)
+    async def only_uploads(path: Any) -> Any:
+        """Called with whatever a browser names, before it is copied to where uploads lie."""
+        if "://" in str(path) or not Path(path).resolve().is_relative_to(Path(picture.GRADIO_CACHE).resolve()):
+            raise gr.Error(
+                "Pictures are uploaded, pasted or taken; other files and addresses are not opened.",
+                print_exception=False,
+            )
         return await move(path)
 
     # On this one object: Gradio writes a file beside the source of every subclass of its components.
-    picture.async_move_resource_to_block_cache = without_addresses
+    picture.async_move_resource_to_block_cache = only_uploads
     picture.preprocess = lambda payload: None if payload is None else payload.path
     return picture
 

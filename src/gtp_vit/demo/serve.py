@@ -130,6 +130,7 @@ def server_of(page: Any, host: str) -> Any:
         css_paths=FOLDER / "page.css",
         theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
     )
+    page.has_launched = True  # else Gradio does not check which files it may read: it does so after `launch` only
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
 
 
