@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 
-.PHONY: demo test docs test-oldest package sanitize sanitize-short benchmark format clean
+.PHONY: demo page test docs test-oldest package sanitize sanitize-short benchmark format clean
 
 # All methods on the small model inside the package. For a real one:
 #   make demo DEMO="--model deit_small_patch16_224 --pretrained --data-dir imagenet/val"
 DEMO :=
 demo: $(VENV)/ready
 	$(VENV)/bin/gtp-vit compare $(DEMO) --output build/demo
+
+# A web page to play with, on this machine only; Ctrl+C ends it. For a real model: make page PAGE="vit_tiny_patch16_224 --pretrained"
+PAGE :=
+page: $(VENV)/ready
+	$(VENV)/bin/gtp-vit demo $(PAGE)
 
 test: $(VENV)/ready
 	$(VENV)/bin/ruff format --check .

@@ -36,8 +36,12 @@ MAY_IMPORT = {
     "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},
     "show": {"core", "patch", "recipes", "runs", "inputs", "measure", "search", "paper_tables"},
     "training": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
+    "demo": {
+        *("backbones", "core", "embedded", "engines", "inputs", "measure", "methods", "patch", "recipes", "search"),
+        "show",
+    },
     "cli": {
-        *("backbones", "core", "methods", "embedded", "engines", "features", "patch", "recipes"),
+        *("backbones", "core", "demo", "methods", "embedded", "engines", "features", "patch", "recipes"),
         *("runs", "inputs", "measure", "search", "paper_tables", "show", "training"),
     },
 }

@@ -150,6 +150,8 @@ def changed(words, fashion):
         return words
     if {"openvino", "int8"} & set(rest) or "--engine" in rest:
         return None
+    if command == "demo":  # it ends by Ctrl+C: tests/test_demo_browser.py
+        return None
     if any(map(EXPORTED.fullmatch, rest)):
         if not CAN_EXPORT:
             return None

@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "Write a model to a file for ONNX Runtime or OpenVINO, checked in its engine",
     "finetune": "Train with a method active, on one machine or many; no labels needed",
     "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
+    "demo": "A web page on this machine to play with: pictures, methods, what they do",
     "reproduce": "A table or figure of the paper: printed value, our value, deviation",
     "models": "List the models that can be patched",
     "methods": "List the methods and their settings",

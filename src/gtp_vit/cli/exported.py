@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gtp_vit import embedded
 from gtp_vit.cli.flags import Chosen
-from gtp_vit.cli.source import DataFlags
+from gtp_vit.cli.source import ModelFlags
 from gtp_vit.engines import check_precision, engine_of
 from gtp_vit.engines.about import read_about
 from gtp_vit.engines.loaded import ExportedModel, file_fingerprint
@@ -18,7 +18,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.inputs.models import has_own_weights
 from gtp_vit.measure.identity import tensors_fingerprint
 
-Flags = TypeVar("Flags", bound=DataFlags)
+Flags = TypeVar("Flags", bound=ModelFlags)
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,21 @@ class ExportedFile:
         return {**{key: self.about[key] for key in keep}, "file": file_fingerprint(self.path)}
 
 
-def named_file(flags: DataFlags, chosen: Chosen, words: Sequence[str]) -> ExportedFile:
+def named_file(flags: ModelFlags, chosen: Chosen | None, words: Sequence[str]) -> ExportedFile:
     """The exported file that the flags name in place of a model."""
     path = Path(flags.model)
     wrong = [word for word in words if word.partition("=")[0] in ("--method", "--img-size", "--num-classes")]
-    if wrong or chosen.given:
-        given = wrong[0] if wrong else f"--{min(chosen.given).replace('_', '-')}"
+    settings = frozenset() if chosen is None else chosen.given
+    if wrong or settings:
+        given = wrong[0] if wrong else f"--{min(settings).replace('_', '-')}"
         raise GTPError(f"{path.name} has its own method and sizes; leave out {given}")
-    if flags.device != "cpu":
-        raise GTPError(f"--device is {flags.device}; exported files run on a CPU, leave it out")
+    device = getattr(flags, "device", "cpu")
+    if device != "cpu":
+        raise GTPError(f"--device is {device}; exported files run on a CPU, leave it out")
     return ExportedFile(path, read_about(path))
 
 
-def from_file(flags: Flags, chosen: Chosen, words: Sequence[str]) -> tuple[ExportedFile, Flags]:
+def from_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tuple[ExportedFile, Flags]:
     """The exported file that the flags name in place of a model, and the flags of the model it was made from."""
     file = named_file(flags, chosen, words)
     path, about = file.path, file.about

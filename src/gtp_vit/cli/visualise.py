@@ -16,9 +16,8 @@ from gtp_vit.cli.output import answer, write_page
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
-from gtp_vit.inputs.data import DataSettings, make_transform, preparation
-from gtp_vit.inputs.libraries import transform_of
 from gtp_vit.inputs.pictures import open_picture
+from gtp_vit.inputs.view import view_of
 from gtp_vit.measure.dense import patch_features
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.measure.trace import trace
@@ -26,7 +25,7 @@ from gtp_vit.patch import host_of, patch
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.show.features import feature_panels, same_segment
 from gtp_vit.show.page import Section, paragraph, picture, table
-from gtp_vit.show.tokens import as_picture, lost_text, panels, png, some_layers, token_table
+from gtp_vit.show.tokens import lost_text, panels, png, some_layers, token_table
 
 
 @dataclass(frozen=True)
@@ -127,17 +126,9 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
             )
             for index in range(3)
         ]
-    from torchvision import transforms
-
-    transform = transform_of(flags.model, model)
-    if transform is None:
-        transform = make_transform(preparation(model, DataSettings(data_dir=Path(), img_size=flags.img_size)))
-    steps = getattr(getattr(transform, "transform", transform), "transforms", ())
-    geometry = transforms.Compose([step for step in steps if "Resize" in str(step) or "Crop" in str(step)])
+    view = view_of(flags.model, model, img_size=flags.img_size)
     found = []
     for index, path in enumerate(flags.images):
-        image = open_picture(path)
-        tensor = transform(image)
-        # Where a transform does not show its steps, the picture is drawn from its result.
-        found.append((f"{index}-{path.stem}", geometry(image) if steps else as_picture(tensor), tensor))
+        picture, tensor = view(open_picture(path))
+        found.append((f"{index}-{path.stem}", picture, tensor))
     return found

@@ -77,6 +77,12 @@ def card(file: str, about: dict[str, Any], checks: Sequence[Checked], images: st
     return "\n".join(lines) + "\n"
 
 
+def run_lines(file: str, about: dict[str, Any]) -> str:
+    """The lines of Python that run a file in its engine."""
+    code = _RUN[about["engine"]].format(file=file, hint="bf16" if about["precision"] == "bf16" else "f32")
+    return code.removeprefix("```python\n").removesuffix("\n```")
+
+
 def check_row(check: Checked) -> list[str]:
     """The cells of one check: batch, difference, largest output, agreement, KL."""
     agreement = "-" if check.agreement is None else f"{check.agreement:.0f}"

@@ -94,15 +94,6 @@ def _colour(number: int) -> tuple[int, int, int]:
     return int(255 * red), int(255 * green), int(255 * blue)
 
 
-def as_picture(image: Tensor) -> Any:
-    """A prepared image [channels, height, width] as a picture: its values from the smallest to the largest."""
-    from PIL import Image
-
-    low, high = image.amin(), image.amax()
-    shades = ((image - low) / (high - low).clamp(min=1e-6) * 255).round().byte()
-    return Image.fromarray(shades.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
-
-
 def png(picture: Any) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)

@@ -1,0 +1,121 @@
+"""gtp-vit demo: a web page on this machine to play with a model and the methods."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtp_vit import embedded
+from gtp_vit.cli import render
+from gtp_vit.cli.exported import from_file, load_file, named_file
+from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.source import ModelFlags, check_weights, make_model
+from gtp_vit.demo import page, serve
+from gtp_vit.demo.filed import Filed, make_filed
+from gtp_vit.demo.subject import Example, Subject, embedded_examples, make_subject, read_examples
+from gtp_vit.engines import is_exported
+from gtp_vit.engines.loaded import ExportedModel
+from gtp_vit.errors import GTPError
+from gtp_vit.inputs.libraries import public_name
+from gtp_vit.inputs.view import view_of
+
+
+@dataclass(frozen=True)
+class Demo(ModelFlags):
+    """A web page on this machine: choose a picture, a method and a share of the MACs, and see what happens.
+
+    It shows what is left of the picture after each layer and where every patch went, the classes before and after,
+    MACs, the speed-up here, and gives the settings as a recipe. Of models without classes it shows the nearest examples
+    and restored features. It needs gradio: pip install 'gtp-vit[demo]'.
+
+    Only this machine can open the page, and nothing is loaded from outside or sent there. A file that gtp-vit export
+    has written (.onnx, .xml) can be given instead of a model; where its patches went cannot be seen.
+
+    examples:
+      gtp-vit demo
+      gtp-vit demo vit_tiny_patch16_224 --pretrained --examples photos
+      gtp-vit demo vit_small_patch14_dinov2 --pretrained --img-size 224 --examples photos
+      gtp-vit demo exported/vit_tiny_patch16_224-gtp_plus-f32.onnx
+    """
+
+    examples: Path | None = None
+    """A folder of pictures to start with, and to find neighbours among; fashion_vit has its own."""
+    port: int = serve.PORT
+    """Port of the page; if it is in use, the next free one."""
+    host: str = serve.LOCAL
+    """Address to listen on; any other than 127.0.0.1 lets other machines in."""
+    open: bool = False
+    """Open the page in the browser."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags = parse_flags(Demo, words)
+    serve.check_extra()
+    listening = serve.listen(flags.host, flags.port)
+    with serve.quiet_gradio(), listening:
+        server = serve.server_of(page.build(_shown(flags, words)), flags.host)
+        port, address = listening.getsockname()[1], serve.address_of(flags.host, listening)
+        if port != flags.port:
+            render.say(f"Port {flags.port} is in use; {port} is the next free one.")
+        if not serve.is_local(flags.host):
+            render.say(f"Everyone who can reach {flags.host} can use this page and its processor time.")
+        render.say(f"{flags.model}: {address}  (Ctrl+C ends it)")
+        sys.stdout.flush()  # into a pipe as well
+        if flags.open:
+            webbrowser.open(address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])
+        render.say("Ended.")
+
+
+def _shown(flags: Demo, words: Sequence[str]) -> Subject | Filed:
+    return _filed(flags, words) if is_exported(flags.model) else _subject(flags)
+
+
+def _subject(flags: Demo) -> Subject:
+    check_weights(flags)
+    model = make_model(flags)
+    return make_subject(flags.model, model, _examples(flags), _python(flags), flags.img_size)
+
+
+def _examples(flags: Demo) -> list[Example]:
+    if flags.examples is not None:
+        return read_examples(flags.examples)
+    return embedded_examples() if flags.model == embedded.NAME else []
+
+
+def _python(flags: Demo) -> str:
+    """The line that makes the model; of files only the name, as the page may be seen by others."""
+    given: dict[str, Any] = {
+        "pretrained": flags.pretrained,
+        "checkpoint": None if flags.checkpoint is None else flags.checkpoint.name,
+        "img_size": flags.img_size,
+        "num_classes": flags.num_classes,
+    }
+    more = "".join(f", {key}={value!r}" for key, value in given.items() if value is not None and value is not False)
+    return f"gtp_vit.create_model({public_name(flags.model)!r}{more})"
+
+
+def _filed(flags: Demo, words: Sequence[str]) -> Filed:
+    """An exported file, with the model it was made from if its weights are here."""
+    file = named_file(flags, None, words)
+    name, about, examples = file.path.name, file.about, _examples(dataclasses.replace(flags, model=file.about["model"]))
+    try:
+        _, settings = from_file(flags, None, words)
+        check_weights(settings)
+        model = make_model(settings)
+    except GTPError as error:
+        if flags.checkpoint is not None or flags.pretrained:  # asked for
+            raise
+        return make_filed(
+            name, about, ExportedModel(file.path, about["precision"], flags.threads), examples, None, str(error)
+        )
+    crop = 1.0 if settings.model == embedded.NAME else None
+    view = view_of(settings.model, model, img_size=settings.img_size, crop_pct=crop)
+    return make_filed(name, about, load_file(file, model, flags.threads), examples, model, view=view)

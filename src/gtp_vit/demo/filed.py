@@ -1,0 +1,109 @@
+"""filed: an exported file in the place of a model. Only its output can be seen, not where its patches went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.demo.study import Likely, likely, rounds_for
+from gtp_vit.demo.subject import Example
+from gtp_vit.engines.card import run_lines
+from gtp_vit.engines.loaded import ExportedModel
+from gtp_vit.errors import GTPError
+from gtp_vit.inputs.data import make_transform
+from gtp_vit.inputs.view import Seen, view_through
+from gtp_vit.measure.benchmark import Timing, benchmark_models
+from gtp_vit.measure.eval_mode import eval_mode
+from gtp_vit.measure.measures import MEASURES
+from gtp_vit.measure.outputs import UNREDUCED, Measure, check_base, no_labels
+
+KINDS = {"classes": "classes", "features": "embedding", "embedding": "embedding"}  # of outputs -> measure
+
+
+@dataclass(frozen=True, eq=False)
+class Filed:
+    """An exported file to look at."""
+
+    name: str  # of the file
+    about: dict[str, Any]  # what it says of itself
+    run: ExportedModel
+    original: nn.Module | None  # the model it was made from, if its weights are here
+    why_alone: str  # why they are not
+    view: Callable[[Any], Seen]
+    measure: Measure
+    examples: tuple[Example, ...]
+
+    @property
+    def python(self) -> str:
+        """The lines that run the file."""
+        return run_lines(self.name, self.about)
+
+
+def make_filed(
+    name: str,
+    about: dict[str, Any],
+    run: ExportedModel,
+    examples: Sequence[Example],
+    original: nn.Module | None = None,
+    why_alone: str = "",
+    view: Callable[[Any], Seen] | None = None,
+) -> Filed:
+    """A file with all that the page needs of it; without its model, pictures are prepared as the file says."""
+    kind = about["output"]["kind"]
+    if kind not in KINDS:
+        raise GTPError(f"{name} returns something for every token; the demo shows files with one output for a picture")
+    measure = MEASURES[KINDS[kind]]()
+    return Filed(name, about, run, original, why_alone, view or _view(name, about["input"]), measure, tuple(examples))
+
+
+def _view(name: str, given: dict[str, Any]) -> Callable[[Any], Seen]:
+    if "mean" not in given or "std" not in given:
+        raise GTPError(
+            f"{name} does not say how pictures are prepared; give --checkpoint, the weights it was made from"
+        )
+    keys = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
+    config = {key: given[key] for key in keys if key in given}
+    return view_through(make_transform({**config, "input_size": (given["channels"], *given["size"])}))
+
+
+@dataclass(frozen=True)
+class FileStudy:
+    """One picture in a file."""
+
+    seen: Seen
+    before: tuple[Likely, ...]  # of the model it was made from, if that is here
+    after: tuple[Likely, ...]
+    damage: float | None
+    timing: Timing | None
+    rounds: int
+
+
+@torch.inference_mode()
+def look_at_file(
+    filed: Filed, picture: Any, *, timed: bool, progress: Callable[[int, int], None] | None = None
+) -> FileStudy:
+    """Run a picture through the file, and through the model it was made from."""
+    seen = filed.view(picture)
+    image = seen.tensor[None]
+    found = filed.measure.check(filed.name, filed.run(image), 1).float()
+    if filed.original is None:
+        return FileStudy(seen, (), _likely(filed, found), None, None, 0)
+    with eval_mode(filed.original):
+        base = filed.measure.outputs(UNREDUCED, filed.original, image)
+    check_base(base, [0])
+    kept = filed.measure.kept(base, found, no_labels(1), torch.ones(1, dtype=torch.bool))
+    damage = float(kept[filed.measure.searched][0])
+    timing, rounds = None, 0
+    if timed:
+        models = {UNREDUCED: filed.original, filed.name: filed.run}
+        rounds = rounds_for(models.values(), image)
+        timing = benchmark_models(models, image, rounds=rounds, progress=progress)[1]
+    return FileStudy(seen, _likely(filed, base), _likely(filed, found), damage, timing, rounds)
+
+
+def _likely(filed: Filed, scores: Tensor) -> tuple[Likely, ...]:
+    return likely(scores, filed.about["classes"]) if filed.measure.name == "classes" else ()

@@ -1,0 +1,149 @@
+"""serve: the page on this machine's own address, with nothing from outside.
+
+Gradio asks a server of its own for its newest version and reports its use, unless it is told not to before it is
+imported. Browsers are told to load nothing from elsewhere, whatever a page or a library asks for.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import ipaddress
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gtp_vit.demo.upload import MOST_BYTES
+from gtp_vit.errors import GTPError, check_range
+
+LOCAL = "127.0.0.1"
+PORT = 7860
+TRIED = 100  # ports, one after the other
+FOLDER = Path(__file__).parent
+INLINE = "'self' 'unsafe-inline'"  # Gradio's page has scripts and styles in it
+POLICY = "; ".join(
+    (
+        "default-src 'self' data: blob:",
+        f"script-src {INLINE} 'unsafe-eval' blob:",
+        f"style-src {INLINE}",
+        "img-src 'self' data: blob:",
+        "media-src 'self' data: blob: mediastream:",
+        "font-src 'self' data:",
+        "connect-src 'self' data: blob:",
+        "form-action 'self'",
+        "base-uri 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    b"content-security-policy": POLICY.encode(),
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+}
+
+
+def check_extra() -> None:
+    """Raise with the command that installs Gradio, if it is missing."""
+    if importlib.util.find_spec("gradio") is None:
+        raise GTPError("gtp-vit demo needs gradio, which is not installed: pip install 'gtp-vit[demo]'")
+
+
+@contextmanager
+def quiet_gradio() -> Iterator[None]:
+    """Gradio without telemetry, with a folder of its own for uploads, which is deleted at the end."""
+    folder = tempfile.mkdtemp(prefix="gtp-vit-demo-")  # readable by this user only
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ["GRADIO_TEMP_DIR"] = folder
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def listen(host: str, wanted: int) -> socket.socket:
+    """A socket that listens on the first free port from the wanted one on."""
+    check_range("--port", wanted, 1, 65535, whole=True)
+    last = min(wanted + TRIED, 65536)
+    for port in range(wanted, last):
+        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+            found.listen()
+        except OSError as error:
+            found.close()
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                continue
+            raise GTPError(f"--host is {host}, which is no address of this machine: {error.strerror}") from error
+        return found
+    raise GTPError(f"the ports {wanted} to {last - 1} are all in use; give another --port")
+
+
+def address_of(host: str, listening: socket.socket) -> str:
+    """Where a browser on this machine finds the page."""
+    name = LOCAL if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listening.getsockname()[1]}/"
+
+
+def is_local(host: str) -> bool:
+    """Can only this machine reach the address?"""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def server_of(page: Any, host: str) -> Any:
+    """A server for the page; its `run(sockets=[...])` serves until it is interrupted.
+
+    Not `page.launch`, which asks itself over the network whether it is there, and fails behind some proxies.
+    """
+    import gradio as gr
+    import uvicorn
+    from fastapi import FastAPI
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard)
+    if is_local(host):  # a name on the web that leads here is not us
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOCAL, "localhost", "[::1]"])
+    gr.mount_gradio_app(
+        app,
+        page,
+        path="/",
+        server_name=host,
+        show_error=True,
+        max_file_size=MOST_BYTES,
+        allowed_paths=[],
+        run_history=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        ssr_mode=False,
+        pwa=False,
+        footer_links=[],
+        css_paths=FOLDER / "page.css",
+        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+    )
+    page.has_launched = True  # else Gradio does not check which files it may read: it does so after `launch` only
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+
+
+class Guard:
+    """Adds the headers that keep a browser from loading anything from elsewhere."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS.items()]
+            await send(message)
+
+        await self.app(scope, receive, guarded if scope["type"] == "http" else send)

@@ -1,0 +1,80 @@
+"""upload: a picture that somebody sent, upright and as 8-bit RGB, or a clear reason why not.
+
+Nothing is decoded before its size is known, and only formats that Pillow decodes by itself are tried: no other program
+is started, as some formats would need.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from gtp_vit.errors import BadInput, GTPError, first_line
+from gtp_vit.inputs.pictures import check_is_file, decode
+
+MOST_BYTES = 20 * 2**20
+MOST_PIXELS = 50_000_000  # 150 MB when decoded
+LONGEST = 100  # times as long as wide; resizing the short side of a longer one would need any amount of memory
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+ORIENTATION, UPRIGHT = 0x0112, 1  # EXIF's tag, and the value that needs no turn
+
+
+def read_upload(path: str | Path) -> tuple[Any, list[str]]:
+    """The picture in a file, and sentences on what was done to it."""
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]  # AVIF is not in every build of Pillow
+    try:
+        check_is_file(path)
+        if Path(path).stat().st_size > MOST_BYTES:
+            raise BadInput(f"the file is larger than {MOST_BYTES // 2**20} MB; make the picture smaller")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is stricter
+            with Image.open(path, formats=formats) as image:
+                _check_size(*image.size)
+                return _decoded(image)
+    except Image.DecompressionBombError as error:
+        raise BadInput(
+            f"the picture has far more than {MOST_PIXELS // 10**6} million pixels, the most that is read here; make it "
+            "smaller"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise BadInput(f"this file is no picture that can be read; send one of {', '.join(formats)}") from error
+    except GTPError:
+        raise
+    except Exception as error:  # decoders raise errors of many classes
+        raise BadInput(f"the picture cannot be read: {first_line(error)}") from error
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise BadInput(
+            f"the picture has {width:,} x {height:,} pixels, and the most that is read here are "
+            f"{MOST_PIXELS // 10**6} million; make it smaller"
+        )
+    if max(width, height) > LONGEST * min(width, height):
+        raise BadInput(
+            f"the picture has {width:,} x {height:,} pixels, more than {LONGEST} times as long as wide; cut a part out"
+        )
+
+
+def _decoded(image: Any) -> tuple[Any, list[str]]:
+    """The first frame of an open picture, upright, and what was done to get there."""
+    from PIL import ImageOps
+
+    notes = []
+    frames, mode, turned = getattr(image, "n_frames", 1), image.mode, image.getexif().get(ORIENTATION, UPRIGHT)
+    if frames > 1 and image.format != "MPO":  # of a camera's MPO the others are previews
+        notes.append(f"It has {frames} frames; this is the first.")
+    found = ImageOps.exif_transpose(decode(image))
+    if turned in range(2, 9):
+        notes.append("It was turned upright, as its EXIF data say.")
+    if mode == "CMYK":
+        notes.append("Its colours (CMYK) were converted to RGB.")
+    if mode.startswith("I"):
+        notes.append("Its 16 bits of grey were scaled to 8.")
+    if min(found.size) < 8:
+        notes.append(f"It has only {found.width} x {found.height} pixels.")
+    return found, notes
