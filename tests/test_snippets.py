@@ -47,7 +47,7 @@ FEWER = {
     "tune": ["--images", "20", "--evaluations", "2"],
     "embed": ["--limit", "12"],
     "export": ["--images", "16"],
-    "finetune": ["--epochs", "1", "--limit", "8", "--val-limit", "8", "--batch-size", "8", "--micro-batch", "8"],
+    "finetune": ["--epochs", "1", "--limit", "96", "--val-limit", "8", "--batch-size", "96", "--micro-batch", "96"],
 }
 # Code that would download, take hours, or is of another size.
 REPLACED = [
@@ -61,7 +61,7 @@ REPLACED = [
     ("workers=4", "workers=0"),
     ("(model, images, macs=0.65)  # learn, ", "(model, images, macs=0.65, evaluations=2)  # learn, "),
     ("(model, images, macs=0.65)  # the same", "(model, images, macs=0.65, evaluations=2)  # the same"),
-    ("epochs=30, batch_size=512", "epochs=1, batch_size=8, micro_batch=8"),
+    ("epochs=30, batch_size=512", "epochs=1, batch_size=32, micro_batch=32"),
     ('output="tuned"', 'output="tuned-here"'),
     ("gtp_vit.patch(llava)", "gtp_vit.patch(llava, gtp_vit.GTPPlus(propagate=(5, 5, 5)))"),
     ("gtp_vit.patch(gemma3, restore=True)", "gtp_vit.patch(gemma3, gtp_vit.GTPPlus(propagate=5), restore=True)"),
