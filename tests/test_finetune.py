@@ -617,6 +617,9 @@ def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatc
     assert main([*words, "--workers", "0", "--output", str(tmp_path / "o"), "--json"]) == Exit.OK
     log = json.loads(capsys.readouterr().out)["log"]
     assert log[-1] | {"step": 2, "epoch": 1} == log[-1]  # 12 to learn from, 4 to evaluate on
+    words += ["--limit", "6", "--val-limit", "2"]
+    assert main([*words, "--workers", "0", "--output", str(tmp_path / "less"), "--json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["log"][-1]["step"] == 1
 
 
 def test_unreadable_images_are_left_out_and_named(words, folder, tmp_path, capsys):

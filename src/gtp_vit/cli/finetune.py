@@ -100,7 +100,8 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
     own = embedded_images(flags)
     if own is not None:  # a demonstration: three quarters to learn from
         cut = 3 * len(own) // 4
-        return InMemory(own.images[:cut], own.labels[:cut]), InMemory(own.images[cut:], own.labels[cut:])
+        first, rest = InMemory(own.images[:cut], own.labels[:cut]), InMemory(own.images[cut:], own.labels[cut:])
+        return spread_images(first, flags.limit), spread_images(rest, flags.val_limit)
     folder = flags.data_dir
     if folder is not None and has_split(folder, *EVALUATION) and not has_split(folder, flags.split, *TRAINING):
         raise GTPError(
