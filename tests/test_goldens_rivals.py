@@ -414,8 +414,9 @@ LATE_RIVALS = [
 @pytest.mark.parametrize("name", LATE_RIVALS)
 def test_mctf_pitome_tofu_and_atc(golden, deit_tiny, images, name, kernels):
     kind = name.split("_")[0]
-    entry = golden[name] if name != "pitome_00" else without_the_tie(golden[name])
-    method = OF_SETTINGS[kind](entry["settings"])
+    entry, method = golden[name], OF_SETTINGS[kind](golden[name]["settings"])
+    if name == "pitome_00":
+        entry = without_ties(entry, deit_tiny, method, images, kernels)
     compare_macs(entry, deit_tiny, method)
     compare_logits(entry, deit_tiny, method, images, kernels)
     last = compare_partition(entry, deit_tiny, images, method, kernels)
@@ -425,16 +426,26 @@ def test_mctf_pitome_tofu_and_atc(golden, deit_tiny, images, name, kernels):
         assert torch.equal(sequence[compared], entry["data"]["final_sequence"][compared, 1:].long())
 
 
-def without_the_tie(entry):
-    """In layer 4 two energies of image 7 differ by 5e-8, less than float32 rounds: our kernels choose differently."""
-    images = [image for image in entry["comparison"]["compare_images"] if image != 7]
-    return {**entry, "comparison": {**entry["comparison"], "compare_images": images}}
+def without_ties(entry, model, method, images, kernels):
+    """Without images of which float32 and float64 keep other tokens; at most one.
+
+    In layer 4 two energies of image 7 differ by 5e-8, less than float32 rounds, and image 2 has such a pair as well:
+    which of two tokens stays is up to the processor. In float64, where the tie is none, all images are compared.
+    """
+    double = observed(patch(copy.deepcopy(model).double(), method, kernels="torch"), images.double())
+    single = observed(patch(model, method, kernels=kernels), images)
+    cells = [(one.cell.sort().values, two.cell.sort().values) for one, two in zip(single, double, strict=True)]
+    same = torch.stack([(one == two).all(dim=1) for one, two in cells]).all(dim=0)
+    compared = entry["comparison"]["compare_images"]
+    kept = [image for image in compared if same[image]]
+    assert len(kept) >= len(compared) - 1
+    return {**entry, "comparison": {**entry["comparison"], "compare_images": kept}}
 
 
 def test_pitome_in_float64(golden, deit_tiny, images):
     """Where nothing is rounded away the tie is none."""
     entry = golden["pitome_00"]
-    assert 7 in entry["comparison"]["compare_images"]
+    assert {2, 7} <= set(entry["comparison"]["compare_images"])
     double, method = copy.deepcopy(deit_tiny).double(), pitome_of(entry["settings"])
     compare_logits(entry, double, method, images.double(), "torch")
     compare_partition(entry, double, images.double(), method, "torch")
