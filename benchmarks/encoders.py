@@ -1,6 +1,7 @@
 """Does 1 - cosine of embeddings rank methods as the classifier's KL does? And how far are all methods at one cost?
 
-    python benchmarks/encoders.py --weights FOLDER --data-dir imagenet/val --json docs/results/encoders.json
+    python benchmarks/encoders.py --weights FOLDER --data-dir imagenet/val --calibration imagenet/calibration \\
+        --json docs/results/encoders.json
 
 The two Ti classifiers without their heads, all methods at one share of the MACs, validation images. The heads are used
 for one thing only: the KL that a user of the classifier would see from the same embedding, beside it. Also a softmax

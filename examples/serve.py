@@ -53,10 +53,11 @@ class Batcher:
                 outputs = await asyncio.to_thread(self.compute, np.stack([image for image, _ in batch]))
             except Exception as error:  # of the engine; the next batch may be fine
                 for _, future in batch:
-                    future.set_exception(HTTPException(500, f"the model failed: {type(error).__name__}"))
+                    if not future.done():  # whoever asked may be gone
+                        future.set_exception(HTTPException(500, f"the model failed: {type(error).__name__}"))
                 continue
             for (_, future), output in zip(batch, outputs, strict=True):
-                if not future.done():  # whoever asked may be gone
+                if not future.done():
                     future.set_result((output, len(batch)))
 
 
