@@ -123,8 +123,13 @@ class PiToMeReducer(Reducer):
         return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        acting = [step for step in steps[:layers] if step.keys > step.after]
-        return sum(step.keys**2 * self.vit.head_dim + averaging_macs(self.vit, step) for step in acting)
+        total = 0
+        for layer, step in enumerate(steps[:layers]):
+            if step.keys > step.after:
+                paired = step.keys if self.bsm[layer] else 2 * (step.keys - step.after)
+                cosines = step.keys**2 + paired // 2 * ((paired + 1) // 2)
+                total += cosines * self.vit.head_dim + averaging_macs(self.vit, step)
+        return total
 
 
 def match_by_energy(metric: Tensor, r: int, margin: float, *, bsm: bool) -> Pairs:
@@ -138,13 +143,12 @@ def match_by_energy(metric: Tensor, r: int, margin: float, *, bsm: bool) -> Pair
     """
     with full_precision(metric):
         unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
-        similarity = unit @ unit.transpose(1, 2)
-        energy = F.elu(similarity - margin).mean(dim=2)
-    order = largest_first(energy)
-    paired = order if bsm else order[:, : 2 * r]
-    first, second = paired[:, 0::2], paired[:, 1::2]
-    offered = select_rows(similarity, first).gather(2, second.unsqueeze(1).expand(-1, first.shape[1], -1))
-    best, partner = offered.max(dim=2)
+        # In place, and cosines of the pairs anew: memory for more maps of all tokens costs more than computing them.
+        energy = F.elu((unit @ unit.transpose(1, 2)).sub_(margin), inplace=True).mean(dim=2)
+        order = largest_first(energy)
+        paired = order if bsm else order[:, : 2 * r]
+        first, second = paired[:, 0::2], paired[:, 1::2]
+        best, partner = (select_rows(unit, first) @ select_rows(unit, second).transpose(1, 2)).max(dim=2)
     if not bsm:
         protected = order[:, 2 * r :]
         return Pairs(torch.cat([protected, second], dim=1), first, partner + protected.shape[1])
