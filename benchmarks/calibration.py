@@ -2,8 +2,9 @@
 
     python benchmarks/calibration.py vit_tiny_patch16_224 --checkpoint W --data-dir imagenet/calibration
 
-GTP+ with and without a calibration at the same MACs, and with parts of it left out: the probe, the registers, averages
-by importance. KL divergence to the unreduced model, with the paired difference to GTP+ without calibration.
+GTP+ with and without a calibration at the same MACs, and with parts of it left out: the shape of its schedule, and on
+the shape without calibration the probe, the registers, averages by importance. KL divergence to the unreduced model,
+with the paired difference to GTP+ without calibration.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 import torch
 import tyro
 
-from gtp_vit import GTPPlus, create_model, patch
-from gtp_vit.inputs.data import DataSettings, batches, open_images
-from gtp_vit.measure.classes import kl_per_image
+from gtp_vit import GTPPlus
+from gtp_vit.core.schedule import LEARNED
 from gtp_vit.measure.sensitivity import learn_sensitivity
 from gtp_vit.methods import merging
 from gtp_vit.patch import host_of
-from gtp_vit.search.calibrate import CALIBRATED_FLOOR
-from gtp_vit.search.space import Limits, Space
+from gtp_vit.search.calibrate import CALIBRATED_FLOOR, with_calibration
+from subject import Subject, change
 
 
 @dataclass(frozen=True)
@@ -50,49 +51,40 @@ class Flags:
 
 def main(flags: Flags) -> None:
     torch.set_num_threads(flags.threads)
-    model = create_model(flags.model, checkpoint=flags.checkpoint)
-    files = open_images(model, DataSettings(data_dir=flags.data_dir, labels=False))
-    mixed = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()  # type: ignore[arg-type]
-    wanted = torch.utils.data.Subset(files, mixed[: flags.images + flags.others])
-    images = torch.cat([batch.images for batch in batches(wanted, batch_size=50, workers=1)])
+    subject = Subject.read(flags.model, flags.checkpoint, flags.data_dir, flags.images, flags.others)
     begin = time.time()
-    learned = learn_sensitivity(model, images[: flags.images])
-    seconds, own, others = time.time() - begin, learned.calibration, images[flags.images :]
+    learned = learn_sensitivity(subject.model, subject.seen)
+    seconds, own = time.time() - begin, learned.calibration
     rows: list[dict[str, Any]] = [{"seconds": round(seconds, 1), "fit": learned.fit, "registers": own.registers}]
 
-    host = host_of(model)
-    start = GTPPlus(propagate=GTPPlus.at(host.vit, 0.5).propagate)
-    space = Space(host.costs(), start, Limits())
-    plan = space.fit(space.plan_of(start), flags.share * space.whole)
-    assert plan is not None
+    def add(name: str, found: torch.Tensor, method: GTPPlus) -> None:
+        rows.append({"variant": name, **change(found, before), "plan": method.propagate})
+        print(json.dumps(rows[-1]), flush=True)
 
-    def outputs(fast: Any) -> torch.Tensor:
-        with torch.inference_mode():
-            return torch.cat([fast(part) for part in others.split(50)])
-
-    base = outputs(model)
-    before = kl_per_image(base, outputs(patch(model, space.with_plan(plan))))
-    rows.append({"variant": "without calibration", "kl": round(float(before.mean()), 5), "plan": plan})
+    plain = subject.at_share(GTPPlus(), flags.share)
+    before = subject.damage(plain)
+    add("without calibration", before, plain)
     without = {
         "registers": dataclasses.replace(own, registers=()),
         "probe": dataclasses.replace(own, probe=torch.zeros_like(own.probe)),
     }
-    for variant in ("all", "averages by importance", *without):
+    for variant in ("", "averages by importance", *without):
         text = without.get(variant, own).to_text()
-        method = GTPPlus(propagate=tuple(plan), floor=CALIBRATED_FLOOR, calibration=text)
-        power = merging.SHARE_POWER
-        if variant.startswith("averages"):
-            merging.SHARE_POWER = 0.0
-        found = kl_per_image(base, outputs(patch(model, method, kernels="torch")))
-        merging.SHARE_POWER = power
-        difference = (found - before) / before.mean()
-        row = {"variant": variant if variant == "all" else f"without {variant}", "kl": round(float(found.mean()), 5)}
-        row["change %"] = round(100 * float(difference.mean()), 1)
-        rows.append(row | {"standard error": round(100 * float(difference.std()) / len(found) ** 0.5, 1)})
-    for row in rows:
-        print(json.dumps(row))
+        for shape, given in (
+            ("old shape", plain),
+            ("", with_calibration(GTPPlus(propagate=LEARNED), text, host_of(subject.model).vit)),
+        ):
+            method = subject.at_share(dataclasses.replace(given, floor=CALIBRATED_FLOOR, calibration=text), flags.share)
+            power = 0.0 if variant.startswith("averages") else merging.SHARE_POWER
+            with mock.patch.object(merging, "SHARE_POWER", power):
+                found = subject.damage(method, kernels="torch")
+            name = "calibrated" + (f", without {variant}" if variant else "") + (f", {shape}" if shape else "")
+            add(name, found, method)
+            if variant:
+                break  # the parts are told from each other on one shape
     if flags.json is not None:
-        flags.json.write_text(json.dumps(rows, indent=1) + "\n")
+        options = {key: getattr(flags, key) for key in ("model", "share", "images", "others")}
+        flags.json.write_text(json.dumps({**options, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

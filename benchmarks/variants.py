@@ -26,16 +26,15 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor
 
-from gtp_vit import GTPPlus, create_model, patch
+from gtp_vit import GTPPlus, patch
 from gtp_vit.core.loop import run
-from gtp_vit.inputs.data import DataSettings, batches, open_images
-from gtp_vit.measure.classes import kl_per_image
+from gtp_vit.core.schedule import LEARNED
 from gtp_vit.measure.sensitivity import LONG, Watch, learn_sensitivity
 from gtp_vit.methods import gtp_plus, merging
 from gtp_vit.methods.gtp_plus import CalibratedReducer
 from gtp_vit.patch import host_of
-from gtp_vit.search.calibrate import CALIBRATED_FLOOR
-from gtp_vit.search.space import Limits, Space
+from gtp_vit.search.calibrate import with_calibration
+from subject import Subject, change
 
 
 @dataclass(frozen=True)
@@ -135,30 +134,14 @@ def moments(model: Any, images: Tensor) -> Tensor:
 
 def main(flags: Flags) -> None:
     torch.set_num_threads(flags.threads)
-    model = create_model(flags.model, checkpoint=flags.checkpoint)
-    files = open_images(model, DataSettings(data_dir=flags.data_dir, labels=False))
-    mixed = torch.randperm(len(files), generator=torch.Generator().manual_seed(1)).tolist()  # type: ignore[arg-type]
-    wanted = torch.utils.data.Subset(files, mixed[: flags.images + flags.others])
-    images = torch.cat([batch.images for batch in batches(wanted, batch_size=50, workers=1)])
-    seen, others = images[: flags.images], images[flags.images :]
-    text = learn_sensitivity(model, seen).calibration.to_text()
-    host = host_of(model)
-
-    def outputs(fast: Any) -> Tensor:
-        with torch.inference_mode():
-            return torch.cat([fast(part) for part in others.split(50)])
-
-    def at_share(start: GTPPlus) -> GTPPlus:
-        space = Space(host.costs(), start, Limits())
-        plan = space.fit(space.plan_of(start), flags.share * space.whole)
-        assert plan is not None
-        return space.with_plan(plan)  # type: ignore[return-value]
-
-    base = outputs(model)
-    shape = GTPPlus.at(host.vit, 0.5).propagate
-    plain = at_share(GTPPlus(propagate=shape))
-    calibrated = at_share(GTPPlus(propagate=shape, floor=CALIBRATED_FLOOR, calibration=text))
-    second = moments(model, seen)
+    subject = Subject.read(flags.model, flags.checkpoint, flags.data_dir, flags.images, flags.others)
+    text = learn_sensitivity(subject.model, subject.seen).calibration.to_text()
+    costs = host_of(subject.model).costs()
+    plain = subject.at_share(GTPPlus(), flags.share)
+    calibrated = subject.at_share(
+        with_calibration(GTPPlus(propagate=LEARNED), text, host_of(subject.model).vit), flags.share
+    )
+    second = moments(subject.model, subject.seen)
     energy = second.diagonal(dim1=1, dim2=2)
     largest = Fewer(flags.channels, channels=energy.topk(flags.channels, dim=1).indices)
     components = torch.linalg.eigh(second.double()).eigenvectors[..., -flags.channels :].float()
@@ -166,17 +149,14 @@ def main(flags: Flags) -> None:
     rows: list[dict[str, Any]] = []
 
     def measured(method: GTPPlus) -> Tensor:
-        return kl_per_image(base, outputs(patch(model, method, kernels="torch", quiet=True)))
+        return subject.damage(method, kernels="torch")
 
-    def add(name: str, against: Tensor, make: Callable[[], GTPPlus], change: Any) -> None:
-        with change:
+    def add(name: str, against: Tensor, make: Callable[[], GTPPlus], variant: Any) -> None:
+        with variant:
             method = make()
-            share = host.costs().with_method(method) / host.costs().whole
+            share = costs.with_method(method) / costs.whole
             found = measured(method)
-        difference = (found - against) / against.mean()
-        row = {"variant": name, "kl": round(float(found.mean()), 5), "share": round(share, 4)}
-        row |= {"change %": round(100 * float(difference.mean()), 1)}
-        rows.append(row | {"standard error": round(100 * float(difference.std()) / len(found) ** 0.5, 1)})
+        rows.append({"variant": name, "share": round(share, 4), **change(found, against)})
         print(flags.model, json.dumps(rows[-1]), flush=True)
 
     none = contextlib.nullcontext()
@@ -187,7 +167,12 @@ def main(flags: Flags) -> None:
     own = measured(calibrated)
     for name, fewer in (("largest channels", largest), ("principal components", principal)):
         add(f"{flags.channels} {name}, same schedule", own, lambda: calibrated, comparing(fewer))
-        add(f"{flags.channels} {name}, same MACs", own, lambda: at_share(calibrated), comparing(fewer))
+        add(
+            f"{flags.channels} {name}, same MACs",
+            own,
+            lambda: subject.at_share(calibrated, flags.share),
+            comparing(fewer),
+        )
     for power in (0.0, 0.5, 1.0):
         add(f"averages by importance to the power {power:g}", own, lambda: calibrated,
             mock.patch.object(merging, "SHARE_POWER", power))  # fmt: skip
@@ -196,9 +181,8 @@ def main(flags: Flags) -> None:
             changed = dataclasses.replace(calibrated, **{setting: value})
             add(f"{setting} {value:g}", own, lambda changed=changed: changed, none)  # type: ignore[misc]
     if flags.json is not None:
-        flags.json.write_text(json.dumps({**{k: str(v) for k, v in dataclasses.asdict(flags).items()
-                                             if k in ("model", "share", "images", "others", "channels")},
-                                          "rows": rows}, indent=1) + "\n")  # fmt: skip
+        options = {key: getattr(flags, key) for key in ("model", "share", "images", "others", "channels")}
+        flags.json.write_text(json.dumps({**options, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

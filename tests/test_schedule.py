@@ -66,10 +66,14 @@ def test_unknown_schedule_names_get_close_matches():
         removals("liner:2:4", depth=4, tokens=49)
 
 
-def test_searched_has_its_shape_at_every_depth():
-    assert removals("searched:4", 12, 196) == (0, 0, 6, 9, 9, 7, 6, 4, 3, 3, 1, 0)
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [("searched", (0, 0, 6, 9, 9, 7, 6, 4, 3, 3, 1, 0)), ("learned", (0, 0, 6, 9, 9, 7, 7, 5, 2, 2, 1, 0))],
+)
+def test_searched_shapes_at_every_depth(name, plan):
+    assert removals(f"{name}:4", 12, 196) == plan
     for depth in (1, 2, 3, 4, 16, 24, 40):
-        plan = removals("searched:4", depth, 400)
+        plan = removals(f"{name}:4", depth, 400)
         assert sum(plan) == 4 * depth
         assert depth < 4 or plan[0] == plan[-1] == 0
 

@@ -10,6 +10,7 @@ A schedule is an int (the same in every layer), a sequence with one int a layer,
     "keep:0.7:3:6:9"       layers 3, 6 and 9 (counted from 0) keep 70 % of the image tokens they have
     "middle:8"             8 a layer on average, none in the first layer, most a third of the way through
     "searched:8"           8 a layer on average, in the shape that searches on real models had in common
+    "learned:8"            the same of searches for GTP+ with a calibration
     "inflection:8:-1"      ToMe's (r, inflection): 8 a layer on average, here falling from 16 to 0
     "from:1:16"            MCTF's: 16 in layer 1 and in each after it
     "ratio:0.95"           PiToMe's: every layer keeps 95 % of the image tokens it has; "ratio:0.95:1" of one token more
@@ -58,18 +59,29 @@ def middle(depth: int, tokens: int, average: float) -> list[int]:
     return _rounded(slope, average * depth)
 
 
-# Searched for two 12-layer models on calibration images.
+# Searched for two 12-layer models on calibration images, without and with a calibration of GTP+.
 SEARCHED = (0, 0, 21, 28, 28, 26, 18, 12, 10, 10, 4, 0)
+LEARNED = (0, 0, 19, 28, 29, 23, 21, 18, 5, 6, 4, 0)
 
 
 def searched(depth: int, tokens: int, average: float) -> list[int]:
-    """The shape that searches found, stretched to the depth: what GTP+ uses where nothing was searched."""
-    shape = []
+    """The shape that searches found: what GTP+ uses where nothing was searched."""
+    return _rounded(stretched(SEARCHED, depth), average * depth)
+
+
+def learned(depth: int, tokens: int, average: float) -> list[int]:
+    """The shape that searches with a calibration found: what calibrated GTP+ uses where nothing was searched."""
+    return _rounded(stretched(LEARNED, depth), average * depth)
+
+
+def stretched(shape: Sequence[float], depth: int) -> list[float]:
+    """The shape of 12 layers, interpolated to the depth."""
+    found = []
     for layer in range(depth):
-        place = layer * (len(SEARCHED) - 1) / max(depth - 1, 1)
-        left = min(int(place), len(SEARCHED) - 2)
-        shape.append(SEARCHED[left] + (place - left) * (SEARCHED[left + 1] - SEARCHED[left]))
-    return _rounded(shape if sum(shape) > 0 else [1.0] * depth, average * depth)
+        place = layer * (len(shape) - 1) / max(depth - 1, 1)
+        left = min(int(place), len(shape) - 2)
+        found.append(shape[left] + (place - left) * (shape[left + 1] - shape[left]))
+    return found if sum(found) > 0 else [1.0] * depth
 
 
 def _rounded(shape: list[float], total: float) -> list[int]:
@@ -146,6 +158,7 @@ SCHEDULES: dict[str, Callable[..., list[int]]] = {
     "late": late,
     "middle": middle,
     "searched": searched,
+    "learned": learned,
     "inflection": inflection,
     "keep": keep,
     "from": starting,

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gtp_vit import __version__
-from gtp_vit.core.reducer import Method
+from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.schedule import LEARNED, learned, stretched
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.measure.outputs import Measure
 from gtp_vit.measure.sensitivity import Done, learn_sensitivity
@@ -58,12 +59,11 @@ def calibrate(
     begin = time.time()
     options: dict[str, Any] = {"measure": measure, "batch_size": batch_size, "seed": seed, "progress": progress}
     found = learn_sensitivity(plain, images, **options)
-    start = with_calibration(GTPPlus(propagate=GTPPlus.at(host.vit, 0.5).propagate), found.calibration.to_text())
-    space = Space(host.costs(), start, Limits())
+    space = Space(host.costs(), with_calibration(GTPPlus(), found.calibration.to_text(), host.vit), Limits())
     target = macs * space.whole
     plan = [0] * host.vit.depth  # the shortened last block may be enough
     if space.cost(plan) > target:
-        fitted = space.fit(space.plan_of(start), target)
+        fitted = space.fit(stretched(LEARNED, host.vit.depth), target)
         if fitted is None:
             raise unreachable(space, target)
         plan = fitted
@@ -83,10 +83,17 @@ def calibrate(
     return Recipe(name or host.inputs.name, sizes_of_vit(host.vit), method, history, measured)
 
 
-def with_calibration(method: GTPPlus, text: str) -> GTPPlus:
-    """The settings with this calibration, and a floor that suits it unless one was chosen."""
-    floor = CALIBRATED_FLOOR if method.floor == GTPPlus().floor else method.floor
-    return dataclasses.replace(method, floor=floor, calibration=text)
+def with_calibration(method: GTPPlus, text: str, vit: VitInfo) -> GTPPlus:
+    """The settings with this calibration, and the floor and the shape that suit it where none was chosen.
+
+    The shape of a search's start counts as not chosen. Half of the tokens leave.
+    """
+    floor, propagate = method.floor, method.propagate
+    if floor == GTPPlus().floor:
+        floor = CALIBRATED_FLOOR
+    if propagate in (GTPPlus().propagate, GTPPlus.at(vit, 0.5).propagate):
+        propagate = tuple(learned(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth)))
+    return dataclasses.replace(method, floor=floor, propagate=propagate, calibration=text)
 
 
 def calibrated(
@@ -101,16 +108,17 @@ def calibrated(
         return method, ""
     if method.calibration is not None:
         return method, "given"
+    vit = host_of(model).vit
     for entry in [] if journal is None else journal.entries:
         if "calibration" in entry:
-            return with_calibration(method, entry["calibration"]), entry["learned"]
+            return with_calibration(method, entry["calibration"], vit), entry["learned"]
     try:
         found = learn_sensitivity(model, images, measure=measure, batch_size=min(batch_size, BATCH))
     except GTPError as error:
         return method, f"none: {error}"
     text, registers = found.calibration.to_text(), len(found.calibration.registers)
     fits = [fit for fit in found.fit if fit is not None]
-    learned = f"{len(images)} images, explains {min(fits):.2f} to {max(fits):.2f}, {registers} registers"
+    how_well = f"{len(images)} images, explains {min(fits):.2f} to {max(fits):.2f}, {registers} registers"
     if journal is not None:
-        journal.append({"calibration": text, "learned": learned})
-    return with_calibration(method, text), learned
+        journal.append({"calibration": text, "learned": how_well})
+    return with_calibration(method, text, vit), how_well
