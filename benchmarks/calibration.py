@@ -21,11 +21,10 @@ import torch
 import tyro
 
 from gtp_vit import GTPPlus
-from gtp_vit.core.schedule import LEARNED
+from gtp_vit.core.schedule import LEARNED, SEARCHED
 from gtp_vit.measure.sensitivity import learn_sensitivity
 from gtp_vit.methods import merging
-from gtp_vit.patch import host_of
-from gtp_vit.search.calibrate import CALIBRATED_FLOOR, with_calibration
+from gtp_vit.search.calibrate import CALIBRATED_FLOOR
 from subject import Subject, change
 
 
@@ -61,7 +60,7 @@ def main(flags: Flags) -> None:
         rows.append({"variant": name, **change(found, before), "plan": method.propagate})
         print(json.dumps(rows[-1]), flush=True)
 
-    plain = subject.at_share(GTPPlus(), flags.share)
+    plain = subject.at_share(GTPPlus(propagate=SEARCHED), flags.share)
     before = subject.damage(plain)
     add("without calibration", before, plain)
     without = {
@@ -69,19 +68,14 @@ def main(flags: Flags) -> None:
         "probe": dataclasses.replace(own, probe=torch.zeros_like(own.probe)),
     }
     for variant in ("", "averages by importance", *without):
-        text = without.get(variant, own).to_text()
-        for shape, given in (
-            ("old shape", plain),
-            ("", with_calibration(GTPPlus(propagate=LEARNED), text, host_of(subject.model).vit)),
-        ):
-            method = subject.at_share(dataclasses.replace(given, floor=CALIBRATED_FLOOR, calibration=text), flags.share)
+        settings = GTPPlus(floor=CALIBRATED_FLOOR, calibration=without.get(variant, own).to_text())
+        shapes = {", old shape": SEARCHED} if variant else {", old shape": SEARCHED, "": LEARNED}
+        for shape, plan in shapes.items():
+            method = subject.at_share(dataclasses.replace(settings, propagate=plan), flags.share)
             power = 0.0 if variant.startswith("averages") else merging.SHARE_POWER
             with mock.patch.object(merging, "SHARE_POWER", power):
                 found = subject.damage(method, kernels="torch")
-            name = "calibrated" + (f", without {variant}" if variant else "") + (f", {shape}" if shape else "")
-            add(name, found, method)
-            if variant:
-                break  # the parts are told from each other on one shape
+            add(f"calibrated{variant and f', without {variant}'}{shape}", found, method)
     if flags.json is not None:
         options = {key: getattr(flags, key) for key in ("model", "share", "images", "others")}
         flags.json.write_text(json.dumps({**options, "rows": rows}, indent=1) + "\n")

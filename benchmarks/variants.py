@@ -28,12 +28,12 @@ from torch import Tensor
 
 from gtp_vit import GTPPlus, patch
 from gtp_vit.core.loop import run
-from gtp_vit.core.schedule import LEARNED
+from gtp_vit.core.schedule import LEARNED, SEARCHED
 from gtp_vit.measure.sensitivity import LONG, Watch, learn_sensitivity
 from gtp_vit.methods import gtp_plus, merging
 from gtp_vit.methods.gtp_plus import CalibratedReducer
 from gtp_vit.patch import host_of
-from gtp_vit.search.calibrate import with_calibration
+from gtp_vit.search.calibrate import CALIBRATED_FLOOR
 from subject import Subject, change
 
 
@@ -137,10 +137,9 @@ def main(flags: Flags) -> None:
     subject = Subject.read(flags.model, flags.checkpoint, flags.data_dir, flags.images, flags.others)
     text = learn_sensitivity(subject.model, subject.seen).calibration.to_text()
     costs = host_of(subject.model).costs()
-    plain = subject.at_share(GTPPlus(), flags.share)
-    calibrated = subject.at_share(
-        with_calibration(GTPPlus(propagate=LEARNED), text, host_of(subject.model).vit), flags.share
-    )
+    plain = subject.at_share(GTPPlus(propagate=SEARCHED), flags.share)
+    start = GTPPlus(propagate=LEARNED, floor=CALIBRATED_FLOOR, calibration=text)
+    calibrated = subject.at_share(start, flags.share)
     second = moments(subject.model, subject.seen)
     energy = second.diagonal(dim1=1, dim2=2)
     largest = Fewer(flags.channels, channels=energy.topk(flags.channels, dim=1).indices)
@@ -178,7 +177,7 @@ def main(flags: Flags) -> None:
             mock.patch.object(merging, "SHARE_POWER", power))  # fmt: skip
     for setting, values in (("floor", (0.15, 0.6)), ("proportional_attention", (0.8, 1.0))):
         for value in values:
-            changed = dataclasses.replace(calibrated, **{setting: value})
+            changed = dataclasses.replace(calibrated, **{setting: value})  # type: ignore[arg-type]
             add(f"{setting} {value:g}", own, lambda changed=changed: changed, none)  # type: ignore[misc]
     if flags.json is not None:
         options = {key: getattr(flags, key) for key in ("model", "share", "images", "others", "channels")}
