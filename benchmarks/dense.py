@@ -28,11 +28,12 @@ from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from gtp_vit import GTPPlus, Identity, patch
+from gtp_vit import GTPPlus, Identity, calibrate, patch
 from gtp_vit.core import loop
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.restoring import restored
+from gtp_vit.core.schedule import LEARNED
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.inputs.data import DataSettings, first_images, open_images, spread_images
 from gtp_vit.measure.evaluate import bootstrap
@@ -40,6 +41,7 @@ from gtp_vit.methods import METHODS
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import read_recipe
 from gtp_vit.search.budget import at_cost
+from gtp_vit.search.space import Limits, Space
 from gtp_vit.show.features import feature_panels
 from gtp_vit.tensors import select_rows, split
 
@@ -220,6 +222,8 @@ class HeatMaps:
     """Recipes to measure as well."""
     methods: tuple[str, ...] = ()
     """Names of methods; all if none is given."""
+    learn: Path | None = None
+    """Folder of other images: GTP+ is then measured with what it learned from 200 of them as well."""
 
     def run(self) -> None:
         rows = json.loads(self.json.read_text()) if self.json.exists() else []
@@ -231,6 +235,7 @@ class HeatMaps:
         for share in SHARES:
             for name in self.methods or [name for name in METHODS if name != "identity"]:
                 plans.append((name, share, at_cost(costs, name, share * costs.whole)))
+        plans += self.learned(model)
         for path in self.recipes:
             method = read_recipe(path).method
             plans.append((f"{method.name}, {Path(path).stem}", costs.with_method(method) / costs.whole, method))
@@ -250,6 +255,19 @@ class HeatMaps:
             rows.append({**row, "settings": method.to_dict()})
             self.json.write_text(json.dumps(rows, indent=0) + "\n")
             print(name, share, {key: round(row[key][0], 4) for key in figures}, flush=True)
+
+    def learned(self, model: Any) -> list[tuple[str, float, Method]]:
+        """GTP+ calibrated for the class token's embedding and for the features of patches, without a search."""
+        if self.learn is None:
+            return []
+        images, costs, found = read(model, self.learn, 200), host_of(model).costs(), []
+        for measure in ("embedding", "dense"):
+            space = Space(costs, calibrate(model, images, measure=measure).method, Limits())
+            for share in SHARES:
+                plan = space.fit(LEARNED, share * costs.whole)
+                assert plan is not None
+                found.append((f"gtp_plus, calibrated for {measure}", share, space.with_plan(plan)))
+        return found
 
 
 @dataclass(frozen=True)
