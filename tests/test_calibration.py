@@ -20,6 +20,7 @@ from gtp_vit import (
     save_checkpoint,
     trace,
 )
+from gtp_vit.core.schedule import learned
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
 from gtp_vit.measure import sensitivity
@@ -28,6 +29,7 @@ from gtp_vit.measure.sensitivity import direction, learn_sensitivity
 from gtp_vit.methods.calibration import calibration_from_text
 from gtp_vit.methods.merging import conserve_by_probe
 from gtp_vit.patch import host_of
+from gtp_vit.search.calibrate import with_calibration
 
 needs_native = pytest.mark.skipif(native.PROBLEM is not None, reason=str(native.PROBLEM))
 
@@ -152,6 +154,18 @@ def test_the_same_images_give_the_same_calibration(fashion, recipe):
     model.eval()
     assert again.method == recipe.method
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_floor_and_shape_suit_it_unless_they_were_chosen(fashion, recipe):
+    vit = host_of(fashion[0]).vit
+    tokens, depth = vit.image_tokens, vit.depth
+    suited = with_calibration(GTPPlus(), recipe.method.calibration, vit)
+    assert (suited.floor, suited.propagate) == (0.3, tuple(learned(depth, tokens, tokens / (2 * depth))))
+    assert with_calibration(GTPPlus.at(vit, 0.5), recipe.method.calibration, vit) == suited  # where a search begins
+    chosen = GTPPlus(propagate=3, floor=0.4)
+    assert with_calibration(chosen, recipe.method.calibration, vit) == dataclasses.replace(
+        chosen, calibration=recipe.method.calibration
+    )
 
 
 def test_a_recipe_holds_it_and_so_do_checkpoints(fashion, recipe, tmp_path):
