@@ -91,7 +91,8 @@ def measure(name: str, options: Options) -> list[dict[str, Any]]:
     load_weights(whole, options.weights / MODELS[name], name)
     encoder = create_model(name, checkpoint=options.weights / MODELS[name], num_classes=0)
     budget = options.share * encoder_macs(encoder)
-    recipes = [read_recipe(f"{name}-{options.share}"), *calibrated(encoder, name, options)]
+    learned = calibrated(encoder, name, options)
+    recipes = [read_recipe(f"{name}-{options.share}"), *learned]
     plans, _ = plan(encoder, options.methods, [budget], recipes)
     dataset = spread_images(
         open_images(encoder, DataSettings(options.data_dir, crop_pct=0.9, labels=False)), options.images
@@ -102,8 +103,8 @@ def measure(name: str, options: Options) -> list[dict[str, Any]]:
     for plan_, score in zip(plans, found.scores, strict=True):
         figures = {key: [each.value, each.low, each.high] for key, each in score.figures.items()}
         settings = None if plan_.method is None else plan_.method.to_dict()
-        learned = "gtp_plus, calibrated" if settings is not None and settings.get("calibration") else plan_.label
-        row = {"model": name, "method": learned, "gmacs": plan_.macs / 1e9, "images": score.images}
+        label = "gtp_plus, calibrated" if plan_.method in [recipe.method for recipe in learned] else plan_.label
+        row = {"model": name, "method": label, "gmacs": plan_.macs / 1e9, "images": score.images}
         rows.append({**row, "figures": figures, "settings": settings})
     return rows
 

@@ -34,6 +34,7 @@ from gtp_vit import (
 from gtp_vit.backbones.roots import REFUSED
 from gtp_vit.errors import BadInput, BadSetting, UnsupportedBackbone
 from gtp_vit.patch import host_of, tower_of
+from gtp_vit.recipes import Recipe, sizes_of_vit
 
 transformers = pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 REDUCING = GTPPlus(propagate=(9, 0, 9, 0))
@@ -313,6 +314,27 @@ def test_saved_and_loaded_it_is_reduced_again(tmp_path, family, method):
         close(families.output(unpatch(again), images), families.output(model, images))
 
 
+def test_where_a_recipe_is_from_and_its_measure_are_saved_too(tmp_path):
+    model = families.make("hf_vit")
+    method = GTPPlus(propagate=5)
+    history = {"found": {"by": "gtp-vit tune"}, "measured": {"measure": "classes", "kl": 0.25}}
+    recipe = Recipe(host_of(model).inputs.name, sizes_of_vit(host_of(model).vit), method, **history)
+    patch(model, recipe).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "gtp_vit.json").read_text())
+    assert {key: stored[key] for key in history} == history
+    load_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    again = json.loads((tmp_path / "again/gtp_vit.json").read_text())
+    assert {key: again[key] for key in history} == history
+
+
+@pytest.mark.parametrize("family", ["hf_dinov2", "hf_dinov3"])
+def test_an_argument_that_the_original_ignores_is_ignored(family):
+    model, images = families.make(family), families.images(family)
+    with torch.no_grad():
+        found = patch(model, Identity())(images, interpolate_pos_encoding=True)
+        close(found[0], model(images, interpolate_pos_encoding=True)[0])
+
+
 def test_learned_parts_are_saved_too(tmp_path):
     fast = patch(families.make("hf_vit"), DynamicViT(seed=3), quiet=True)
     fast.save_pretrained(tmp_path)
@@ -395,6 +417,9 @@ def test_vitmae_without_a_mask():
         close(embedded.image, in_order.gather(1, embedded.cell.unsqueeze(2).expand(-1, -1, 24)))
     with pytest.raises(UnsupportedBackbone, match=r"ViTMAE hides 75% of the patches .*mask_ratio = 0"):
         patch(mae(0.75), REDUCING)
+    fast.config.mask_ratio = 0.75
+    with pytest.raises(BadInput, match=r"config.mask_ratio is 0.75; token reduction needs 0"):
+        fast(images)
 
 
 # Models of images and language
@@ -494,6 +519,14 @@ def test_vlms_see_as_many_features_as_placeholders(make, processor, layers, meth
     assert len(macs(fast).layers) == layers
 
 
+def test_with_restore_a_processor_writes_all_placeholders_again():
+    own, method = llava_processor(), GTPPlus(propagate=(5, 5, 5))
+    fitted = fit_processor(own, patch(llava(), method))
+    again = fit_processor(fitted, patch(llava(), method, restore=True))
+    added = [each.num_additional_image_tokens for each in (own, fitted, again)]
+    assert added == [1, 1 - 15, 1]
+
+
 def test_hidden_states_of_the_language_model_are_its_own():
     fast = patch(llava(), GTPPlus(propagate=(5, 5, 5)))
     inputs = fit_processor(llava_processor(), fast)(images=PICTURE, text="<image> what is this", return_tensors="pt")
@@ -518,9 +551,16 @@ def test_processors_of_other_models_are_refused():
         (llava_processor(72), r"the processor makes images of \(72, 72\)"),
         (llava_processor(64, 16), r"in patches of 16"),
         (paligemma_processor(), "PaliGemmaProcessor does not belong to LlavaForConditionalGeneration"),
+        ("nonsense", "str does not belong to LlavaForConditionalGeneration"),
     ):
         with pytest.raises(BadSetting, match=message):
             fit_processor(processor, fast)
+    with pytest.raises(BadSetting, match="str does not belong"):
+        fit_processor("nonsense", patch(llava(), GTPPlus(propagate=(5, 5, 5)), restore=True))
+    other = llava_processor()
+    other.vision_feature_select_strategy = "full"
+    with pytest.raises(BadSetting, match="vision_feature_select_strategy is 'full', the model's 'default'"):
+        fit_processor(other, fast)
     with pytest.raises(BadSetting, match="is not patched"):
         fit_processor(llava_processor(), llava())
 

@@ -142,12 +142,57 @@ def test_embeddings_that_are_not_finite_are_counted_and_never_a_figure():
 
 
 def test_neighbours_are_sought_among_some_of_very_many_images(monkeypatch):
-    monkeypatch.setattr("gtp_vit.measure.evaluate.MOST_VECTORS", 12)
+    monkeypatch.setattr("gtp_vit.measure.evaluate.MOST_VECTORS", 24)
     model = small(num_classes=0)
-    found = evaluate({UNREDUCED: model, "plus": patch(model, PLUS)}, in_memory(24))
-    assert int((~np.isnan(found.per_image["plus"]["neighbours"])).sum()) == 12
+    found = evaluate({UNREDUCED: model, "plus": patch(model, PLUS)}, in_memory(48))
+    assert int((~np.isnan(found.per_image["plus"]["neighbours"])).sum()) == 24
     assert not np.isnan(found.per_image["plus"]["distance"]).any()
     assert 0 < found.scores[1]["neighbours"].value <= 100
+
+
+class Broken(torch.nn.Module):
+    """A model whose embeddings are not finite."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return self.model(images) * math.nan
+
+
+def test_embeddings_that_are_not_finite_have_no_neighbours_and_no_votes():
+    model = small(num_classes=0)
+    found = evaluate({UNREDUCED: model, "broken": Broken(model)}, in_memory(), measure="embedding")
+    assert found.scores[1].not_finite == 24
+    assert (found.scores[1]["neighbours"].value, found.scores[1]["knn"].value) == (0, 0)
+
+
+def test_neighbours_that_chance_would_keep_are_refused():
+    model = small(num_classes=0)
+    with pytest.raises(GTPError, match=r"among 20 images each has 19 others, of which at most half .* --nearest 9"):
+        evaluate({UNREDUCED: model, "plus": patch(model, PLUS)}, in_memory(20))
+
+
+def test_neighbours_of_images_that_were_held_out_are_sought_among_all():
+    model = small(num_classes=0)
+    held_out = tune(model, families.images("vit", 55), macs=0.4, evaluations=1, learn=False).measured["held_out"]
+    assert held_out["images"] == 11
+    assert held_out["neighbours"] < 100  # among 10 others all would be
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (torch.ones(32), r"texts are \[32\]; give a vector for each text"),
+        (torch.zeros(3, 32), "zero or not finite for 3 of 3 texts"),
+        (torch.full((2, 32), math.nan), "zero or not finite for 2 of 2 texts"),
+    ],
+)
+def test_embeddings_of_texts_that_say_nothing(texts, message):
+    model = small(num_classes=0)
+    with pytest.raises(BadSetting, match=message):
+        evaluate({UNREDUCED: model}, in_memory(), measure=Embeddings(texts=texts))
 
 
 def test_arrays_survive_a_journal():

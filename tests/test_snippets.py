@@ -42,8 +42,8 @@ ENCODER = re.compile(r"vit_small_patch14_dinov2|hf:facebook/dinov2-small|hf:goog
 EXPORTED = re.compile(r"\S+-(f32|int8)\.(onnx|xml)")
 FEWER = {
     "benchmark": ["--rounds", "3"],
-    "evaluate": ["--limit", "12"],
-    "compare": ["--limit", "12", "--rounds", "0"],
+    "evaluate": ["--limit", "21"],
+    "compare": ["--limit", "21", "--rounds", "0"],
     "tune": ["--images", "20", "--evaluations", "2"],
     "embed": ["--limit", "12"],
     "export": ["--images", "16"],

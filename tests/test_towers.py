@@ -1,13 +1,11 @@
 """Models of images and language that put the patches of their ViT back on a grid: reduced inside it with restore."""
 
-from types import SimpleNamespace
-
 import pytest
 import timm
 import torch
 
 import families
-from gtp_vit import GTPPlus, Identity, fit_processor, macs, patch, trace
+from gtp_vit import GTPPlus, Identity, macs, patch, trace
 from gtp_vit.errors import BadInput, UnsupportedBackbone
 from gtp_vit.patch import host_of
 
@@ -171,13 +169,6 @@ def test_a_list_of_one_layer_needs_no_restore():
     fast = patch(llava([-2]), GTPPlus(propagate=(5, 5, 5)))
     with torch.no_grad():
         assert features(fast, ONE).shape[0] == 64 - 15
-
-
-def test_the_processor_stays_as_it_is():
-    own = SimpleNamespace(num_additional_image_tokens=1)
-    fitted = fit_processor(own, patch(llava(), Identity(), restore=True))
-    assert fitted == own
-    assert fitted is not own
 
 
 QWEN = {**families.SMALL, **families.QWEN}

@@ -31,6 +31,7 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.measure.benchmark import Timing
 from gtp_vit.measure.classes import Classes
 from gtp_vit.methods.merging import conserve
+from gtp_vit.paper_tables.reproduce import find_weights
 from gtp_vit.patch import host_of
 from gtp_vit.runs.journal import Journal
 from gtp_vit.search import climb as searching
@@ -278,7 +279,10 @@ def test_a_recipe_for_another_model_of_the_same_sizes_is_refused():
     other = timm.create_model("vit_tiny_patch16_224")
     with pytest.raises(GTPError, match=r"is for deit_tiny_patch16_224, this is vit_tiny_patch16_224; run gtp-vit tune"):
         patch(other, "deit_tiny_patch16_224-0.65")
-    assert patch(other, read_recipe("deit_tiny_patch16_224-0.65").method)  # who wants to, can
+    recipe = read_recipe("deit_tiny_patch16_224-0.65")
+    with pytest.raises(GTPError, match="learned on other weights"):
+        patch(other, recipe.method)
+    assert patch(other, dataclasses.replace(recipe.method, calibration=None))  # who wants to, can
 
 
 def test_accelerate_takes_any_target(model):
@@ -334,9 +338,13 @@ def test_patch_without_a_method(name):
     fast = patch(model)
     assert isinstance(fast.reduction.method, GTPPlus)
     assert 0.63 < macs(fast).total / macs(model).total <= 0.65
-    shipped = f"{name}-0.65"
-    if shipped in recipe_files.shipped_recipes():
-        assert fast.reduction.method == read_recipe(shipped).method
+    assert fast.reduction.method.calibration is None  # these are not the weights that the package's recipes know
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
+def test_patch_without_a_method_takes_the_recipe_of_these_weights(name, data):
+    model = gtp_vit.create_model(name, checkpoint=find_weights(data / "assets/weights", name))
+    assert patch(model).reduction.method == read_recipe(f"{name}-0.65").method
 
 
 @pytest.mark.parametrize("family", ["vit", "gap", "dinov2_registers", "deit3"])

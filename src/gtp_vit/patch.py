@@ -65,7 +65,8 @@ def patch(
         raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
     check_kernels(kernels, quiet=quiet)
     host = host_of(model)
-    method = _settings(recipes.resolve(method, host))
+    recipe = recipes.given(method)
+    method = _settings(recipes.resolve(recipe or method, host))
     caution = method.caution()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
@@ -87,7 +88,8 @@ def patch(
             stacklevel=2,
         )
     reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
-    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads)
+    origin = ({}, {}) if recipe is None else (recipe.found, recipe.measured)
+    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads, *origin)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
     if root is not tower:
@@ -100,15 +102,16 @@ def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None])
     import safetensors.torch
 
     save(unpatch(model))
-    folder, host, method = Path(folder), host_of(model), tower_of(model).reduction.method
+    reduction = tower_of(model).reduction
+    folder, host, method = Path(folder), host_of(model), reduction.method
     learned = tower_of(model).reducer.state_dict()
     files = {part: f"{Path(recipes.BESIDE).stem}-{part}.safetensors" for part in method.files if learned}
     for part, file in files.items():
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         safetensors.torch.save_file(own, folder / file)
-    found = {"restore": True} if tower_of(model).reduction.restore else {}
+    found = {**reduction.found, "restore": True} if reduction.restore else dict(reduction.found)
     method = dataclasses.replace(method, **files).learned_on(host.matrices)
-    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, {})
+    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, dict(reduction.measured))
     (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
 
 

@@ -64,6 +64,11 @@ class HuggingFaceForwards:
             )
         if output_hidden_states is None:
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
+        names = spelling_of(self)  # type: ignore[arg-type]
+        if names is not None and not names.interpolates:  # such models ignore it: they take images of any size
+            interpolate_pos_encoding = None
+        if names is not None and names.model == "vit_mae" and self.config.mask_ratio != 0:
+            raise BadInput(f"config.mask_ratio is {self.config.mask_ratio}; token reduction needs 0, no hidden patches")
         options: dict[str, Any] = {"interpolate_pos_encoding": interpolate_pos_encoding, "noise": noise}
         options = {name: value for name, value in options.items() if value is not None and value is not False}
         outputs = self._outputs(pixel_values, output_hidden_states, options)
@@ -102,7 +107,7 @@ class HuggingFaceForwards:
             return BaseModelOutput(last, hidden)
         if is_shuffled:  # nothing is hidden, and the patches stand in random order
             back = seen[0].cell.argsort(dim=1)
-            return ViTMAEModelOutput(last, torch.zeros_like(back, dtype=last.dtype), back, hidden)
+            return ViTMAEModelOutput(last, torch.zeros_like(back, dtype=torch.float32), back, hidden)
         return BaseModelOutputWithPooling(last, pooled, hidden)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,9 @@ class Reduction:
     restore: bool  # do callers who want all tokens get the full grid?
     # Does a model around the ViT read its image tokens? None: the ViT's own head counts.
     root_reads: bool | None = None
+    # Where the settings are from, if a recipe was given: how they were found, and what was measured with them.
+    found: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def may_skip_image_tokens(self, model: Any) -> bool:
         """Are image tokens unused after the last block, as `model` is set now?"""

@@ -35,6 +35,7 @@ def embed(
     patches: bool = False,
     normalise: bool = False,
     dtype: str = "float32",
+    transform: Any = None,
 ) -> Iterator[Embedded]:
     """The embeddings of all images in order, batch by batch; images are read while the model works.
 
@@ -56,11 +57,13 @@ def embed(
             was patched with restore=True.
         normalise: scale every vector to length 1.
         dtype: float32 or float16.
+        transform: from a picture of a folder to a tensor, where it is not known how the weights want it: of a Hugging
+            Face model `lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0]`.
     """
     check_range("batch_size", batch_size, 1, 65536, whole=True)
     check_range("workers", workers, 0, 256, whole=True)
     embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
-    dataset = dataset_of(model, images)
+    dataset = dataset_of(model, images, transform)
     if isinstance(dataset, ImageStream):
         return map(embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.share()))
     rank, processes = distributed.share()
@@ -69,12 +72,15 @@ def embed(
     return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))
 
 
-def dataset_of(model: nn.Module, images: Any) -> Any:
+def dataset_of(model: nn.Module, images: Any, transform: Any = None) -> Any:
     """Images of any kind as a data set with names and places."""
     if isinstance(images, (str, Path)):
         height, width = host_of(model).inputs.size
         size = height if height == width else None  # a model for any size is not for that of its weights alone
-        return open_images(model, DataSettings(data_dir=Path(images), split="", img_size=size, labels=False))
+        folder: dict[str, Any] = {"data_dir": Path(images), "split": "", "labels": False}
+        return open_images(model, DataSettings(**folder, img_size=size, transform=transform))
+    if transform is not None:
+        raise BadInput("a transform is for pictures in a folder; these images are prepared already")
     if isinstance(images, Tensor):
         inputs = host_of(model).inputs
         if images.ndim != 4 or images.shape[1] != inputs.channels:

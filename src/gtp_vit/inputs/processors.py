@@ -19,31 +19,50 @@ def fit_processor(processor: Processor, fast: Any) -> Processor:
     if not is_patched(fast):
         raise BadSetting(f"{type(fast).__name__} is not patched, and needs no other processor; patch it first")
     tower = tower_of(fast)
-    if tower.reduction.restore:  # the language model sees as many features as ever
-        return copy.copy(processor)
-    if tower.reducer.adaptive:
+    restores = tower.reduction.restore
+    if tower.reducer.adaptive and not restores:
         raise BadSetting(
             f"{tower.reduction.method.name} keeps a different number of tokens in every image, and a prompt has fixed "
             "placeholders; give it a budget, or use gtp_plus"
         )
     vit = tower.reduction.vit
-    left = tower.reducer.steps(vit.grid)[-1].after
+    # With restore the language model sees as many features as ever.
+    left = vit.image_tokens if restores else tower.reducer.steps(vit.grid)[-1].after
     found: Any = copy.copy(processor)
     model, kind = type(fast).__name__, type(processor).__name__
     if model.startswith(("Llava", "VipLlava")) and kind == "LlavaProcessor":
         images = found.image_processor
         size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
         _check_sizes(host_of(fast), size, processor.patch_size)  # type: ignore[attr-defined]
+        _check_strategy(processor, fast)
         found.num_additional_image_tokens = vit.prefix - (vit.image_tokens - left)
         return found
     if model.startswith("PaliGemma") and kind == "PaliGemmaProcessor":
         _check_sizes(host_of(fast), found.image_processor.size, None)
         found.image_seq_length = left
         return found
+    if restores and _is_processor(processor):
+        return found
     raise BadSetting(
         f"{kind} does not belong to {model}; fit_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor for "
         "PaliGemma"
     )
+
+
+def _is_processor(processor: Any) -> bool:
+    from transformers import ProcessorMixin
+
+    return isinstance(processor, ProcessorMixin)
+
+
+def _check_strategy(processor: Any, model: Any) -> None:
+    """Do both leave the class token out, or neither?"""
+    theirs, own = processor.vision_feature_select_strategy, model.config.vision_feature_select_strategy
+    if theirs != own:
+        raise BadSetting(
+            f"the processor's vision_feature_select_strategy is {shown(theirs)}, the model's {shown(own)}; give the "
+            "processor of this model"
+        )
 
 
 def _check_sizes(host: Any, size: Any, patch: int | None) -> None:

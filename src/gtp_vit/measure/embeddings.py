@@ -56,6 +56,8 @@ class Embeddings(Measure):
     def check(self, name: str, found: Any, images: int) -> Tensor:
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != images or found.shape[1] < 2:
             raise refuse_shape(name, found, images, "an embedding is a vector for each image: [images, channels]")
+        if self.texts is not None:
+            _check_texts(self.texts)
         if self.texts is not None and self.texts.shape[1] != found.shape[1]:
             raise BadSetting(
                 f"the embeddings of texts have {self.texts.shape[1]} numbers, those of {name} {found.shape[1]}; give "
@@ -81,10 +83,16 @@ class Embeddings(Measure):
         base = kept[UNREDUCED]
         compared = np.logical_not(np.isnan(base["vector"]).all(axis=1))
         count = int(compared.sum())
-        if self.k >= count:
+        if 2 * self.k > count - 1:  # a model that knows nothing would keep more than half of them
             raise GTPError(
-                f"{self.k} neighbours are asked for, and among {count} images each has {count - 1} others; give more "
-                f"images, or --nearest {max(count - 1, 1)}"
+                f"{self.k} neighbours are asked for, and among {count} images each has {count - 1} others, of which at "
+                f"most half may count; give more images, or --nearest {max((count - 1) // 2, 1)}"
+            )
+        zero = int((base["vector"][compared] == 0).all(axis=1).sum())
+        if zero:
+            raise GTPError(
+                f"the unreduced model's embeddings are zero on {zero} of {count} images: they point nowhere, so there "
+                "is nothing to compare with; check its weights"
             )
         labels = base["label"][compared]
         # Labels that are all the same, or all different, say nothing of neighbours.
@@ -93,19 +101,32 @@ class Embeddings(Measure):
         found: dict[str, Arrays] = {}
         for name, own in kept.items():
             neighbours, likeness = nearest if own is base else _nearest(own["vector"][compared], self.k)
-            same = (neighbours[:, :, None] == nearest[0][:, None, :]).any(axis=2).mean(axis=1)
+            finite = ~np.isnan(own["distance"][compared])  # other embeddings are near to none, and count as wrong
+            same = finite * (neighbours[:, :, None] == nearest[0][:, None, :]).any(axis=2).mean(axis=1)
             found[name] = {
                 "distance": own["distance"].astype(np.float64),
                 "neighbours": _spread(100.0 * same, compared),
             }
             if votes:
-                right = _vote(neighbours, likeness, labels) == labels
+                right = finite & (_vote(neighbours, likeness, labels) == labels)
                 found[name]["knn"] = _spread(100.0 * right, compared)
             if self.texts is not None:
                 found[name]["zero_shot_agreement"] = 100.0 * (own["text"] == base["text"])
                 if base["label"].min() >= 0 and base["label"].max() < len(self.texts):
                     found[name]["zero_shot_top1"] = 100.0 * (own["text"] == base["label"])
         return found
+
+
+def _check_texts(texts: Tensor) -> None:
+    if texts.ndim != 2 or len(texts) == 0:
+        raise BadSetting(
+            f"the embeddings of texts are {list(texts.shape)}; give a vector for each text: [texts, channels]"
+        )
+    useless = int((~(texts.isfinite().all(dim=1) & (texts != 0).any(dim=1))).sum())
+    if useless:
+        raise BadSetting(
+            f"the embeddings of texts are zero or not finite for {useless} of {len(texts)} texts; compute them again"
+        )
 
 
 def _spread(some: Array, where: Array) -> Array:

@@ -231,6 +231,14 @@ def _shipped(host: Host, ending: str) -> Recipe | None:
     return recipe
 
 
+def given(source: Any) -> Recipe | None:
+    """The recipe that `source` is, or names; None if it is something else."""
+    if isinstance(source, Recipe):
+        return source
+    names_one = isinstance(source, Path) or (isinstance(source, str) and source != DEPLOY and source not in METHODS)
+    return read_recipe(source) if names_one else None
+
+
 def resolve(source: Any, host: Host) -> Any:
     """The settings that `source` names: a recipe, its file or name, or a method's name; others are returned unchanged.
 
@@ -242,8 +250,8 @@ def resolve(source: Any, host: Host) -> Any:
         return deploy_method(host)
     if name in METHODS:
         return default_method(host) if name == DEFAULT.name else METHODS[name]()
-    recipe = read_recipe(source) if isinstance(source, (str, Path)) else source
-    if not isinstance(recipe, Recipe):
+    recipe = given(source)
+    if recipe is None:
         return source
     recipe.check(host)
     return recipe.method

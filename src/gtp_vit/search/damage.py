@@ -46,14 +46,14 @@ class Damage:
         """Images whose outputs are not finite."""
         return int(np.isnan(self.values).sum())
 
-    def figures(self) -> dict[str, float]:
-        """All figures of the measure."""
+    def figures(self, first: int = 0) -> dict[str, float]:
+        """All figures of the measure, of the images from the `first` on; neighbours are sought among all."""
         found = self.measure.per_image({UNREDUCED: self.base, FOUND: self.found})[FOUND]
-        return {name: float(values.mean()) for name, values in found.items()}
+        return {name: float(values[first:].mean()) for name, values in found.items()}
 
-    def summary(self) -> dict[str, float]:
+    def summary(self, first: int = 0) -> dict[str, float]:
         """The figures that a recipe has, rounded."""
-        found = self.figures()
+        found = self.figures(first)
         return {
             name: round(found[name], 2 if self.measure.figure(name).decimals == 2 else 6)
             for name in self.measure.summary

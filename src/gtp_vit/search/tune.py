@@ -30,6 +30,7 @@ from gtp_vit.search.budget import starting_point
 from gtp_vit.search.calibrate import calibrated
 from gtp_vit.search.climb import HELD_OUT, Best, Ruler, check_enough_images, fewest_images, search
 from gtp_vit.search.clock import Clock
+from gtp_vit.search.damage import Damage
 from gtp_vit.search.space import Limits, Space, cheapest
 
 # Targets and what they may be, from above the first to the second.
@@ -180,7 +181,7 @@ def tune(
         "share": round(cost / whole, 4),
         **found.damage.summary(),
         "images": searched,
-        "held_out": {**held_out.summary(), "images": len(images) - searched},
+        "held_out": {**Damage.together([found.damage, held_out]).summary(searched), "images": len(images) - searched},
     }
     if timing is not None:
         measured["speedup"] = timing
