@@ -45,8 +45,8 @@ GTP+ is ours; its default schedule has a shape that was found on training images
 
 ## GTP+ against ToMe and GTP, paired
 
-The same images for both sides of each difference; brackets are 95 % intervals. "tuned" are the recipes in the package
-([docs/gtp-plus.md](gtp-plus.md)), found on training images.
+The same images for both sides of each difference; brackets are 95 % intervals. "tuned" are the recipes that the
+package had before calibration ([docs/gtp-plus.md](gtp-plus.md)), found on training images.
 
 {paired}
 

@@ -49,7 +49,7 @@ itself, does no worse; we had expected it to.
 
 {tables}
 
-Brackets are 95 % intervals over images. "tuned" is the recipe in the package, which was searched for the classifier. "calibrated" is the
+Brackets are 95 % intervals over images. "tuned" is the recipe that the package had before calibration, searched for the classifier. "calibrated" is the
 default schedule after `gtp_vit.calibrate(encoder, images)` on 300 training images: it has learned what matters to the embedding.
 `patch(model)` gives an encoder the default schedule that it has for the classifier, and it holds for this measure, too.
 """
