@@ -44,6 +44,7 @@ from gtp_vit.search.budget import at_cost
 from gtp_vit.search.space import Limits, Space
 from gtp_vit.show.features import feature_panels
 from gtp_vit.tensors import select_rows, split
+from subject import at_share
 
 SHARES = (0.8, 0.65, 0.55)
 LAYERS = (2, 5, 8, 11)
@@ -260,13 +261,12 @@ class HeatMaps:
         """GTP+ calibrated for the class token's embedding and for the features of patches, without a search."""
         if self.learn is None:
             return []
-        images, costs, found = read(model, self.learn, 200), host_of(model).costs(), []
+        images, costs = read(model, self.learn, 200), host_of(model).costs()
+        found: list[tuple[str, float, Method]] = []
         for measure in ("embedding", "dense"):
-            space = Space(costs, calibrate(model, images, measure=measure).method, Limits())
-            for share in SHARES:
-                plan = space.fit(LEARNED, share * costs.whole)
-                assert plan is not None
-                found.append((f"gtp_plus, calibrated for {measure}", share, space.with_plan(plan)))
+            method = dataclasses.replace(calibrate(model, images, measure=measure).method, propagate=LEARNED)
+            space = Space(costs, method, Limits())
+            found += [(f"gtp_plus, calibrated for {measure}", share, at_share(space, share)) for share in SHARES]
         return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit import GTPPlus, create_model, patch
-from gtp_vit.inputs.data import DataSettings, batches, open_images
+from gtp_vit.inputs.data import DataSettings, first_images, open_images
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.patch import host_of
 from gtp_vit.search.space import Limits, Space
@@ -34,7 +34,7 @@ class Subject:
             raise SystemExit(f"{folder} has {len(files)} images; {images} to learn from and {others} others are wanted")
         mixed = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
         wanted = torch.utils.data.Subset(files, mixed[: images + others])
-        read = torch.cat([batch.images for batch in batches(wanted, batch_size=50, workers=0)])
+        read = first_images(wanted, images + others, model)
         return cls(model, read[:images], read[images:])
 
     def outputs(self, model: Any, part: slice) -> Tensor:
@@ -53,11 +53,14 @@ class Subject:
         return Space(host_of(self.model).costs(), method, Limits())
 
     def at_share(self, method: GTPPlus, share: float) -> GTPPlus:
-        """The method's shape at this share of the unreduced model's MACs, its own work counted."""
-        space = self.space(method)
-        plan = space.fit(space.plan_of(method), share * space.whole)
-        assert plan is not None
-        return space.with_plan(plan)  # type: ignore[return-value]
+        return at_share(self.space(method), share)
+
+
+def at_share(space: Space, share: float) -> GTPPlus:
+    """The shape of a space's method at this share of the unreduced model's MACs, its own work counted."""
+    plan = space.fit(space.plan_of(space.method), share * space.whole)
+    assert plan is not None
+    return space.with_plan(plan)  # type: ignore[return-value]
 
 
 def change(found: Tensor, against: Tensor) -> dict[str, float]:

@@ -140,8 +140,9 @@ def tuned() -> str:
     lead = (
         "## When everybody is tuned\n\nEvery method that has a schedule, as published and with one that was searched "
         "on the same training images, with as many passes over them (`python benchmarks/comparison.py`); GTP+ also "
-        "learns on these images which tokens matter, as `tune` always does. 100 images and 20 passes are few: a tuned "
-        "schedule that does more damage here than the published one did less on those. A rival's better row counts.\n\n"
+        "learns on these images which tokens matter, as `tune` always does. 100 images and 20 passes are few: "
+        "some schedules did best on them and are worse than the published ones on these. The verdicts take the better row "
+        "of each rival.\n\n"
     )
     return lead + "\n".join(verdicts) + missing + "\n\n" + "\n\n".join(parts)
 

@@ -193,7 +193,7 @@ def test_names_that_no_recipe_can_have(tmp_path):
         with pytest.raises(GTPError) as caught:
             patch(model, name)
         assert message in str(caught.value)
-        assert len(str(caught.value)) < 700
+        assert len(str(caught.value)) < 600
 
 
 def test_a_recipe_never_stores_what_json_has_no_word_for(tmp_path):

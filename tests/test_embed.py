@@ -451,6 +451,28 @@ def test_in_python_a_folder_and_wrong_images(folder):
         embed(model, torch.zeros(1, 3, 64, 64), dtype="int8")
 
 
+def test_in_python_a_folder_with_the_caller_s_transform(folder):
+    """For weights of which nobody knows how they want their images, as of Hugging Face models without a processor."""
+    model = families.make("torchvision")
+    remove_classifier(model)
+    with pytest.raises(GTPError, match=r"give a function from a picture to a tensor as transform=\.\.\."):
+        embed(model, folder / "images")
+    shape = families.images("torchvision", 1).shape[1:]
+    shades = []
+
+    def shade(picture):
+        shades.append(picture.getpixel((0, 0))[0] / 255)
+        return torch.full(shape, shades[-1])
+
+    found = list(embed(model, folder / "images", batch_size=8, workers=0, transform=shade))
+    images = torch.stack([torch.full(shape, each) for each in shades])
+    assert sum(len(part.names) for part in found) == len(images) == COUNT - 1
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat([part.embeddings for part in found]), model(images))
+    with pytest.raises(GTPError, match="a transform is for pictures in a folder"):
+        embed(model, images, transform=shade)
+
+
 @pytest.mark.parametrize("name", ["vit", "deit_distilled", "dinov3", "beit", "hf_vit", "hf_dinov2", "torchvision"])
 def test_a_classifier_without_its_last_layer_returns_what_that_read(name):
     if name.startswith("hf"):

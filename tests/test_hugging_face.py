@@ -327,6 +327,25 @@ def test_where_a_recipe_is_from_and_its_measure_are_saved_too(tmp_path):
     assert {key: again[key] for key in history} == history
 
 
+def test_figures_of_other_weights_and_a_grid_that_is_not_restored_are_not_saved(tmp_path):
+    model = families.make("hf_vit")
+    history = {"found": {"by": "gtp-vit tune"}, "measured": {"measure": "classes", "kl": 0.25}}
+    recipe = Recipe(host_of(model).inputs.name, sizes_of_vit(host_of(model).vit), GTPPlus(propagate=5), **history)
+    patch(model, recipe, restore=True).save_pretrained(tmp_path / "restored")
+    stored = json.loads((tmp_path / "restored/gtp_vit.json").read_text())
+    assert stored["found"] == {"by": "gtp-vit tune", "restore": True}
+    plain = load_pretrained(tmp_path / "restored", restore=False)
+    plain.save_pretrained(tmp_path / "plain")
+    stored = json.loads((tmp_path / "plain/gtp_vit.json").read_text())
+    assert {key: stored[key] for key in history} == history
+    with torch.no_grad():
+        plain.classifier.weight += 0.01  # the head alone
+    plain.save_pretrained(tmp_path / "finetuned")
+    stored = json.loads((tmp_path / "finetuned/gtp_vit.json").read_text())
+    assert stored["found"] == history["found"]
+    assert stored["measured"] == {}
+
+
 @pytest.mark.parametrize("family", ["hf_dinov2", "hf_dinov3"])
 def test_an_argument_that_the_original_ignores_is_ignored(family):
     model, images = families.make(family), families.images(family)

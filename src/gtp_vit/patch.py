@@ -9,17 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from gtp_vit import backbones, recipes
 from gtp_vit.backbones import Host
 from gtp_vit.backbones.parts import shell
-from gtp_vit.core.loop import Reduction
+from gtp_vit.core.loop import Origin, Reduction
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import METHODS
+from gtp_vit.methods.calibration import fingerprint
 from gtp_vit.recipes import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -88,8 +90,8 @@ def patch(
             stacklevel=2,
         )
     reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
-    origin = ({}, {}) if recipe is None else (recipe.found, recipe.measured)
-    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads, *origin)
+    origin = None if recipe is None else Origin(recipe.found, recipe.measured, fingerprint(host.weights))
+    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads, origin)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
     if root is not tower:
@@ -109,10 +111,20 @@ def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None])
     for part, file in files.items():
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         safetensors.torch.save_file(own, folder / file)
-    found = {**reduction.found, "restore": True} if reduction.restore else dict(reduction.found)
+    found, measured = _history(reduction.origin, host)
+    found = {**found, "restore": True} if reduction.restore else found
     method = dataclasses.replace(method, **files).learned_on(host.matrices)
-    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, dict(reduction.measured))
+    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, measured)
     (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
+
+
+def _history(origin: Origin | None, host: Host) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How settings were found, and what was measured with them: nothing, once the model has other weights."""
+    if origin is None:
+        return {}, {}
+    found = {key: value for key, value in origin.found.items() if key != "restore"}
+    is_same = torch.equal(origin.weights, fingerprint(host.weights))
+    return found, dict(origin.measured) if is_same else {}
 
 
 def _settings(method: Any) -> Method:

@@ -88,8 +88,12 @@ class Host:
     def matrices(self) -> list[Tensor]:
         """The matrices of the ViT's blocks, by which settings that were learned know their model; none on meta."""
         blocks = self.backbone.blocks(self.tower)
-        found: list[Tensor] = [each for block in blocks for each in block.parameters() if each.ndim == 2]
-        return [] if any(each.is_meta for each in found) else found
+        return _with_data([each for block in blocks for each in block.parameters() if each.ndim == 2])
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """All weights of the model, by which figures know what they were measured on; none on meta."""
+        return _with_data(list(self.model.parameters()))
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
         """MACs of the ViT, part by part; of a model around it only a head that is known."""
@@ -165,6 +169,10 @@ def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Root | None, s
         path.append(root.path)
         here = here.get_submodule(root.path)
     return ".".join(path), here, around, root, needs_grid
+
+
+def _with_data(tensors: list[Tensor]) -> list[Tensor]:
+    return [] if any(each.is_meta for each in tensors) else tensors
 
 
 def _no_patch_missing(model: nn.Module, reason: str | None) -> str | None:

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 from transformers.utils.output_capturing import _active_collector
 
-from gtp_vit.backbones.hf_vit import spelling_of
+from gtp_vit.backbones.hf_vit import Spelling, spelling_of
 from gtp_vit.core.loop import run
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
@@ -71,14 +71,20 @@ class HuggingFaceForwards:
             raise BadInput(f"config.mask_ratio is {self.config.mask_ratio}; token reduction needs 0, no hidden patches")
         options: dict[str, Any] = {"interpolate_pos_encoding": interpolate_pos_encoding, "noise": noise}
         options = {name: value for name, value in options.items() if value is not None and value is not False}
-        outputs = self._outputs(pixel_values, output_hidden_states, options)
+        outputs = self._outputs(pixel_values, output_hidden_states, options, names)
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
         return outputs if return_dict else outputs.to_tuple()
 
-    def _outputs(self, images: Tensor, wanted: bool | int | list[int] | None, options: dict[str, Any]) -> Any:
+    def _outputs(
+        self,
+        images: Tensor,
+        wanted: bool | int | list[int] | None,
+        options: dict[str, Any],
+        names: Spelling | None,
+    ) -> Any:
         reduction, model = self.reduction, self
-        backbone, names = reduction.backbone, spelling_of(self)  # type: ignore[arg-type]
+        backbone = reduction.backbone
         is_shuffled = names is not None and names.model == "vit_mae"
         depth, all_layers = reduction.vit.depth, len(backbone.blocks(model))
         seen: list[Tokens] = []

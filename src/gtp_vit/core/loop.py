@@ -26,6 +26,15 @@ from gtp_vit.tensors import behind_prefix
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The recipe that settings are from: how they were found, and what was measured with them on which weights."""
+
+    found: Mapping[str, Any]
+    measured: Mapping[str, Any]
+    weights: Tensor  # fingerprint
+
+
+@dataclass(frozen=True)
 class Reduction:
     """What `patch` decided; every patched model carries it as `model.reduction`."""
 
@@ -37,9 +46,7 @@ class Reduction:
     restore: bool  # do callers who want all tokens get the full grid?
     # Does a model around the ViT read its image tokens? None: the ViT's own head counts.
     root_reads: bool | None = None
-    # Where the settings are from, if a recipe was given: how they were found, and what was measured with them.
-    found: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    origin: Origin | None = field(default=None, compare=False)  # None if no recipe was given
 
     def may_skip_image_tokens(self, model: Any) -> bool:
         """Are image tokens unused after the last block, as `model` is set now?"""

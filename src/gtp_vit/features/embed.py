@@ -57,8 +57,8 @@ def embed(
             was patched with restore=True.
         normalise: scale every vector to length 1.
         dtype: float32 or float16.
-        transform: from a picture of a folder to a tensor, where it is not known how the weights want it: of a Hugging
-            Face model `lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0]`.
+        transform: a function from a picture of a folder to a tensor, where it is not known how the weights want it; of
+            a Hugging Face model one that returns `processor(picture, return_tensors="pt")["pixel_values"][0]`.
     """
     check_range("batch_size", batch_size, 1, 65536, whole=True)
     check_range("workers", workers, 0, 256, whole=True)

@@ -134,8 +134,8 @@ def preparation(model: nn.Module, settings: DataSettings) -> dict[str, Any]:
     inputs = host_of(model).inputs
     if inputs.preparation is None:
         raise GTPError(
-            f"it is not known how the weights of {inputs.name} want their images prepared; give one with "
-            "transform=..., from a picture to a tensor, or name the model to the command: hf:FOLDER_OR_NAME"
+            f"it is not known how the weights of {inputs.name} want their images prepared; give a function "
+            "from a picture to a tensor as transform=..., or name the model to the command: hf:FOLDER_OR_NAME"
         )
     changes = {"crop_pct": settings.crop_pct, "interpolation": settings.interpolation, "img_size": settings.img_size}
     given = {key: value for key, value in changes.items() if value}

@@ -49,6 +49,10 @@ class Embeddings(Measure):
     k: int = 10  # neighbours
     texts: Tensor | None = None  # [T, C]: embeddings of texts, of which an image gets the nearest
 
+    def __post_init__(self) -> None:
+        if self.texts is not None:
+            _check_texts(self.texts)
+
     def settings(self) -> dict[str, Any]:
         texts = None if self.texts is None else tensors_fingerprint({"texts": self.texts})
         return {"measure": self.name, "neighbours": self.k, "texts": texts}
@@ -56,8 +60,6 @@ class Embeddings(Measure):
     def check(self, name: str, found: Any, images: int) -> Tensor:
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != images or found.shape[1] < 2:
             raise refuse_shape(name, found, images, "an embedding is a vector for each image: [images, channels]")
-        if self.texts is not None:
-            _check_texts(self.texts)
         if self.texts is not None and self.texts.shape[1] != found.shape[1]:
             raise BadSetting(
                 f"the embeddings of texts have {self.texts.shape[1]} numbers, those of {name} {found.shape[1]}; give "

@@ -117,9 +117,18 @@ def _no_such_recipe(path: Path) -> str:
     near = difflib.get_close_matches(name, [*METHODS, *shipped_recipes()], n=2)
     hint = f"did you mean {' or '.join(map(repr, near))}? Else " if near else ""
     return (
-        f"there is no recipe {name}; {hint}give a file that gtp-vit tune wrote, one of {', '.join(shipped_recipes())}, "
+        f"there is no recipe {name}; {hint}give a file that gtp-vit tune wrote, one of the package's ({_by_model()}), "
         f"or a method: {', '.join(METHODS)}, {DEPLOY}, or settings like GTPPlus()"
     )
+
+
+def _by_model() -> str:
+    """Names of the recipes in the package, briefly: a model, and how its recipes' names go on."""
+    endings: dict[str, list[str]] = {}
+    for name in shipped_recipes():
+        model, ending = name.split("-", 1)
+        endings.setdefault(model, []).append(f"-{ending}")
+    return "; ".join(f"{model} with {', '.join(each)}" for model, each in endings.items())
 
 
 def _with_files(recipe: Recipe, folder: Path) -> Recipe:

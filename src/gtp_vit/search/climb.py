@@ -36,7 +36,7 @@ CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # (share of the search, number of loca
 
 
 def fewest_images(measure: Measure) -> int:
-    """How many images a search needs: neighbours are compared among the held-out ones, too."""
+    """How many images a search needs: so many that even the held-out ones are more than an image has neighbours."""
     return max(FEWEST_IMAGES, math.ceil((getattr(measure, "k", 0) + 1) / HELD_OUT))
 
 
