@@ -148,9 +148,14 @@ def transposed(reducer: Any, before: Tokens, after: Tokens, membership: Tensor |
     return (select_rows(rows, kept) + share @ select_rows(rows, gone)).transpose(1, 2)
 
 
+def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
+    """The mean over an image's patches, [B]."""
+    return ((found - wanted).norm(dim=2) / wanted.norm(dim=2)).mean(dim=1)
+
+
 def errors(found: Tensor, wanted: Tensor) -> dict[str, list[float]]:
     """Relative error and 1 - cosine, each the mean over an image's patches."""
-    error = ((found - wanted).norm(dim=2) / wanted.norm(dim=2)).mean(dim=1)
+    error = relative_error(found, wanted)
     return {"error": error.tolist(), "distance": (1 - F.cosine_similarity(found, wanted, dim=2)).mean(dim=1).tolist()}
 
 
@@ -247,12 +252,13 @@ class HeatMaps:
             patches, class_token = features_of(fast, images)
             figures = {
                 "correlation": correlation(decoded(decoder, patches), maps),
-                "patch_error": ((patches - wanted[0]).norm(dim=2) / wanted[0].norm(dim=2)).mean(dim=1),
+                "patch_error": relative_error(patches, wanted[0]),
                 "class_distance": 1 - F.cosine_similarity(class_token, class_tokens, dim=1),
             }
             intervals = bootstrap(torch.stack(list(figures.values())).double().numpy())
             row = {"method": name, "share": share, "macs": costs.with_method(method), "images": self.count}
             row |= {key: [i.value, i.low, i.high] for key, i in zip(figures, intervals, strict=True)}
+            row["correlation_median"] = float(figures["correlation"].quantile(0.5))
             rows.append({**row, "settings": method.to_dict()})
             self.json.write_text(json.dumps(rows, indent=0) + "\n")
             print(name, share, {key: round(row[key][0], 4) for key in figures}, flush=True)
@@ -294,7 +300,7 @@ class Late:
                 found = torch.cat([self.features(model, fast, part, whole) for part in images.split(16)])
             row = {"layers on all patches": whole, "share": round(macs, 4), "images": self.count}
             row["correlation"] = round(float(correlation(decoded(decoder, found), maps).mean()), 4)
-            row["patch_error"] = round(float(((found - wanted).norm(dim=2) / wanted.norm(dim=2)).mean()), 4)
+            row["patch_error"] = round(float(relative_error(found, wanted).mean()), 4)
             rows.append({**row, "method": str(method)})
             print(json.dumps(rows[-1]), flush=True)
             self.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -141,8 +141,8 @@ def tuned() -> str:
         "## When everybody is tuned\n\nEvery method that has a schedule, as published and with one that was searched "
         "on the same training images, with as many passes over them (`python benchmarks/comparison.py`); GTP+ also "
         "learns on these images which tokens matter, as `tune` always does. 100 images and 20 passes are few: "
-        "some schedules did best on them and are worse than the published ones on these. The verdicts take the better row "
-        "of each rival.\n\n"
+        "some schedules did best on them and are worse than the published ones on these. The verdicts take the better "
+        "row of each rival.\n\n"
     )
     return lead + "\n".join(verdicts) + missing + "\n\n" + "\n\n".join(parts)
 

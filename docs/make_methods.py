@@ -63,7 +63,7 @@ def properties() -> str:
         if method is Identity:
             continue
         source = method.source
-        exportable = method.fixed_shapes if method.exportable else "no"
+        exportable = method.fixed_shapes if method.not_exported is None else "no"
         rows.append(
             [
                 *(f"`{method.__name__}`", method.asks, "needed" if method.needs_class_token else "not needed"),

@@ -5,14 +5,15 @@ Shapes: B batch, M image tokens, r merged pairs, D head dimension.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Stats
-from gtp_vit.core.reducer import Step, VitInfo
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Reducer, Step, VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
 from gtp_vit.tensors import at_least_float32, full_precision, in_order, largest_first
@@ -66,6 +67,40 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     weights = torch.zeros(*own.shape, given.shape[1], device=size.device)
     weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
     return weights, own / total, total
+
+
+class PairReducer(Reducer):
+    """Merges tokens with similar keys; a method says which. Its settings have prop_attn and weighted_pool."""
+
+    drops_patches = False
+
+    def __init__(self, method: Any, vit: VitInfo) -> None:
+        super().__init__(vit, method)
+        self.plan = self.removals(vit.grid)
+        self.ask_keys = Ask(frozenset({"keys"}))
+
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+        """Which `removed` tokens go where, by the mean of each token's keys [B, M, D]."""
+        raise NotImplementedError
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_keys if self.removals_of(tokens)[layer] else None
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        removed = self.removals_of(tokens)[layer]
+        if removed == 0:
+            return tokens
+        with torch.no_grad():
+            pairs = self.pairs(layer, tokens, mean_keys(stats), removed)
+            weights, retain, size = average(pairs, tokens.sizes)
+        return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        return tokens.key_sizes if self.method.prop_attn else None
+
+    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        x = norm(tokens.x)
+        return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
 
 
 def check_weighted_pool(vit: VitInfo) -> None:

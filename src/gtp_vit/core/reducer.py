@@ -174,8 +174,7 @@ class Method:
     source: ClassVar[Source]
     needs_class_token: ClassVar[bool] = False
     fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
-    exportable: ClassVar[bool] = True  # can engines do what it does, where its shapes are fixed?
-    not_exported: ClassVar[str] = ""  # if not, the reason, and the way out
+    not_exported: ClassVar[str | None] = None  # why engines cannot do what it does, and the way out; None = they can
     learned: ClassVar[str] = "none"  # parts that must be trained
     asks: ClassVar[str] = "nothing"  # what it needs from attention
     schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches

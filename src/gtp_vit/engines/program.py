@@ -38,7 +38,7 @@ def check_exportable(model: nn.Module) -> None:
             f"{name} keeps a different number of tokens in every image, and a program has fixed shapes; give it a "
             "budget (ats: budget=...), or use gtp_plus"
         )
-    if is_patched(model) and not tower_of(model).reduction.method.exportable:
+    if is_patched(model) and tower_of(model).reduction.method.not_exported is not None:
         raise BadSetting(tower_of(model).reduction.method.not_exported)
     weight = next(model.parameters())
     if weight.device.type != "cpu" or weight.dtype != torch.float32:

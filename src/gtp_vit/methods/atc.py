@@ -6,7 +6,7 @@ Shapes: B batch, M image tokens, K kept, P removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -15,15 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import (
-    Pairs,
-    average,
-    averaging_macs,
-    check_weighted_pool,
-    mean_keys,
-    weighted_for_pool,
-)
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.merging import PairReducer, Pairs, averaging_macs, check_weighted_pool
+from gtp_vit.core.reducer import Method, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
@@ -42,8 +35,7 @@ class ATC(Method):
 
     name: ClassVar[str] = "atc"
     source: ClassVar[Source] = Source("arXiv 2409.11923 (ECCV 2024)", "JoakimHaurum/ATC", "MIT")
-    exportable: ClassVar[bool] = False
-    not_exported: ClassVar[str] = (
+    not_exported: ClassVar[str | None] = (
         "atc joins clusters one after the other, a loop that engines do not have, and cannot be exported; use tome or "
         "gtp_plus, or run the model in torch"
     )
@@ -74,47 +66,28 @@ class ATC(Method):
         return ATCReducer(self, vit)
 
 
-class ATCReducer(Reducer):
+class ATCReducer(PairReducer):
     """ATC in a forward pass. A cluster takes the place of its first token."""
-
-    drops_patches = False
-
-    def __init__(self, method: ATC, vit: VitInfo) -> None:
-        super().__init__(vit, method)
-        self.plan = self.removals(vit.grid)
-        self.ask_keys = Ask(frozenset({"keys"}))
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         plan = super().removals(grid)
         return tuple(max(number - 1, 0) for number in plan) if self.method.variant == "original" else plan
 
     def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        if not self.removals_of(tokens)[layer]:
-            return None
-        if exporting():
+        asked = super().ask(layer, tokens)
+        if asked is not None and exporting():
             raise BadSetting(self.method.not_exported)
-        return self.ask_keys
+        return asked
+
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+        with full_precision(keys):
+            unit = F.normalize(keys, dim=-1, eps=1e-12)
+            apart = 1 - unit @ unit.transpose(1, 2)
+        return Pairs(*cluster(tokens.ops, apart, removed, LINKAGES.index(self.method.linkage)))
 
     def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        removed = self.removals_of(tokens)[layer]
-        if removed == 0:
-            return tokens
-        with torch.no_grad():
-            metric = mean_keys(stats)
-            with full_precision(metric):
-                unit = F.normalize(metric, dim=-1, eps=1e-12)
-                apart = 1 - unit @ unit.transpose(1, 2)
-            pairs = Pairs(*cluster(tokens.ops, apart, removed, LINKAGES.index(self.method.linkage)))
-            weights, retain, size = average(pairs, tokens.sizes)
-        merged = tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+        merged = super().reduce(layer, tokens, stats)
         return merged if self.method.by_size else merged.but(size=None)
-
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes if self.method.prop_attn else None
-
-    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        x = norm(tokens.x)
-        return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         acting = [step for step in steps[:layers] if step.keys > step.after]

@@ -18,17 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import (
-    Pairs,
-    average,
-    averaging_macs,
-    check_weighted_pool,
-    mean_keys,
-    mergeable,
-    weighted_for_pool,
-)
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.merging import PairReducer, Pairs, averaging_macs, check_weighted_pool, mergeable
+from gtp_vit.core.reducer import Method, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, share_at
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_name, check_range
@@ -82,14 +73,11 @@ class PiToMe(Method):
         return cls(r=tuple(plan))
 
 
-class PiToMeReducer(Reducer):
+class PiToMeReducer(PairReducer):
     """PiToMe in a forward pass."""
 
-    drops_patches = False
-
     def __init__(self, method: PiToMe, vit: VitInfo) -> None:
-        super().__init__(vit, method)
-        self.plan = self.removals(vit.grid)
+        super().__init__(method, vit)
         half = (vit.depth + 1) // 2
         by_name = {
             "bsm_first": (True, False),
@@ -101,26 +89,9 @@ class PiToMeReducer(Reducer):
         self.bsm = (first,) * half + (second,) * (vit.depth - half)
         falls = method.margin if method.margin_falls is None else method.margin_falls
         self.margins = tuple(method.margin - falls * layer / vit.depth for layer in range(vit.depth))
-        self.ask_keys = Ask(frozenset({"keys"}))
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_keys if self.removals_of(tokens)[layer] else None
-
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        removed = self.removals_of(tokens)[layer]
-        if removed == 0:
-            return tokens
-        with torch.no_grad():
-            pairs = match_by_energy(mean_keys(stats), removed, self.margins[layer], bsm=self.bsm[layer])
-            weights, retain, size = average(pairs, tokens.sizes)
-        return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
-
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes if self.method.prop_attn else None
-
-    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        x = norm(tokens.x)
-        return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+        return match_by_energy(keys, removed, self.margins[layer], bsm=self.bsm[layer])
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         total = 0

@@ -10,20 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import (
-    average,
-    check_weighted_pool,
-    match,
-    matching_macs,
-    mean_keys,
-    mergeable,
-    weighted_for_pool,
-)
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.merging import PairReducer, Pairs, check_weighted_pool, match, matching_macs, mergeable
+from gtp_vit.core.reducer import Method, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 
@@ -52,34 +42,11 @@ class ToMe(Method):
         return ToMeReducer(self, vit)
 
 
-class ToMeReducer(Reducer):
+class ToMeReducer(PairReducer):
     """ToMe in a forward pass."""
 
-    drops_patches = False
-
-    def __init__(self, method: ToMe, vit: VitInfo) -> None:
-        super().__init__(vit, method)
-        self.plan = self.removals(vit.grid)
-        self.ask_keys = Ask(frozenset({"keys"}))
-
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_keys if self.removals_of(tokens)[layer] else None
-
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        merged = self.removals_of(tokens)[layer]
-        if merged == 0:
-            return tokens
-        with torch.no_grad():
-            pairs = match(mean_keys(stats), tokens.prefix, merged, self.vit.class_token)
-            weights, retain, size = average(pairs, tokens.sizes)
-        return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
-
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes if self.method.prop_attn else None
-
-    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        x = norm(tokens.x)
-        return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+        return match(keys, tokens.prefix, removed, self.vit.class_token)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         return sum(matching_macs(self.vit, step) for step in steps[:layers] if step.keys > step.after)
