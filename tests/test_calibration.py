@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import families
 from gtp_vit import (
@@ -30,6 +29,7 @@ from gtp_vit.methods.calibration import calibration_from_text
 from gtp_vit.methods.merging import conserve_by_probe
 from gtp_vit.patch import host_of
 from gtp_vit.search.calibrate import with_calibration
+from test_macs import torch_flops
 
 needs_native = pytest.mark.skipif(native.PROBLEM is not None, reason=str(native.PROBLEM))
 
@@ -197,9 +197,7 @@ def test_other_weights_are_refused_and_rounded_or_finetuned_ones_are_not(recipe)
 def test_macs_are_what_torch_counts(fashion, recipe):
     model, images = fashion
     fast = patch(model, recipe.method, lossless=False, kernels="native")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        fast(images[:1])
-    assert macs(fast).total == pytest.approx(counter.get_total_flops() / 2, rel=1e-3)
+    assert macs(fast).total == pytest.approx(torch_flops(fast, images[:1]) / 2, rel=1e-3)
     assert macs(fast).method < macs(patch(model, dataclasses.replace(recipe.method, calibration=None))).method
 
 

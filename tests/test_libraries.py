@@ -1,6 +1,5 @@
 """Models of other libraries: by name in every command, and models around a ViT of open_clip."""
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -20,9 +19,9 @@ from gtp_vit.inputs import libraries
 from gtp_vit.inputs.data import DataSettings, open_images
 from gtp_vit.inputs.models import names, refusal
 from gtp_vit.patch import tower_of
+from test_engines import needs_onnxruntime
 
 needs_transformers = pytest.mark.skipif(not families.HAS_TRANSFORMERS, reason="transformers needs Python 3.11")
-needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
 REDUCING = GTPPlus(propagate=(9, 0, 9, 0))
 
 
@@ -83,7 +82,7 @@ def test_a_folder_of_hugging_face_in_every_command(saved, pictures, tmp_path, ca
 
 
 @needs_transformers
-@needs_onnx
+@needs_onnxruntime
 def test_a_folder_of_hugging_face_is_exported_with_its_preparation_and_labels(saved, pictures, tmp_path, capsys):
     words = ("export", f"hf:{saved}", "--data-dir", pictures, "-j", "0", "--output", tmp_path, "--method", "deploy")
     code, _, err = run(capsys, *words)
@@ -233,7 +232,7 @@ def test_models_around_a_vit_of_open_clip():
         assert tower_of(fast).reduction.method == GTPPlus(propagate=5)
 
 
-@needs_onnx
+@needs_onnxruntime
 def test_a_hugging_face_encoder_is_exported(tmp_path):
     if not families.HAS_TRANSFORMERS:
         pytest.skip("transformers needs Python 3.11")
