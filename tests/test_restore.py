@@ -18,6 +18,7 @@ from gtp_vit.errors import UnsupportedBackbone
 from gtp_vit.models.lvvit import LVViT
 from gtp_vit.patch import tower_of
 from gtp_vit.show.features import segments
+from test_engines import needs_onnxruntime
 
 PLUS = GTPPlus(propagate=(20, 0, 9, 4))
 every_family = pytest.mark.parametrize("family", families.NAMES)
@@ -213,8 +214,10 @@ class WithDecoder(torch.nn.Module):
         return self.decoder(features).sigmoid()
 
 
+@needs_onnxruntime
 def test_a_restored_model_with_its_decoder_runs_in_an_engine(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     torch.manual_seed(0)
     fast = WithDecoder(patch(families.make("vit"), PLUS, restore=True)).eval()
     images = families.images("vit")
