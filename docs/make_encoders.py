@@ -49,9 +49,9 @@ itself, does no worse; we had expected it to.
 
 {tables}
 
-Brackets are 95 % intervals over images. "tuned" is the recipe that the package had before calibration, searched for the classifier. "calibrated" is the
-default schedule after `gtp_vit.calibrate(encoder, images)` on 300 training images: it has learned what matters to the embedding.
-`patch(model)` gives an encoder the default schedule that it has for the classifier, and it holds for this measure, too.
+Brackets are 95 % intervals over images. "calibrated" is the default shape after `gtp_vit.calibrate(encoder, images)` on 300 training images: it has
+learned what matters to the embedding. "tuned" is the package's recipe, calibrated and searched on the classifier with its head; `patch(encoder)` takes
+it on these weights, and it holds for this measure, too: what matters to the classes matters to the embedding.
 """
 DENSE = """\
 # Features of all patches
@@ -146,10 +146,10 @@ def encoders() -> str:
             f"KL does, a softmax over channels {inversions(own, 'channel_kl')}."
         )
         distance = {row["method"]: row["figures"]["distance"][0] for row in own}
-        of_tome = {name: distance[name] / distance["tome"] for name in ("gtp_plus", "gtp_plus, calibrated")}
+        of_tome = {name: f"{value / distance['tome']:.2f}" for name, value in distance.items()}
         ratios.append(
-            f"{title}: GTP+ has {of_tome['gtp_plus']:.2f} of ToMe's 1 - cosine, calibrated "
-            f"{of_tome['gtp_plus, calibrated']:.2f}."
+            f"{title}: GTP+ has {of_tome['gtp_plus']} of ToMe's 1 - cosine, calibrated on the encoder "
+            f"{of_tome['gtp_plus, calibrated']}, with the package's recipe {of_tome['gtp_plus, tuned']}."
         )
     return ENCODERS.format(
         share=0.65,
