@@ -47,7 +47,7 @@ FEWER = {
     "tune": ["--images", "20", "--evaluations", "2"],
     "embed": ["--limit", "12"],
     "export": ["--images", "16"],
-    "finetune": ["--epochs", "1", "--limit", "96", "--val-limit", "8", "--batch-size", "96", "--micro-batch", "96"],
+    "finetune": ["--epochs", "1", "--limit", "32", "--val-limit", "8", "--batch-size", "32", "--micro-batch", "32"],
 }
 # Code that would download, take hours, or is of another size.
 REPLACED = [
