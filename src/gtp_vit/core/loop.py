@@ -25,7 +25,7 @@ from gtp_vit.kernels import Kernels
 from gtp_vit.tensors import behind_prefix
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Origin:
     """The recipe that settings are from: how they were found, and what was measured with them on which weights."""
 

@@ -70,7 +70,10 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class PairReducer(Reducer):
-    """Merges tokens with similar keys; a method says which. Its settings have prop_attn and weighted_pool."""
+    """Merges tokens with similar keys; a method says which, by `pairs`.
+
+    Its settings have prop_attn and weighted_pool, or it has `key_weights` and `finish` of its own.
+    """
 
     drops_patches = False
 
@@ -92,6 +95,11 @@ class PairReducer(Reducer):
             return tokens
         with torch.no_grad():
             pairs = self.pairs(layer, tokens, mean_keys(stats), removed)
+        return self.merge(layer, tokens, pairs)
+
+    def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
+        """The tokens after these pairs became one each: their mean, weighted by size."""
+        with torch.no_grad():
             weights, retain, size = average(pairs, tokens.sizes)
         return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.attention import Ask
 from gtp_vit.core.merging import PairReducer, Pairs, averaging_macs, check_weighted_pool
 from gtp_vit.core.reducer import Method, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule
@@ -85,8 +85,8 @@ class ATCReducer(PairReducer):
             apart = 1 - unit @ unit.transpose(1, 2)
         return Pairs(*cluster(tokens.ops, apart, removed, LINKAGES.index(self.method.linkage)))
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        merged = super().reduce(layer, tokens, stats)
+    def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
+        merged = super().merge(layer, tokens, pairs)
         return merged if self.method.by_size else merged.but(size=None)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:

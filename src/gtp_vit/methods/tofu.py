@@ -16,9 +16,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.merging import Pairs, average, halves, match, matching_macs, mean_keys, mergeable
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.merging import PairReducer, Pairs, halves, match, matching_macs, mergeable
+from gtp_vit.core.reducer import Method, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name, check_range
@@ -61,30 +60,21 @@ class ToFu(Method):
         return ToFuReducer(self, vit)
 
 
-class ToFuReducer(Reducer):
+class ToFuReducer(PairReducer):
     """ToFu in a forward pass."""
 
     def __init__(self, method: ToFu, vit: VitInfo) -> None:
-        super().__init__(vit, method)
-        self.plan = self.removals(vit.grid)
+        super().__init__(method, vit)
         self.split = vit.depth // 2 + (method.variant == "pitome") if method.split is None else method.split
         self.drops_patches = self.split > 0
-        self.ask_keys = Ask(frozenset({"keys"}))
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_keys if self.removals_of(tokens)[layer] else None
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+        return match(keys, tokens.prefix, removed, self.vit.class_token)
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        removed = self.removals_of(tokens)[layer]
-        if removed == 0:
-            return tokens
-        with torch.no_grad():
-            pairs = match(mean_keys(stats), tokens.prefix, removed, self.vit.class_token)
+    def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
         if layer < self.split:
             return tokens.keep(pairs.kept)
-        with torch.no_grad():
-            weights, retain, size = average(pairs, tokens.sizes)
-        merged = tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+        merged = super().merge(layer, tokens, pairs)
         merged = merged if self.method.sizes else merged.but(size=None)
         return merged if self.method.norm == "mean" else self._lengthened(tokens, merged, pairs)
 
@@ -104,6 +94,9 @@ class ToFuReducer(Reducer):
 
     def key_weights(self, tokens: Tokens) -> Tensor | None:
         return tokens.key_sizes
+
+    def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        return norm(tokens.x)
 
     def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
         total = 0

@@ -126,8 +126,8 @@ def _by_model() -> str:
     """Names of the recipes in the package, briefly: a model, and how its recipes' names go on."""
     endings: dict[str, list[str]] = {}
     for name in shipped_recipes():
-        model, ending = name.split("-", 1)
-        endings.setdefault(model, []).append(f"-{ending}")
+        model, dash, ending = name.partition("-")
+        endings.setdefault(model, []).append(dash + ending)
     return "; ".join(f"{model} with {', '.join(each)}" for model, each in endings.items())
 
 
