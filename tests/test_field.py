@@ -59,6 +59,24 @@ def test_methods_are_compared_as_published_and_as_tuned(words, tmp_path, capsys,
         assert recipe.measured["images"] == 16  # a fifth was held out
 
 
+def test_a_method_out_of_reach_as_published_is_compared_as_tuned(words, tmp_path, capsys, monkeypatch):
+    there = words.index("--macs") + 1
+    line = ["compare", *words[:there], "0.5", *words[there + 1 :], "--tuned", "--json"]
+    assert main([*line, "--methods", "tome", "--output", str(tmp_path)]) == Exit.OK
+    found = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in found["rows"][1:]] == ["tome, tuned"]
+    (why,) = found["left_out"]
+    assert "cannot be reached by tome here" in why
+    monkeypatch.setattr(command, "tune_all", None)  # refused before anything is searched
+    line[line.index("0.5")] = "0.3"
+    for method, message in (("evit", "evit cannot be compared here"), ("nope", "unknown method 'nope'")):
+        assert main([*line, "--methods", "tome", method]) == Exit.USAGE
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(command, "tune_all", lambda *_: ([], ["tome, tuned: not"]))
+    assert main([*line, "--methods", "tome"]) == Exit.USAGE
+    assert "no method can be compared here: tome at" in capsys.readouterr().err
+
+
 def test_flags_of_tuning_that_make_no_sense_are_refused(words, capsys):
     same = [*words]
     same[same.index("--calibration-dir") + 1] = same[same.index("--data-dir") + 1]

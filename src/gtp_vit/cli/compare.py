@@ -26,7 +26,7 @@ from gtp_vit.measure.outputs import Measure
 from gtp_vit.recipes import Recipe, read_recipe
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.search.climb import FEWEST_IMAGES, fewest_images
-from gtp_vit.search.compare import Plan, budgets_of, compare, models_of, plan
+from gtp_vit.search.compare import Plan, budgets_of, check_plans, compare, models_of, plan
 from gtp_vit.search.tuned import searchable, tune_each
 from gtp_vit.show.comparison import comparison_rows, comparison_sections, comparison_table
 from gtp_vit.show.results import write_results
@@ -96,10 +96,15 @@ def main(words: Sequence[str]) -> None:
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
     with contextlib.ExitStack() as journals:  # the one of the searches is kept until everything is written
-        tuned, not_tuned = tune_all(flags, model, measure, budgets, journals) if flags.tuned else ([], [])
-        recipes = [*(read_recipe(recipe) for recipe in flags.recipes), *tuned]
-        plans, left_out = plan(model, flags.methods, budgets, recipes)
-        run(flags, words, model, measure, plans, [*left_out, *not_tuned])
+        searched = searchable(flags.methods) if flags.tuned else []
+        recipes = [read_recipe(recipe) for recipe in flags.recipes]
+        plans, left_out = plan(model, flags.methods, budgets, recipes, searched)  # the same: before the search
+        if flags.tuned:
+            tuned, not_tuned = tune_all(flags, model, measure, budgets, journals)
+            plans, left_out = plan(model, flags.methods, budgets, [*recipes, *tuned], searched)
+            left_out += not_tuned
+        check_plans(plans, left_out)
+        run(flags, words, model, measure, plans, left_out)
 
 
 def run(

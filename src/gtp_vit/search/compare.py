@@ -48,7 +48,11 @@ class Row:
 
 
 def plan(
-    model: nn.Module, methods: Sequence[str], budgets: Sequence[float], recipes: Sequence[Recipe] = ()
+    model: nn.Module,
+    methods: Sequence[str],
+    budgets: Sequence[float],
+    recipes: Sequence[Recipe] = (),
+    searched: Sequence[str] = (),
 ) -> tuple[list[Plan], list[str]]:
     """The unreduced model and every method at every budget, and which were left out and why.
 
@@ -57,6 +61,8 @@ def plan(
         methods: names; () = all that fit.
         budgets: MACs for one image.
         recipes: settings that were tuned for this model, compared as they are.
+        searched: methods whose tuned schedules are compared, too: out of reach as published, they are left out and not
+            refused, though they were named.
     """
     _once("method", methods)
     _once("budget", [f"{budget / 1e9:g} GMACs" for budget in budgets])
@@ -71,7 +77,7 @@ def plan(
             try:
                 method = at_cost(costs, name, budget)
             except GTPError as error:
-                if methods:
+                if name in methods and name not in searched:
                     raise BadSetting(f"{name} cannot be compared here: {error}") from error
                 left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
                 continue
@@ -84,9 +90,13 @@ def plan(
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
         budget = near if abs(near - cost) <= 0.01 * near else cost  # else nothing is at its budget
         found.append(Plan(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
-    if len(found) == 1:
-        raise BadSetting(f"no method can be compared here: {'; '.join(left_out)}")
     return found, left_out
+
+
+def check_plans(plans: Sequence[Plan], left_out: Sequence[str]) -> None:
+    """Refuse a comparison of nothing but the unreduced model."""
+    if len(plans) == 1:
+        raise BadSetting(f"no method can be compared here: {'; '.join(left_out)}")
 
 
 def _once(kind: str, given: Sequence[str]) -> None:

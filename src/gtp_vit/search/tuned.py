@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gtp_vit.core.costs import Costs
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import Recipe
@@ -17,7 +17,8 @@ from gtp_vit.search.tune import tune
 
 def searchable(methods: Sequence[str]) -> list[str]:
     """Of these methods, () = all, those with a schedule that can be searched."""
-    return [name for name in methods or METHODS if METHODS[name].schedule is not None]
+    names = [check_name("method", name, METHODS) for name in methods or METHODS]
+    return [name for name in names if METHODS[name].schedule is not None]
 
 
 def tune_each(

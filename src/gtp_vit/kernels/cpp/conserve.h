@@ -5,6 +5,8 @@
 
 // With a probe features are averaged by size times (importance + SHARE_FLOOR) to the power SHARE_POWER.
 static constexpr float SHARE_FLOOR = 0.1f, SHARE_POWER = 0.75f;
+// Rows that are compared together: a panel of columns stays in the first-level cache while they pass it.
+static constexpr int COMPARED = 4 * ROWS;
 
 struct ConserveTask {
   int64_t batch;
@@ -157,13 +159,14 @@ static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t 
   pack_keys(ranked.rows, task.channels, count, task.channels, ranked.panels);
 }
 
-// Similarities of ROWS ranks with those before them, and what it costs to merge each.
+// Similarities of COMPARED ranks with those before them, and what it costs to merge each.
 static void compare_rows(const ConserveTask& task, const Layout& layout, int64_t image, int first, const Ranked& ranked) {
-  const int last = std::min(first + ROWS, layout.count);
+  const int last = std::min(first + COMPARED, layout.count);
   for (int column = 0; column < last; column += PANEL)
-    dot_tile<2>(ranked.rows + (int64_t)first * task.channels, task.channels,
-                ranked.panels + (int64_t)column * task.channels, ranked.similarity + (int64_t)first * layout.ld + column,
-                layout.ld);
+    for (int row = std::max(first, column / ROWS * ROWS); row < last; row += ROWS)
+      dot_tile<2>(ranked.rows + (int64_t)row * task.channels, task.channels,
+                  ranked.panels + (int64_t)column * task.channels, ranked.similarity + (int64_t)row * layout.ld + column,
+                  layout.ld);
   if (task.protect)  // infinitely far from all others
     for (int other = 0; other < last; other++)
       if (is_protected(task, layout, image, ranked.token[other]))
@@ -273,8 +276,8 @@ static bool conserve_image(const ConserveTask& task, const Layout& layout, int64
   if (!memory) return false;
   const Ranked ranked = layout.at(memory);
   rank_tokens<T>(task, layout, image, ranked);
-  parallel_for(layout.rows / ROWS, threads,
-               [&](int64_t tile) { compare_rows(task, layout, image, (int)tile * ROWS, ranked); });
+  parallel_for((layout.rows + COMPARED - 1) / COMPARED, threads,
+               [&](int64_t block) { compare_rows(task, layout, image, (int)block * COMPARED, ranked); });
   choose_receivers(task, layout, image, ranked, (uint64_t*)(memory + layout.total));
   const size_t floats = (size_t)task.channels + WIDTH;
   const bool fine = for_rows(1, task.tokens - task.removed, floats, threads, [&](int64_t, int target, float* row) {
