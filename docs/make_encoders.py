@@ -103,7 +103,7 @@ then run on all of them, at the same MACs (`python benchmarks/dense.py late`): c
 64 images: median 0.9969 instead of GTP+'s 0.9967, mean 0.9922 instead of 0.9931, as single images became worse.
 Nine tenths of the squared error are in patches that were merged. A mean of the five most similar tokens that stay, with weights that come nearest to the patch when it
 leaves, instead of its owner (by hand, 64 training images, the recipe dense-0.65-learned): error 0.0909 instead of 0.0976, correlation 0.9956 instead of 0.9949. It is better,
-but needs a system of equations for every patch, which engines do not have, and would not reach 0.996 on validation images, so it is not in the package.
+but needs a system of equations for every patch, which engines do not have, and on these images, some of which the recipe was searched on, it is still below 0.996: not in the package.
 
 ![A drawn image; features and segments of its patches, and below its heat maps, unreduced and restored](saliency.png)
 
