@@ -10,7 +10,6 @@ over the channels of the embedding, which people use where there are no classes.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -124,12 +123,6 @@ def encoder_macs(encoder: nn.Module) -> int:
     return macs(encoder).total
 
 
-def inversions(rows: list[dict[str, Any]], figure: str) -> int:
-    """Pairs of methods that a figure puts in the other order than the classifier's KL."""
-    pairs = itertools.combinations([row["figures"] for row in rows if row["settings"] is not None], 2)
-    return sum((one["head_kl"][0] < two["head_kl"][0]) != (one[figure][0] < two[figure][0]) for one, two in pairs)
-
-
 def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -142,8 +135,6 @@ def main() -> None:
         for row in sorted(own[1:], key=lambda row: row["figures"]["head_kl"][0]):
             shown = {key: round(each[0], 4) for key, each in row["figures"].items()}
             print(name, f"{row['method']:20}", shown, flush=True)
-        for figure in ("distance", "channel_kl"):
-            print(name, figure, "pairs in the other order than by the classifier's KL:", inversions(own, figure))
 
 
 if __name__ == "__main__":

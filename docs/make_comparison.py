@@ -15,6 +15,7 @@ MODELS = {
 }
 NUMBERS = (4, 8, 11, 14, 16)
 FIGURES = ("kl", "agreement", "top1")
+TUNED = ", tuned"
 PAGE = """\
 # All methods at equal cost
 
@@ -131,6 +132,11 @@ def tuned() -> str:
                 for row in ranked
             ]
             parts.append("\n".join(lines))
+            names = {row["method"] for row in group}
+            short = [name for name in sorted(names) if name.endswith(TUNED) and name.removesuffix(TUNED) not in names]
+            if short:
+                named = ", ".join(name.removesuffix(TUNED) for name in short)
+                parts.append(f"Out of reach with the published schedule: {named}.")
     if not parts:
         return NOT_YET
     left = [

@@ -57,7 +57,7 @@ from gtp_vit.engines import ENGINES, child, engine_of, ov
 from gtp_vit.engines import export as exporting
 from gtp_vit.engines.about import read_about
 from gtp_vit.engines.loaded import ExportedModel
-from gtp_vit.engines.program import OLDEST_TORCH, OPSET, write_onnx
+from gtp_vit.engines.program import OLDEST_TORCH, OPSET, torch_can_export, write_onnx
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.identity import tensors_fingerprint
 from gtp_vit.measure.slicing import slicing_of
@@ -90,8 +90,8 @@ CASES = [
 
 def lacking(engine):
     """Why an engine cannot be tested here; empty if it can."""
-    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
-        return f"torch {torch.__version__} exports other programs, {'.'.join(map(str, OLDEST_TORCH))} is needed"
+    if not torch_can_export():
+        return f"torch {torch.__version__} exports other programs, {OLDEST_TORCH} is needed"
     missing = [name for name in ENGINES[engine].needs if importlib.util.find_spec(name) is None]
     return f"{', '.join(missing)} not installed: pip install 'gtp-vit[{ENGINES[engine].extra}]'" if missing else ""
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import gtp_vit
 from gtp_vit import embedded
 from gtp_vit.cli.app import main as gtp_vit_command
-from gtp_vit.engines.program import OLDEST_TORCH
+from gtp_vit.engines.program import torch_can_export
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -134,7 +134,7 @@ def test_the_nearest_picture_is_the_picture_itself(run, photos, tmp_path):
 
 @pytest.fixture(scope="module")
 def exported(request):
-    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+    if not torch_can_export():
         pytest.skip(f"torch {torch.__version__} is too old to export")
     return request.getfixturevalue("fashion") / "fashion_vit-gtp_plus-f32.onnx"
 

@@ -26,7 +26,7 @@ import families
 import gtp_vit
 from gtp_vit import METHODS, embedded
 from gtp_vit.cli.app import COMMANDS, main
-from gtp_vit.engines.program import OLDEST_TORCH
+from gtp_vit.engines.program import torch_can_export
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,7 +34,6 @@ FENCE = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^    (gtp-vit .*)$", re.M)
 COMMAND, CODE = ("sh", ""), ("python",)
 OTHER = ("cpp", "{.python}")  # tests/test_examples.py runs the scripts that docs/examples.md takes in
-CAN_EXPORT = tuple(map(int, torch.__version__.split(".")[:2])) >= OLDEST_TORCH
 
 WITHOUT_WEIGHTS = ("macs", "models", "methods", "reproduce", "check")  # nothing to replace
 CLASSIFIER = re.compile(r"(deit|vit)_(tiny|small|base)_patch16_224")
@@ -153,7 +152,7 @@ def changed(words, fashion):
     if command == "demo":  # it ends by Ctrl+C: tests/test_demo_browser.py
         return None
     if any(map(EXPORTED.fullmatch, rest)):
-        if not CAN_EXPORT:
+        if not torch_can_export():
             return None
         rest = [str(fashion() / "fashion_vit-gtp_plus-f32.onnx") if EXPORTED.fullmatch(word) else word for word in rest]
         return with_fewer(command, without(rest, "--data-dir"))
@@ -294,7 +293,7 @@ def test_commands_and_code_run(page, here, fashion_when_needed):
     for language, text in blocks(page):
         if language in COMMAND:
             for line in text.splitlines():
-                if not (line.startswith("gtp-vit export") and not CAN_EXPORT):
+                if not (line.startswith("gtp-vit export") and not torch_can_export()):
                     run_line(line, fashion_when_needed, variables)
         elif language in CODE and not lacks(text):
             names = names_for(page) if names is None else names

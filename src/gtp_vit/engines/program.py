@@ -20,16 +20,20 @@ from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.patch import host_of, is_patched, tower_of
 
 OPSET = 18
-OLDEST_TORCH = (2, 9)  # older ones translate some operators wrongly, or not at all
+OLDEST_TORCH = "2.9"  # older ones translate some operators wrongly, or not at all
 LARGEST_FILE = 1_500_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
+
+
+def torch_can_export() -> bool:
+    """Is this torch new enough?"""
+    return bool(torch.__version__ >= OLDEST_TORCH)  # by numbers: it is no plain string
 
 
 def check_exportable(model: nn.Module) -> None:
     """Refuse models whose program depends on the image, on other devices, and in other precisions."""
-    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
-        wanted = ".".join(map(str, OLDEST_TORCH))
+    if not torch_can_export():
         raise GTPError(
-            f"export needs torch {wanted} or newer, and this is {torch.__version__}: pip install --upgrade torch"
+            f"export needs torch {OLDEST_TORCH} or newer, and this is {torch.__version__}: pip install --upgrade torch"
         )
     output_of(model)  # raises for models that are not supported
     if is_patched(model) and tower_of(model).reducer.adaptive:
