@@ -116,7 +116,7 @@ everybody is tuned, and against MCTF, they do not say. `python benchmarks/compar
 
 def tuned() -> str:
     """Who is first when everybody is tuned; each method as published and as tuned; what is missing as long as it is."""
-    parts, verdicts, measured = [], [], set()
+    parts, verdicts, ahead, measured = [], [], [], set()
     for model, title in MODELS.items():
         if not (FOLDER / "results" / f"tuned-{model}.json").exists():
             continue
@@ -126,6 +126,7 @@ def tuned() -> str:
             measured.add((model, number))
             ranked = sorted(group, key=lambda row: row["kl"])
             verdicts.append(verdict(f"{title}, P = {number}", ranked))
+            ahead += rivals_ahead(f"{title}, P = {number}", group)
             lines = [f"| {title}, {budget:.3f} GMACs | KL | agreement, % | top-1, % |", "|---|---|---|---|"]
             lines += [
                 f"| {row['method']} | {' | '.join(_cell(figure, [row], row['method']) for figure in FIGURES)} |"
@@ -150,7 +151,25 @@ def tuned() -> str:
         "some schedules did best on them and are worse than the published ones on these. The verdicts take the better "
         "row of each rival.\n\n"
     )
+    if ahead:
+        lead += f"**Where a rival is ahead of GTP+:** {'; '.join(ahead)}. By KL it is ahead "
+        lead += "where a line below says so.\n\n"
     return lead + "\n".join(verdicts) + missing + "\n\n" + "\n\n".join(parts)
+
+
+def rivals_ahead(case: str, group: list[dict[str, Any]]) -> list[str]:
+    """Where a rival keeps more of the answers than GTP+ does, the better row of each."""
+    found = []
+    for figure, name, spread in (("agreement", "agreement", "agreement"), ("top1", "top-1", "top1_change")):
+        ranked = sorted(group, key=lambda row: row[figure], reverse=True)
+        own = next(row for row in ranked if row["method"].startswith("gtp_plus"))
+        other = next(row for row in ranked if not row["method"].startswith("gtp_plus"))
+        if other[figure] > own[figure]:
+            clear = "clearly" if other[f"{spread}_low"] > own[f"{spread}_high"] else "intervals overlap"
+            found.append(
+                f"{case}, {name} {other[figure]:.2f} % of {other['method']} against {own[figure]:.2f} % ({clear})"
+            )
+    return found
 
 
 def verdict(case: str, ranked: list[dict[str, Any]]) -> str:
