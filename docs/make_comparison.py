@@ -152,8 +152,8 @@ def tuned() -> str:
         "row of each rival.\n\n"
     )
     if ahead:
-        lead += f"**Where a rival is ahead of GTP+:** {'; '.join(ahead)}. By KL it is ahead "
-        lead += "where a line below says so.\n\n"
+        lead += "**Where a rival keeps more of the answers than GTP+**, the better row of each, and whether their 95 % "
+        lead += "intervals overlap:\n\n" + "\n".join(ahead) + "\n\nBy KL:\n\n"
     return lead + "\n".join(verdicts) + missing + "\n\n" + "\n\n".join(parts)
 
 
@@ -165,9 +165,10 @@ def rivals_ahead(case: str, group: list[dict[str, Any]]) -> list[str]:
         own = next(row for row in ranked if row["method"].startswith("gtp_plus"))
         other = next(row for row in ranked if not row["method"].startswith("gtp_plus"))
         if other[figure] > own[figure]:
-            clear = "clearly" if other[f"{spread}_low"] > own[f"{spread}_high"] else "intervals overlap"
+            clear = "no overlap" if other[f"{spread}_low"] > own[f"{spread}_high"] else "overlap"
             found.append(
-                f"{case}, {name} {other[figure]:.2f} % of {other['method']} against {own[figure]:.2f} % ({clear})"
+                f"- {case}: {name} {other[figure]:.2f} % ({other['method']}) against {own[figure]:.2f} % "
+                f"({own['method']}); {clear}."
             )
     return found
 

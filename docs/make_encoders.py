@@ -98,7 +98,7 @@ training images, without and with calibration (`learned`): they bring features n
 
 Calibrated for what is read, GTP+ is best at 0.8 and 0.65: features at 0.65 are {nearer:.0f} % nearer than without calibration, the class token
 {class_nearer:.0f} %. At 0.55 ATC's features are as near. We had hoped for a mean correlation of 0.996 at 0.65 after tuning for dense output: it is {best:.3f}, its median {median:.3f}: a
-few images pull the mean down. Two more things were tried for it on training images. All patches back before the last layers, which
+few images pull the mean down. More was tried for it on training images. All patches back before the last layers, which
 then run on all of them, at the same MACs (`python benchmarks/dense.py late`): correlation {late}. A calibration for the decoder's own output, by hand on
 64 images: median 0.9969 instead of GTP+'s 0.9967, mean 0.9922 instead of 0.9931, as single images became worse.
 Nine tenths of the squared error are in patches that were merged. A mean of the five most similar tokens that stay, with weights that come nearest to the patch when it

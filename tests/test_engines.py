@@ -245,6 +245,14 @@ def test_a_file_for_one_size_of_batch_computes_the_same(tmp_path, engine, traced
     assert difference(torch.from_numpy(run(images[:5].numpy())), outputs(fast, images[:5])) <= CLOSE
 
 
+@pytest.mark.parametrize(
+    ("version", "can"), [("2.8.1", False), ("2.9.0", True), ("2.9.0a0+145a3a7", True), ("2.15.0+cu132", True)]
+)
+def test_torch_exports_from_2_9_on(monkeypatch, version, can):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert torch_can_export() == can
+
+
 def nodes_of(graph):
     """Nodes of a graph, and of the graphs inside them."""
     for node in graph.node:

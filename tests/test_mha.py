@@ -25,7 +25,7 @@ from test_attention import Probe
 MHA = [family for backbone, family in families.ALL if backbone in ("torchvision_vit", "open_clip_vit")]
 TWO = ["torchvision", "open_clip"]
 SOME_LAYERS = GTP(propagate=(0, 9, 0, 4))  # the others run the model's own block
-# torch 2.6's export, of a norm that a model has not
+# torch 2.6's export warns of the Identity that stands for a norm where a model has none.
 pytestmark = [*battery.pytestmark, pytest.mark.filterwarnings("ignore:Unable to find the path of the module Identity")]
 
 

@@ -98,7 +98,7 @@ def main(words: Sequence[str]) -> None:
     with contextlib.ExitStack() as journals:  # the one of the searches is kept until everything is written
         searched = searchable(flags.methods) if flags.tuned else []
         recipes = [read_recipe(recipe) for recipe in flags.recipes]
-        plans, left_out = plan(model, flags.methods, budgets, recipes, searched)  # the same: before the search
+        plans, left_out = plan(model, flags.methods, budgets, recipes, searched)  # refuses before the search
         if flags.tuned:
             tuned, not_tuned = tune_all(flags, model, measure, budgets, journals)
             plans, left_out = plan(model, flags.methods, budgets, [*recipes, *tuned], searched)

@@ -25,8 +25,9 @@ LARGEST_FILE = 1_500_000_000  # protobuf can write two gigabytes; larger models 
 
 
 def torch_can_export() -> bool:
-    """Is this torch new enough?"""
-    return bool(torch.__version__ >= OLDEST_TORCH)  # by numbers: it is no plain string
+    """Is this torch new enough? Builds before a release, such as 2.9.0a0, count as the release."""
+    have, need = ([int(number) for number in text.split(".")[:2]] for text in (torch.__version__, OLDEST_TORCH))
+    return have >= need
 
 
 def check_exportable(model: nn.Module) -> None:
