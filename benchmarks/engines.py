@@ -188,7 +188,7 @@ def damage(options: Options) -> Iterator[dict[str, Any]]:
 def equality(options: Options) -> Iterator[dict[str, Any]]:
     """A row for each method and family: in each engine the largest difference to torch, and other tokens kept."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import families
+    from gtp_vit.testing import families
 
     torch.set_num_threads(options.threads)
     earlier = _earlier(options)
@@ -215,7 +215,7 @@ def equality(options: Options) -> Iterator[dict[str, Any]]:
 
 def _compared(fast: Any, family: str, options: Options) -> dict[str, Any]:
     """A patched model in torch and in each engine, on the same images."""
-    import families
+    from gtp_vit.testing import families
 
     images = [families.images(family, batch) for batch in BATCHES]
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(program, "MainOutput", OutputAndNames):

@@ -21,9 +21,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import families
-import test_conformance as battery
 from gtp_vit import GTPError, macs, patch, trace
+from gtp_vit.testing import cases, families
+from support.settings import DEFAULTS, OPTIONS
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
@@ -60,10 +60,15 @@ def outputs(family: str, method: Any) -> dict[str, str]:
     return found
 
 
+def models(names: list[str]) -> dict[str, Any]:
+    return {name: families.factory_of(name) for name in names}
+
+
 def main() -> int:
     path, wanted = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
-    cases = [(family, method) for family, method in battery.every_pair.args[1] if wanted in f"{family} {method}"]
-    found = {f"{family} {method}": outputs(family, method) for family, method in cases}
+    every = [*cases(DEFAULTS, models(families.THOROUGH)), *cases(OPTIONS, models(families.KINDS))]
+    pairs = [(case.family, case.method) for case in every if wanted in f"{case.family} {case.method}"]
+    found = {f"{family} {method}": outputs(family, method) for family, method in pairs}
     if not path.exists():
         path.write_text(json.dumps(found, indent=0))
         print(f"recorded {len(found)} cases in {path}")

@@ -1,0 +1,235 @@
+"""The documentation is true: the map of the paper, links, figures. tests/test_snippets.py runs commands and code."""
+
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from gtp_vit import METHODS
+from gtp_vit.cli.app import COMMANDS
+from gtp_vit.core.backbone import Backbone
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MEASURED = (ROOT / "docs/measured.md").read_text()
+MAP = re.findall(
+    r"^\| ((?:Eq\. \(\d+\)|Section [\d.]+)) \|.*\| `([\w.]+)` \|$", (ROOT / "docs/paper-map.md").read_text(), re.M
+)
+PAPER_MODULES = sorted(path.stem for path in (ROOT / "src/gtp_vit/paper").glob("[a-z]*.py"))
+
+
+def functions_of_the_paper():
+    for name in PAPER_MODULES:
+        module = importlib.import_module(f"gtp_vit.paper.{name}")
+        for function_name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not function_name.startswith("_"):
+                yield f"{module.__name__}.{function_name}", function
+
+
+def resolve(path):
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)
+
+
+def test_every_equation_is_mapped():
+    assert {place for place, _ in MAP if place.startswith("Eq")} == {f"Eq. ({number})" for number in range(1, 16)}
+
+
+@pytest.mark.parametrize(("place", "path"), MAP)
+def test_mapped_functions_exist_and_name_their_equation(place, path):
+    first = resolve(path).__doc__.splitlines()[0]
+    numbers = re.findall(r"\((\d+)\)", first)
+    assert place.split("(")[-1].rstrip(")") in numbers if place.startswith("Eq") else place in first
+
+
+def test_every_function_of_the_paper_is_in_the_map():
+    assert {path for path, _ in functions_of_the_paper()} <= {path for _, path in MAP}
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def test_the_readme_is_one_screen():
+    assert README.count("\n") <= 80
+    (code,) = blocks("python")
+    assert len(code.splitlines()) <= 10
+    assert len([line for block in blocks("sh") for line in block.splitlines() if line.startswith("gtp-vit")]) == 5
+
+
+def test_make_targets_of_the_readme_exist():
+    targets = [word for block in blocks("sh") for word in re.findall(r"^make (\S+)", block, re.M)]
+    assert targets[:2] == ["demo", "test"]
+    for target in targets:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_links_of_the_documentation_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+DESIGN = (ROOT / "docs/design.md").read_text()
+
+
+def section(title):
+    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## )", DESIGN, re.S | re.M).group(1)
+
+
+def test_the_glossary_is_short():
+    assert 2 < len(re.findall(r"^\| ", section("Glossary"), re.M)) - 1 <= 12
+
+
+@pytest.mark.parametrize(
+    ("title", "root"),
+    [("Add a method", ROOT), ("Add a family", ROOT), ("Walk: what happens in patch(model)", "src/gtp_vit")],
+)
+def test_files_that_the_design_names_exist(title, root):
+    title = next(line[3:] for line in DESIGN.splitlines() if line.startswith(f"## {title}"))
+    named = set(re.findall(r"`([\w./-]+\.(?:py|md|json))`", section(title))) - {"README.md"}
+    named = {name for name in named if "NAME" not in name}
+    assert len(named) >= 8
+    assert not [name for name in named if not (ROOT / root / name).exists()]
+
+
+def test_the_method_on_the_page_is_one(monkeypatch):
+    """The example as it stands, with the imports of tests/support/toy_method.py."""
+    from gtp_vit import create_model, macs, patch
+    from gtp_vit.search.budget import at_macs
+    from gtp_vit.tensors import split
+    from support import toy_method
+
+    code = textwrap.dedent(re.search(r"```python\n(.*?)```", section("Add a method"), re.S).group(1))
+    names = {**vars(toy_method), "split": split}
+    exec(textwrap.dedent(code), names)
+    model = create_model("fashion_vit")
+    monkeypatch.setitem(METHODS, "shortest", names["Shortest"])
+    fast = patch(model, at_macs(model, "shortest", 0.7 * macs(model).total))
+    assert macs(fast).total == pytest.approx(0.7 * macs(model).total, rel=0.01)
+    assert fast(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_a_backbone_defines_what_the_page_says():
+    rows = re.findall(r"^   \| (`.*?) \|", section("Add a family"), re.M)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {name for name in [*vars(Backbone), *Backbone.__annotations__] if not name.startswith("_")}
+
+
+def test_every_command_is_on_a_page():
+    text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    for command in COMMANDS:
+        assert re.search(rf"^gtp-vit {command}\b", text, re.M), command
+
+
+def maker(name):
+    spec = importlib.util.spec_from_file_location(f"make_{name}", ROOT / f"docs/make_{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["methods", "comparison"])
+def test_generated_pages_are_what_their_sources_say(name):
+    module = maker(name)
+    made = {f"{name}.md": module.page()} | (module.plots() if hasattr(module, "plots") else {})
+    for file, text in made.items():
+        assert (ROOT / "docs" / file).read_text() == text, f"run python docs/make_{name}.py"
+
+
+def test_the_pages_of_encoders_and_dense_features_are_what_was_measured():
+    made = maker("encoders")
+    for name, page in (("encoders", made.encoders()), ("dense", made.dense())):
+        assert (ROOT / f"docs/{name}.md").read_text() == page, "run python docs/make_encoders.py"
+
+
+def test_the_page_of_models_is_what_the_code_says():
+    """All of timm's names and tags; of the models themselves a sample, as building all of them takes a minute."""
+    page, models = (ROOT / "docs/models.md").read_text(), maker("models")
+    if f"timm {timm.__version__};" not in page:
+        pytest.skip("the page was made with another version of timm")
+    known, stale = models.modules(), "run python docs/make_models.py"
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.M)
+    of_timm = [(module.name, str(len(module.models)), str(sum(module.tags.values()))) for module in known]
+    assert [(name, names, tags) for name, names, _, tags, _ in rows] == of_timm, stale
+    tags = sum(int(row[3]) for row in rows)
+    taken = tags - sum(int(row[4]) for row in rows)
+    assert f"**{taken} can be patched: {100 * taken / tags:.0f} %**" in page, stale
+    assert taken >= 0.8 * tags
+    for reason, example in re.findall(r"^\| (.+?) \| \d+ \| \d+ \| `(\w+)` \|$", page, re.M):
+        if "_5b_" not in example:  # some seconds even without weights
+            assert models.refusal(example) == reason, stale
+    for module, row in zip(known, rows, strict=True):
+        if row[2] == "0":
+            assert models.refusal(module.models[-1]) is None, stale
+
+
+def cells(text, pattern, column):
+    return [line.split("|")[column].strip() for line in text.splitlines() if re.match(pattern, line)]
+
+
+@pytest.mark.parametrize("model", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
+def test_the_headline_figures_are_those_of_the_results(model):
+    unreduced, *rows = json.loads((ROOT / f"docs/results/plus-{model}.json").read_text())
+    rows = [row for row in rows if row["method"] != "gtp_plus, tuned"]  # recipes that the package had
+    later = json.loads((ROOT / f"docs/results/calibrated-{model}.json").read_text())
+    later = [row for row in later if row["method"] == "gtp_plus, tuned"]
+    figures, learned = (
+        [f"{row['top1']:.1f} / {row['agreement']:.1f} / {row['kl']:.4f}" for row in each] for each in (rows, later)
+    )
+    column = 2 if model.startswith("deit") else 3
+    assert sorted(cells(MEASURED, r"\| \W*(GTP|ToMe).* MACs", column)) == sorted([*figures, *learned])
+    assert cells(MEASURED, r"\| unreduced", column) == [f"{unreduced['top1']:.1f}"]
+    at_14 = [figures[rows.index(row)] for row in rows if row["budget_gmacs"] == rows[3]["budget_gmacs"]][:3]
+    assert [row["method"] for row in rows[3:6]] == ["gtp", "tome", "gtp_plus"]
+    assert f"{rows[3]['gmacs'] / unreduced['gmacs']:.0%}" == "55%"
+    found = cells(README, r"\| (unreduced|GTP as|ToMe|\*\*GTP)", column + 1)
+    assert found == [f"{unreduced['top1']:.1f}", *at_14, learned[1]]
+    assert later[1]["budget_gmacs"] == rows[3]["budget_gmacs"]
+
+
+def test_the_times_of_the_readme_are_those_of_the_page():
+    """benchmarks/speed.py writes no file that is kept, so the page is the source."""
+    gtp, tome, plus, calibrated = cells(README, r"\| (GTP as|ToMe|\*\*GTP)", 2)
+    assert [gtp] == cells(MEASURED, r"\| DeiT-S, 8, 14 ", 2)
+    prose = " ".join(MEASURED.split())
+    assert re.search(rf"ToMe takes 1\.06 \(r = 8\) and {tome} \(r = 14\) times as long as slicing", prose)
+    assert f"takes {plus} times as long as slicing" in prose
+    assert calibrated == "the same"
+    assert "0.96 of slicing's time at P = 8, with and without a calibration" in prose
+    assert "is 1.4 and 1.9 times as fast as the unreduced model (DeiT-S, batch 8)" in prose
+    assert "1.9 times as fast" in README
+    assert "1.4 times with P = 8" in README
+    share = re.search(r"can be patched: (\d+ %)", (ROOT / "docs/models.md").read_text())[1]
+    assert f"[{share} of its pre-trained plain ViTs](docs/models.md)" in README
+
+
+@pytest.mark.parametrize("model", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
+def test_the_results_say_what_we_claim_of_gtp_plus_and_tune(model):
+    plus = json.loads((ROOT / f"docs/results/plus-{model}.json").read_text())
+    by_name = {name: [row for row in plus if row["method"] == name] for name in ("gtp", "tome", "gtp_plus")}
+    recipe = plus[-1]
+    gtp, tome = by_name["gtp"][1], by_name["tome"][1]  # at the MACs of P = 14
+    assert recipe["gmacs"] <= tome["gmacs"]
+    assert recipe["kl"] <= 0.4 * tome["kl"]
+    assert recipe["kl"] <= 0.2 * gtp["kl"]
+    assert recipe["agreement"] >= tome["agreement"] + 3
+    assert recipe["top1"] > tome["top1"]
+    assert by_name["gtp_plus"][0]["kl"] <= 0.6 * by_name["tome"][0]["kl"]  # at those of P = 8
+    tuned, *others = json.loads((ROOT / f"docs/results/schedules-{model}.json").read_text())
+    page = (ROOT / "docs/gtp-plus.md").read_text()
+    for row in [tuned, *others]:
+        assert f"{row['kl']:.4f} / {row['agreement']:.1f}" in page
+    assert all(row["tuned minus this"][2] < 0 for row in others if row["schedule"] != "default")
+
+
+@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)
+def test_no_page_has_a_placeholder(page):
+    assert not re.search(r"\b(TODO|TBD|FIXME|[A-Z]+_TABLE)\b|\?\?", page.read_text())

@@ -1,0 +1,196 @@
+"""The battery that every registered method passes on every registered backbone: gtp_vit.testing.
+
+A new method is tested with its default settings by being in METHODS; more settings are in support/settings.py.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from gtp_vit import (
+    ATS,
+    GTPError,
+    Identity,
+    Method,
+    patch,
+    trace,
+)
+from gtp_vit.backbones import BACKBONES
+from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.patch import tower_of
+from gtp_vit.testing import Case, cases, check, families, fits
+from gtp_vit.testing.promises import (
+    COST_PROMISES,
+    MODEL_PROMISES,
+    TOKEN_PROMISES,
+    close,
+    gradients_with_checkpointing_are_equal,
+    is_adaptive,
+    it_can_be_traced_by_torchscript,
+    it_compiles_as_one_graph,
+    it_exports_with_a_dynamic_batch,
+    nothing_removed_equals_the_original,
+    token_counts_follow_the_schedule,
+)
+from gtp_vit.testing.subject import Subject, output
+from support.precision import half_precision_is_near_full_precision
+from support.settings import DEFAULTS, EVERY, OPTIONS
+
+# Untrained predictors are all that DynamicViT has here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained"),
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),  # torch 2.6's export, about constants
+    pytest.mark.filterwarnings("ignore:Node .* does not reference an nn.Module"),
+]
+
+
+def on(names: list[str], methods: list[Method]) -> list[Case]:
+    return cases(methods, {name: families.factory_of(name) for name in names})
+
+
+def each(made: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", made, ids=str)
+
+
+def named(*names: str) -> list[Method]:
+    return [method for method in DEFAULTS if method.name in names]
+
+
+def can_be_exported(method: Method) -> bool:
+    return method.not_exported is None and not is_adaptive(method)  # what the others say is in test_rivals.py
+
+
+def promises_of(case: Case) -> tuple:
+    """What patching does to a model depends on the model; all that a method adds is settings and learned parts."""
+    promises = TOKEN_PROMISES
+    if case.method.name in ("gtp_plus", "dynamicvit") or case.family in ("vit", "gap", "lvvit"):
+        promises += MODEL_PROMISES
+    if case.family in families.KINDS:
+        promises += COST_PROMISES
+    return promises
+
+
+@each([*on(families.THOROUGH, DEFAULTS), *on(families.KINDS, OPTIONS)])
+def test_every_method_keeps_its_promises(case):
+    check(case, promises_of(case))
+
+
+@each(on([name for name in families.NAMES if name in families.LIGHT], DEFAULTS))
+def test_every_method_keeps_the_main_promises_in_every_other_family(case):
+    check(case, (nothing_removed_equals_the_original, token_counts_follow_the_schedule))
+
+
+def test_every_registered_backbone_has_families_here():
+    assert set(families.FAMILIES) == set(BACKBONES)
+
+
+def test_models_a_method_is_not_meant_for_are_refused():
+    pairs = [(family, method) for method in EVERY for family in families.NAMES]
+    refused = [pair for pair in pairs if not fits(Case(*pair, families.factory_of(pair[0])))]
+    assert len(refused) > 10
+    for family, method in refused:
+        with pytest.raises(GTPError, match=r"use (GTP or ToMe|ATS\(budget=\.\.\.\))"):
+            patch(families.make(family), method)
+
+
+def test_batches_of_adaptive_methods_are_traced_one_by_one():
+    fast = patch(families.make("vit"), ATS())
+    with pytest.raises(GTPError, match="one by one"):
+        trace(fast, families.images("vit"))
+
+
+@each(on(families.FEW, EVERY))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_near_full_precision(case, dtype):
+    half_precision_is_near_full_precision(case.family, case.method, dtype)
+
+
+@pytest.mark.parametrize("method", EVERY, ids=str)
+def test_a_patched_model_can_be_moved_to_half_precision(method):
+    images = families.images("vit").bfloat16()
+    moved = patch(families.make("vit"), method).bfloat16()
+    assert torch.equal(output(moved, images), output(patch(families.make("vit").bfloat16(), method), images))
+
+
+DECIDES = ("start", "before", "choose", "look", "fused", "after")
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("method", [m for m in EVERY if m.learned == "none" and not isinstance(m, Identity)], ids=str)
+def test_autocast_changes_nothing_that_a_method_does_itself(method, kernels):
+    """Each step of a float32 pass is done again under autocast, with the same tensors: not a bit is different."""
+    fast, images = patch(families.make("vit"), method, kernels=kernels), families.images("vit")
+    done = []
+
+    def watch(name: str):
+        step = getattr(fast.reducer, name)
+
+        def watched(*arguments):
+            result = step(*arguments)
+            done.append((step, arguments, result))
+            return result
+
+        return watched
+
+    for name in DECIDES:
+        setattr(fast.reducer, name, watch(name))
+    with torch.no_grad():
+        run(tower_of(fast), images, follow=not is_adaptive(method))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            again = [step(*arguments) for step, arguments, _ in done]
+    assert any(step.__name__ in ("choose", "look", "fused") for step, _, _ in done)
+    for (_, _, result), repeated in zip(done, again, strict=True):
+        same(result, repeated)
+
+
+def same(one: object, other: object) -> None:
+    """Equal bit by bit, whatever the tensors are wrapped in."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, (Tokens, tuple)):
+        parts = [tuple(vars(each).values()) if isinstance(each, Tokens) else each for each in (one, other)]
+        for a, b in zip(*parts, strict=True):
+            same(a, b)
+    else:
+        assert one == other
+
+
+@each([*on(["vit"], [m for m in EVERY if not is_adaptive(m)]), *on(["gap", "lvvit"], named("gtp", "gtp_plus"))])
+def test_compiles_as_one_graph(case):
+    check(case, [it_compiles_as_one_graph])
+
+
+@each(on(["vit"], [method for method in EVERY if can_be_exported(method)]))
+def test_exports_with_a_dynamic_batch(case):
+    check(case, [it_exports_with_a_dynamic_batch])
+
+
+# Strictly means by torch's compiler, whose test above has every method.
+@each([*on(families.FEW, named("gtp_plus")), *on(["vit"], named("gtp", "tome", "dynamicvit"))])
+def test_exports_strictly_with_a_dynamic_batch(case):
+    it_exports_with_a_dynamic_batch(Subject(case), strict=True)
+
+
+@each(on(["vit"], [method for method in DEFAULTS if can_be_exported(method)]))
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*")
+def test_every_method_can_be_traced(case):
+    check(case, [it_can_be_traced_by_torchscript])
+
+
+@each(on(families.FEW, EVERY))
+def test_checkpointed_gradients_are_equal(case):
+    check(case, [gradients_with_checkpointing_are_equal])
+
+
+@each(on(families.FEW, EVERY))
+def test_two_threads_share_one_model(case):
+    fast = Subject(case).fast
+    inputs = [torch.randn_like(case.images(3)) for _ in range(12)]
+    expected = [output(fast, images) for images in inputs]
+    with ThreadPoolExecutor(2) as pool:
+        for one, other in zip(pool.map(lambda images: output(fast, images), inputs), expected, strict=True):
+            close(one, other, 1e-6)
