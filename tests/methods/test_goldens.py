@@ -43,6 +43,12 @@ def images(data):
     return load_file(data / "golden" / "inputs.safetensors")["images"]
 
 
+@pytest.fixture(params=["two images", pytest.param("all images", marks=pytest.mark.slow)])
+def part(request):
+    """part(entry, images): what is compared of an entry."""
+    return goldens.of_two_images if request.param == "two images" else lambda *whole: whole
+
+
 def compare(entry, model, images, kernels):
     fast = patch(model, gtp_of(entry["settings"]), kernels=kernels)
     compared, tensors = entry["comparison"]["compare_images"], entry["data"]
@@ -91,8 +97,9 @@ def test_unreduced_model_equals_the_golden(golden, deit_tiny, images):
 
 @pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_gtp_on_real_weights_equals_the_golden(golden, deit_tiny, images, name, kernels):
-    compare(golden[name], deit_tiny, images, kernels)
+def test_gtp_on_real_weights_equals_the_golden(golden, deit_tiny, images, part, name, kernels):
+    entry, images = part(golden[name], images)
+    compare(entry, deit_tiny, images, kernels)
 
 
 @pytest.mark.parametrize("name", NO_CLASS_TOKEN)

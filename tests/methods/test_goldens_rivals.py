@@ -60,6 +60,12 @@ def images(data):
     return load_file(data / "golden" / "inputs.safetensors")["images"]
 
 
+@pytest.fixture(params=["two images", pytest.param("all images", marks=pytest.mark.slow)])
+def part(request):
+    """part(entry, images): what is compared of an entry."""
+    return goldens.of_two_images if request.param == "two images" else lambda *whole: whole
+
+
 def observed(model, images):
     """The tokens after each layer of an ordinary forward pass."""
     seen = []
@@ -121,8 +127,8 @@ def tome_of(settings):
 
 @KERNELS
 @pytest.mark.parametrize("name", [f"tome_{number:02d}" for number in range(8)])
-def test_tome(golden, deit_tiny, images, name, kernels):
-    entry = golden[name]
+def test_tome(golden, deit_tiny, images, part, name, kernels):
+    entry, images = part(golden[name], images)
     method = tome_of(entry["settings"])
     compare_logits(entry, deit_tiny, method, images, kernels)
     compare_groups(entry, deit_tiny, images, method, kernels)
@@ -147,8 +153,8 @@ def test_tome_with_distillation_token_and_without_class_token(shipped, name, ker
 
 @KERNELS
 @pytest.mark.parametrize("name", [f"evit_{number:02d}" for number in range(5)])
-def test_evit(golden, deit_tiny, images, name, kernels):
-    entry = golden[name]
+def test_evit(golden, deit_tiny, images, part, name, kernels):
+    entry, images = part(golden[name], images)
     method = EViT(**{**entry["settings"], "drop_loc": tuple(entry["settings"]["drop_loc"])})
     assert method == EViT(keep_rate=method.keep_rate, fuse_token=method.fuse_token, drop_loc=(3, 6, 9))
     compare_logits(entry, deit_tiny, method, images, kernels)
@@ -170,8 +176,8 @@ def predictors(golden, tmp_path_factory):
 
 @KERNELS
 @pytest.mark.parametrize("name", ["dyvit_00", "dyvit_01"])
-def test_dynamicvit(golden, deit_tiny, images, predictors, name, kernels):
-    entry = golden[name]
+def test_dynamicvit(golden, deit_tiny, images, part, predictors, name, kernels):
+    entry, images = part(golden[name], images)
     method = DynamicViT(keep_ratio=entry["settings"]["keep_ratio"], predictors=predictors)
     compare_logits(entry, deit_tiny, method, images, kernels)
     fast = patch(deit_tiny, method, kernels=kernels)
@@ -225,8 +231,8 @@ def test_training_quantities_of_dynamicvit(golden, deit_tiny, data, predictors):
 
 @KERNELS
 @pytest.mark.parametrize("name", ["evovit_00", "evovit_01", "evovit_02"])
-def test_evovit(golden, deit_tiny, images, name, kernels):
-    entry = golden[name]
+def test_evovit(golden, deit_tiny, images, part, name, kernels):
+    entry, images = part(golden[name], images)
     settings = entry["settings"]
     method = EvoViT(keep_ratio=settings["keep_ratio"], layer_wise=not settings["stage_wise"])
     compare_logits(entry, deit_tiny, method, images, kernels)
@@ -251,9 +257,9 @@ def test_evovit(golden, deit_tiny, images, name, kernels):
 
 @KERNELS
 @pytest.mark.parametrize("name", ["ats_00", "ats_01"])
-def test_ats(golden, deit_tiny, images, name, kernels):
+def test_ats(golden, deit_tiny, images, part, name, kernels):
     """Each image as by itself, though they run in one batch."""
-    entry = golden[name]
+    entry, images = part(golden[name], images)
     stored, layers = entry["data"], tuple(entry["settings"]["ats_blocks"])
     compare_logits(entry, deit_tiny, ATS(layers=layers), images, kernels)
     survivors = survivors_of(patch(deit_tiny, ATS(layers=layers), kernels=kernels), images, layers)
@@ -289,8 +295,8 @@ def survivors_of(model, images, layers):
 
 @KERNELS
 @pytest.mark.parametrize("name", ["trilevel_00", "trilevel_01", "trilevel_02"])
-def test_trilevel(golden, deit_tiny, images, name, kernels):
-    entry = golden[name]
+def test_trilevel(golden, deit_tiny, images, part, name, kernels):
+    entry, images = part(golden[name], images)
     stored, settings = entry["data"], entry["settings"]
     method = TriLevel(keep_ratio=settings["keep_ratio"], attn_ratio=settings["attn_ratio"])
     compare_logits(entry, deit_tiny, method, images, kernels)
@@ -305,8 +311,8 @@ def test_trilevel(golden, deit_tiny, images, name, kernels):
 
 @KERNELS
 @pytest.mark.parametrize("name", ["diffrate_00", "diffrate_01"])
-def test_diffrate(golden, deit_tiny, images, name, kernels):
-    entry = golden[name]
+def test_diffrate(golden, deit_tiny, images, part, name, kernels):
+    entry, images = part(golden[name], images)
     stored, settings = entry["data"], entry["settings"]
     method = DiffRate.from_kept(settings["prune_kept_num"], settings["merge_kept_num"])
     compare_logits(entry, deit_tiny, method, images, kernels)
@@ -321,10 +327,10 @@ def test_diffrate(golden, deit_tiny, images, name, kernels):
 
 @KERNELS
 @pytest.mark.parametrize("name", ["ppt_00", "ppt_01", "ppt_02"])
-def test_ppt(golden, deit_tiny, images, name, kernels, monkeypatch):
+def test_ppt(golden, deit_tiny, images, part, name, kernels, monkeypatch):
     from gtp_vit.methods import ppt
 
-    entry = golden[name]
+    entry, images = part(golden[name], images)
     stored, settings = entry["data"], entry["settings"]
     method = PPT(r=settings["r"], pp_loc_list=tuple(settings["pp_loc_list"]), threshold=settings["threshold"])
     compare_logits(entry, deit_tiny, method, images, kernels)
@@ -412,9 +418,9 @@ LATE_RIVALS = [
 
 @KERNELS
 @pytest.mark.parametrize("name", LATE_RIVALS)
-def test_mctf_pitome_tofu_and_atc(golden, deit_tiny, images, name, kernels):
+def test_mctf_pitome_tofu_and_atc(golden, deit_tiny, images, part, name, kernels):
     kind = name.split("_")[0]
-    entry, method = golden[name], OF_SETTINGS[kind](golden[name]["settings"])
+    (entry, images), method = part(golden[name], images), OF_SETTINGS[kind](golden[name]["settings"])
     if name == "pitome_00":
         entry = without_ties(entry, deit_tiny, method, images, kernels)
     compare_macs(entry, deit_tiny, method)

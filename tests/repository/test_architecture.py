@@ -1,13 +1,12 @@
 """Promises about the code itself: who imports whom, how heavy an import is, what a file says of itself."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
 from inspect import ismodule
 from pathlib import Path
-
-import pytest
 
 import gtp_vit
 
@@ -36,6 +35,7 @@ MAY_IMPORT = {
     "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},
     "show": {"core", "patch", "recipes", "runs", "inputs", "measure", "search", "paper_tables"},
     "training": {"core", "methods", "patch", "recipes", "runs", "inputs", "measure"},
+    "testing": {"backbones", "core", "measure", "methods", "models", "patch"},
     "demo": {
         *("backbones", "core", "embedded", "engines", "inputs", "measure", "methods", "patch", "recipes", "search"),
         "show",
@@ -47,9 +47,14 @@ MAY_IMPORT = {
 }
 
 
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -57,31 +62,33 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_point_one_way(path):
-    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if part == "__init__":
-        return
-    for name in imports(path):
-        if name.startswith("gtp_vit."):
-            other = name.split(".")[1]
-            assert other in MAY_IMPORT[part] | {part, "errors"} or name == "gtp_vit.__version__", name
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def test_imports_point_one_way():
+    for path in FILES:
+        room = room_of(path)
+        if room != "__init__":
+            allowed = MAY_IMPORT[room] | {room, "errors"}
+            ours = {name for name in imports(path) if name.startswith("gtp_vit.")} - {"gtp_vit.__version__"}
+            assert not [name for name in ours if name.split(".")[1] not in allowed], path
 
 
 # What commands share. Whatever else two of them need belongs into a part that a page or a program can use, too.
 SHARED = {"app", "flags", "words", "help", "grid", "render", "output", "resume", "source", "exported", "measuring"}
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.stem)
-def test_no_command_imports_a_sibling(path):
-    modules = {file.stem for file in (SOURCE / "cli").glob("*.py")}
-    named = {part for name in imports(path) if name.startswith("gtp_vit.cli.") for part in name.split(".")[2:3]}
-    assert named & modules <= SHARED - {"app"}
+def test_no_command_imports_a_sibling():
+    modules = {path.stem: path for path in (SOURCE / "cli").glob("*.py")}
+    for path in modules.values():
+        names = {part for name in imports(path) if name.startswith("gtp_vit.cli.") for part in name.split(".")[2:3]}
+        assert names & set(modules) <= SHARED - {"app"}, path
 
 
 def test_only_the_command_line_imports_the_command_line():
     for path in FILES:
-        if path.relative_to(SOURCE).parts[0] != "cli":
+        if room_of(path) != "cli":
             assert not any(name.startswith("gtp_vit.cli") for name in imports(path)), path
 
 
@@ -116,7 +123,7 @@ SETTINGS = {"flags", "settings", "self", "options", "processor"}  # what ours ar
 def attributes(path: Path) -> set[str]:
     """Names of attributes that a file reads of something that is not settings."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Attribute):
             of_model = isinstance(node.value, ast.Name) and node.value.id in MODELS
             found |= {f"model.{node.attr}"} if node.attr in OF_A_MODEL and of_model else set()
@@ -129,18 +136,17 @@ def attributes(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_only_backbones_read_a_models_attributes(path):
-    """Others ask the backbone. Networks of our own, and the embedded model, are made where they are."""
-    if path.relative_to(SOURCE).parts[0] not in ("backbones", "models", "embedded"):
-        read = attributes(path)
-        assert not read & HOSTS_OWN
-        assert not [name for name in read if name.startswith("model.")]
+def test_only_backbones_read_a_models_attributes():
+    """Others ask the backbone. Networks of our own are made where they are, and the test kit looks at models itself."""
+    for path in FILES:
+        if room_of(path) not in ("backbones", "models", "embedded", "testing"):
+            read = attributes(path)
+            assert not read & HOSTS_OWN, path
+            assert not [name for name in read if name.startswith("model.")], path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_say_what_they_are(path):
-    assert ast.get_docstring(ast.parse(path.read_text()))
+def test_files_say_what_they_are():
+    assert not [path for path in FILES if not ast.get_docstring(syntax(path))]
 
 
 def test_no_kernel_file_is_called_like_a_standard_module():

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from gtp_vit import GTP
 
@@ -27,6 +28,15 @@ def read(folder: Path, *methods: str) -> dict[str, dict]:
             entry["data"] = {key.split("/", 1)[1]: t for key, t in tensors.items() if key.startswith(name + "/")}
             entries[name] = entry
     return entries
+
+
+def of_two_images(entry: dict, images: Tensor) -> tuple[dict, Tensor]:
+    """An entry with what is stored of the first two images that can be compared, and these images."""
+    chosen = entry["comparison"]["compare_images"][:2]
+    tensors = {key: t[chosen] if len(t) == len(images) else t for key, t in entry["data"].items()}
+    comparison = {**entry["comparison"], "compare_images": list(range(len(chosen)))}
+    entry = {key: value for key, value in entry.items() if not key.startswith("fraction_of_removed")}  # a mean of all
+    return {**entry, "comparison": comparison, "data": tensors}, images[chosen]
 
 
 def gtp_of(settings: dict) -> GTP:
