@@ -215,6 +215,7 @@ def test_the_name_of_a_method_means_its_defaults():
     assert patch(model, "gtp_plus").reduction.method == patch(model).reduction.method != GTPPlus()
 
 
+@pytest.mark.slow
 def test_the_commands_do_what_patch_does(capsys):
     def settings(*words):
         assert main(["macs", *words, "--json"]) == Exit.OK

@@ -56,6 +56,7 @@ def test_benchmark_shows_layers_times_and_a_verdict(capsys):
     assert any(word in out for word in ("times as fast", "no gain here", "no clear difference"))
 
 
+@pytest.mark.slow
 def test_benchmark_sweeps_batches_and_writes_a_page(capsys, tmp_path):
     page = tmp_path / "page.html"
     words = ["benchmark", *TINY, "-b", "1", "2", "--rounds", "3", "--dtype", "bfloat16", "--report", str(page)]
@@ -78,6 +79,7 @@ def test_benchmark_as_json(capsys):
     assert result["macs"]["gtp"] < result["macs"]["unreduced"]
 
 
+@pytest.mark.slow
 def test_macs_with_other_methods_and_schedules(capsys):
     def total(*words):
         code, out, _ = run(capsys, "macs", "test_vit", "--json", *words)
@@ -108,6 +110,7 @@ def test_benchmark_of_a_method_whose_token_count_depends_on_the_image(capsys):
     assert run(capsys, *words)[0] == Exit.OK
 
 
+@pytest.mark.slow
 def test_check_says_whether_bf16_works(capsys):
     code, out, _ = run(capsys, "check", "--json")
     found = json.loads(out)
@@ -171,6 +174,7 @@ def test_unexpected_errors_get_one_line_and_exit_code_one(capsys, monkeypatch):
     assert (code, err) == (Exit.FAILED, "gtp-vit: RuntimeError: out of luck (--debug shows where)\n")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)  # before anything is written, so that it certainly fails
@@ -188,6 +192,7 @@ def test_debug_shows_the_traceback():
         main(["benchmark", "test_vit", "--batch-size", "0", "--debug"])
 
 
+@pytest.mark.time_limit(5)
 def test_the_installed_command_runs():
     done = subprocess.run([sys.executable, "-m", "gtp_vit.cli.app", "--version"], capture_output=True, check=True)
     assert done.stdout.startswith(b"gtp-vit ")

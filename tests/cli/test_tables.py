@@ -97,6 +97,7 @@ def in_terminal(columns, *words):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "").splitlines()
 
 
+@pytest.mark.slow
 def test_a_terminal_of_80_columns_shows_the_figures_that_a_pipe_shows(capsys):
     words = ["reproduce", "figure-complexity"]
     assert main(words) == 0

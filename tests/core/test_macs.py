@@ -69,6 +69,7 @@ def test_a_dynamic_grid_is_counted():
         assert macs(fast, images=images).total * 2 == torch_flops(fast, images)
 
 
+@pytest.mark.slow
 def test_66_of_the_68_printed_cells_are_reproduced():
     """Of DeiT-S, DeiT-B, ViT-Medium-GAP (43 of 45), LV-ViT-S and -M (23 of 23); the two others cannot be."""
     missed, cells = [], 0

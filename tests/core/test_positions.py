@@ -29,6 +29,7 @@ def of_meta(name):
             return timm.create_model(name)
 
 
+@pytest.mark.slow
 def test_every_eva_beit_and_hybrid_of_timm_is_accepted_but_those_with_grouped_queries():
     refused = {}
     for name in timm.list_models(module=["eva", "beit", "vision_transformer_hybrid"]):
@@ -214,11 +215,13 @@ def test_images_of_any_size_are_padded_if_the_model_does_so():
 SLOW = [("dinov3", FUSED[0]), ("rope_mixed", GTPPlus()), ("eva02_small", FUSED[1]), ("beit_shared", GTPPlus())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "method"), SLOW, ids=str)
 def test_exports_with_a_dynamic_batch(family, method):
     check(Case(family, method, families.factory_of(family)), [it_exports_with_a_dynamic_batch])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "method"), SLOW, ids=str)
 def test_compiles_as_one_graph(family, method):
     fast, images = patch(families.make(family), method), families.images(family)

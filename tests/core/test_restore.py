@@ -180,6 +180,7 @@ def test_features_can_be_read_where_the_model_itself_returns_none(family):
     assert all_features(tower, families.images(family)).shape == (3, vit.prefix + vit.image_tokens, vit.dim)
 
 
+@pytest.mark.slow
 def test_pictures_of_features(tmp_path, capsys):
     """The embedded model's own images, with nothing removed and with much."""
     found = {}
@@ -214,6 +215,7 @@ class WithDecoder(torch.nn.Module):
         return self.decoder(features).sigmoid()
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_a_restored_model_with_its_decoder_runs_in_an_engine(tmp_path):
     import onnxruntime

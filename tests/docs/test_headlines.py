@@ -11,6 +11,7 @@ from gtp_vit.search.budget import at_macs
 IMAGES = 64  # of 2,000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
 def test_gtp_plus_does_less_than_half_of_tomes_damage_at_65_percent_of_the_macs(data, name):
     (weights,) = (data / "assets/weights").glob(f"{name}.*.safetensors")

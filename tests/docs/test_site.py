@@ -47,6 +47,7 @@ class Addresses(HTMLParser):
         self.anchors |= {found[key] for key in ("id", "name") if key in found}
 
 
+@pytest.mark.slow
 def test_every_page_is_there_and_every_link_leads_somewhere(site):
     pages = {path: Addresses(path) for path in site.rglob("*.html") if path.name != "404.html"}  # for servers only
     wanted = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
@@ -75,6 +76,7 @@ def test_the_reference_has_every_public_name(site):
     assert "&gt;&gt;&gt;" in text  # examples
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     CHROMIUM is None or shutil.which("chromedriver") is None,
     reason="no Chromium here: install Debian's package chromium",

@@ -284,6 +284,7 @@ def fashion_when_needed(request, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # transformers' processor, of NumPy 2
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)

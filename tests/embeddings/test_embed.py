@@ -182,6 +182,7 @@ with distributed.group():
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes_also_after_one_was_killed(folder, alone, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     words = words_for(folder, "")

@@ -222,6 +222,7 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
                 assert difference(found, outputs(model, others[:batch])) <= CLOSE, (engine.name, batch)
 
 
+@pytest.mark.slow
 @each_engine
 def test_a_file_for_one_size_of_batch_computes_the_same(tmp_path, engine, traced, fast, images):
     path = tmp_path / f"made{ENGINES[engine].suffix}"
@@ -359,6 +360,7 @@ def test_a_file_runs_without_torch_and_without_this_package(tmp_path, engine, ex
     assert difference(torch.from_numpy(np.load(tmp_path / "outputs.npy")), outputs(fast, images[:6])) <= CLOSE
 
 
+@pytest.mark.slow
 @each_engine
 def test_eight_bits_change_little_and_take_less_space(engine, exported, fast, images):
     path, others = exported(engine, "int8"), images[100:250]
@@ -472,6 +474,7 @@ def test_few_images_are_enough_to_choose_a_way_to_eight_bits(smoothed, count):
     assert smoothed(ov.SMOOTHING[0], np.zeros((count, 4), np.float32)) in ov.SMOOTHING
 
 
+@pytest.mark.slow
 @needs("openvino")
 def test_bf16_in_openvino(exported, fast, images):
     import openvino
@@ -486,6 +489,7 @@ def test_bf16_in_openvino(exported, fast, images):
     assert float((in_engine(path, "f32", others) - wanted).abs().mean()) < 1e-5
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_file_that_computes_something_else_is_not_left_behind(
@@ -549,6 +553,7 @@ def test_a_crash_of_the_engine_is_one_line_that_names_the_signal(tmp_path, ready
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_a_file_that_the_engine_cannot_run_is_one_line(tmp_path):
     path = tmp_path / "text.onnx"
@@ -569,6 +574,7 @@ def doubling(tmp_path):
     return tmp_path / "doubling.onnx"
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_a_file_that_is_used_runs_in_a_process_whose_end_is_one_line(doubling):
     model, other = ExportedModel(doubling, "f32", 1), ExportedModel(doubling, "f32", 1)
@@ -719,6 +725,7 @@ def test_export_by_command(fashion, fast, images):
     assert difference(in_engine(fashion / FILE, "f32", images[:20]), outputs(fast, images[:20])) <= CLOSE
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_export_by_command_replaces_files_only_if_told(tmp_path, fashion, ready, trusted, capsys):
     shutil.copytree(fashion, tmp_path / "out")
@@ -827,6 +834,7 @@ def evaluated(capsys, *words):
     return json.loads(out)["rows"]
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_a_file_is_evaluated_as_its_method_is_in_torch(tmp_path, fashion, capsys):
     results, page = tmp_path / "results.json", tmp_path / "page.html"
@@ -842,6 +850,7 @@ def test_a_file_is_evaluated_as_its_method_is_in_torch(tmp_path, fashion, capsys
     assert FILE in page.read_text()
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashion, fast, images, monkeypatch, capsys):
     words = ["--limit", "9", "--batch-size", "4", "--output"]
@@ -860,6 +869,7 @@ def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashi
         assert f"has its own engine, weights, method and output; leave out {flag}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @each_engine
 def test_eight_bit_files_are_evaluated(engine, exported, capsys):
     _, ours = evaluated(capsys, exported(engine, "int8"))
@@ -900,6 +910,7 @@ def test_the_weights_of_a_file_must_be_here(tmp_path, fashion, capsys):
     assert "whose weights (nowhere/weights.pth) are not here; give --checkpoint FILE or --pretrained" in line
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_benchmark_in_an_engine(monkeypatch, capsys):
     short = create_model("fashion_vit")

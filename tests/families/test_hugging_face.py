@@ -283,6 +283,7 @@ def test_labels_give_a_loss_and_gradients_are_the_same_with_checkpointing():
         close(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Unable to find the path of the module:UserWarning")  # of torch 2.6
 @pytest.mark.parametrize("family", ["hf_vit", "hf_clip_vision", "hf_dinov3"])
 def test_compile_as_one_graph_and_export(family):

@@ -58,6 +58,7 @@ def test_nothing_removed_equals_the_untouched_model_on_the_fast_path(family, met
     close(outputs(patch(model, method), images), expected, 5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mha_fast_path")
 @pytest.mark.parametrize("family", TWO)
 def test_the_fast_path_compiles_and_exports(family):
@@ -72,6 +73,7 @@ def test_the_fast_path_compiles_and_exports(family):
         close(outputs(exported, others), outputs(fast, others), 5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "strict"),
     [("torchvision", True), ("open_clip_avg", True), ("open_clip_coca", False), ("open_clip_custom", False)],
@@ -80,6 +82,7 @@ def test_exports_with_a_dynamic_batch(family, strict):
     it_exports_with_a_dynamic_batch(Subject(Case(family, SOME_LAYERS, families.factory_of(family))), strict=strict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["torchvision", "open_clip_avg", "open_clip_coca", "open_clip_custom"])
 def test_compiles_as_one_graph(family):
     check(Case(family, SOME_LAYERS, families.factory_of(family)), [it_compiles_as_one_graph])
@@ -144,6 +147,7 @@ def test_attention_drops_in_training_only():
         assert host.backbone.project(block, 0, tokens, None).dropout == rate
 
 
+@pytest.mark.slow
 def test_torchvision_can_be_finetuned(tmp_path):
     data = InMemory(families.images("torchvision", 16), torch.arange(16) % 10)
     settings = Training(epochs=1, batch_size=8, micro_batch=8, repeats=1, drop_path=0, grad_checkpointing=True)

@@ -61,6 +61,7 @@ def test_the_card_is_true_of_the_whole_test_set():
     assert found == pytest.approx(card(r"on all 10,000 test images: ([\d.]+) %"), abs=0.05)
 
 
+@pytest.mark.slow
 def test_less_damage_than_tome_and_tome_less_than_gtp_at_equal_cost():
     model = create_model("fashion_vit")
     images, labels = embedded.test_images()
@@ -77,6 +78,7 @@ def test_the_demo_is_what_make_demo_runs():
     assert "gtp-vit compare $(DEMO) --output build/demo" in (ROOT / "Makefile").read_text()
 
 
+@pytest.mark.slow
 def test_commands_without_a_model_use_it(tmp_path, capsys):
     assert main(["evaluate", "--limit", "20", "--json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["rows"][0]["model"] == "fashion_vit"

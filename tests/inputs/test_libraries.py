@@ -58,6 +58,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_a_folder_of_hugging_face_in_every_command(saved, pictures, tmp_path, capsys):
     name, data = f"hf:{saved}", ("--data-dir", pictures, "-j", "0")
@@ -81,6 +82,7 @@ def test_a_folder_of_hugging_face_in_every_command(saved, pictures, tmp_path, ca
     assert (tmp_path / "seen" / "0-00.png").exists()
 
 
+@pytest.mark.slow
 @needs_transformers
 @needs_onnxruntime
 def test_a_folder_of_hugging_face_is_exported_with_its_preparation_and_labels(saved, pictures, tmp_path, capsys):
@@ -232,6 +234,7 @@ def test_models_around_a_vit_of_open_clip():
         assert tower_of(fast).reduction.method == GTPPlus(propagate=5)
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 def test_a_hugging_face_encoder_is_exported(tmp_path):
     if not families.HAS_TRANSFORMERS:

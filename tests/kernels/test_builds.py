@@ -75,6 +75,7 @@ def test_a_broken_or_missing_library_is_reported(tmp_path):
     assert "\n" not in problem
 
 
+@pytest.mark.slow
 def test_without_a_library_there_is_one_warning_and_the_right_result(tmp_path):
     """The package in a place where nothing was built."""
     package = here().parent

@@ -402,6 +402,7 @@ def test_compile_keeps_the_native_operators():
     assert sum("gtp_vit.reduce" in target for target in seen) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own modules
 @pytest.mark.filterwarnings("ignore:Skipping serialization")  # torch 2.6
@@ -476,6 +477,7 @@ def _in_a_worker(queue):
     queue.put(sums_of_both_kernels())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_worker_processes_can_use_the_kernels(start):
     expected = sums_of_both_kernels()

@@ -106,6 +106,7 @@ def test_accuracy_equals_timms_own_validation(model, folder):
     assert (score["top1"].value, score.images) == (pytest.approx(timms_validation(model, folder, (3, 32, 32))[0]), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_accuracy_of_a_real_model_equals_timms_own_validation(data):
@@ -177,6 +178,7 @@ def evaluate_words(folder, tmp_path, *more):
     return ["evaluate", *model, "--data-dir", str(folder), *more]
 
 
+@pytest.mark.slow
 def test_evaluate_command_writes_timms_columns_and_ours(folder, tmp_path, capsys):
     results, page = tmp_path / "out" / "r.csv", tmp_path / "r.html"
     words = evaluate_words(folder, tmp_path, "--propagate", "4", "--workers", "0")
@@ -205,6 +207,7 @@ def test_unreadable_pictures_show_in_the_exit_code(broken, tmp_path, capsys):
     assert json.loads(results.read_text())[0]["unreadable"] == 2
 
 
+@pytest.mark.time_limit(10)
 def test_a_killed_evaluation_goes_on_without_counting_an_image_twice(folder, tmp_path):
     results = tmp_path / "r.json"
     words = evaluate_words(folder, tmp_path, "--workers", "0", "--propagate", "4", "-b", "3")
@@ -349,6 +352,7 @@ def test_evaluation_costs_little_more_than_the_forward_passes():
     assert calls == ["unreduced", "tome"] * 3
 
 
+@pytest.mark.slow
 def test_visualise_writes_pictures_and_a_page(folder, tmp_path, capsys):
     weights = tmp_path / "vit.safetensors"
     save_file(timm.create_model("test_vit").state_dict(), weights)

@@ -287,6 +287,7 @@ def run(words, capsys, code=Exit.OK):
     return capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_commands_measure_an_encoder(encoder, capsys, tmp_path):
     words, folder = encoder
     found = json.loads(run(["evaluate", *words, "--method", "tome", "--r", "4", "--json"], capsys).out)

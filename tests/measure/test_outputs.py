@@ -288,6 +288,7 @@ def spoiled_method(name, every=50):
     return patched
 
 
+@pytest.mark.slow
 def test_evaluate_says_which_model_is_not_finite_everywhere(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate_command, "patch", spoiled_method("gtp"))
     words = ["evaluate", "--method", "gtp", "--propagate", "4", "--limit", "100", "-b", "100"]
@@ -304,6 +305,7 @@ def test_evaluate_says_which_model_is_not_finite_everywhere(tmp_path, monkeypatc
     assert [(row["not_finite"], row["kl"]) for row in rows] == [(0, 0.0), (2, None)]
 
 
+@pytest.mark.slow
 def test_compare_ends_and_says_which_method_is_not_finite(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "patch", spoiled_method("tome"))
     monkeypatch.setattr(environment, "bf16_verdict", lambda: "not tried, it takes seconds")
@@ -413,6 +415,7 @@ def test_benchmark_asks_for_enough_images_before_it_times(tmp_path, monkeypatch,
     assert "a batch needs 2 images, but only 1 could be read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_visualise_says_what_share_of_the_removed_tokens_is_lost(tmp_path, capsys):
     words = ["visualise", "--method", "gtp", "--propagate", "8", "--graph", "spatial", "--json"]
     assert main([*words, "--output", str(tmp_path)]) == Exit.OK

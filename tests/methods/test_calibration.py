@@ -135,6 +135,7 @@ def test_directions_have_the_covariance_of_the_damage():
         assert float((drawn @ (1e-2 * delta)).square().mean() / 2) == pytest.approx(float(damage), rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_probe_predicts_and_does_less_damage(fashion, recipe):
     model, images = fashion
     assert min(fit for fit in recipe.found["fit"][:11] if fit is not None) > 0.1  # on images it was not fitted on

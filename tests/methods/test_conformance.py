@@ -170,6 +170,7 @@ def test_exports_with_a_dynamic_batch(case):
 
 
 # Strictly means by torch's compiler, whose test above has every method.
+@pytest.mark.slow
 @each([*on(families.FEW, named("gtp_plus")), *on(["vit"], named("gtp", "tome", "dynamicvit"))])
 def test_exports_strictly_with_a_dynamic_batch(case):
     it_exports_with_a_dynamic_batch(Subject(case), strict=True)

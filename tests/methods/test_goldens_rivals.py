@@ -448,6 +448,7 @@ def without_ties(entry, model, method, images, kernels):
     return {**entry, "comparison": {**entry["comparison"], "compare_images": kept}}
 
 
+@pytest.mark.slow
 def test_pitome_in_float64(golden, deit_tiny, images):
     """Where nothing is rounded away the tie is none."""
     entry = golden["pitome_00"]

@@ -39,6 +39,7 @@ def test_its_settings_are_flags(capsys):
     assert "--dropped" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_can_be_compared_at_a_budget(tmp_path, capsys):
     model = create_model("fashion_vit")
     target = 0.6 * macs(model).total
@@ -49,6 +50,7 @@ def test_it_can_be_compared_at_a_budget(tmp_path, capsys):
     assert "toy" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_it_can_be_tuned(tmp_path, capsys):
     path = tmp_path / "recipe.json"
     words = ["tune", "--method", "toy", "--macs", "0.7", "--images", "40", "--evaluations", "6"]

@@ -50,6 +50,7 @@ def look(path, width):
     return title_of(probed, f"--window-size={width},900")
 
 
+@pytest.mark.time_limit(10)
 @in_a_browser
 @pytest.mark.parametrize("width", [1280, 500])  # Chromium makes no window narrower than 500
 def test_the_page_fits_and_loads_nothing(page, width):
@@ -61,6 +62,7 @@ def test_the_page_fits_and_loads_nothing(page, width):
     assert found["text"] > 500
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 def test_the_demo_compares_every_method_and_its_page_fits_desk_and_phone_and_loads_nothing(tmp_path, capsys):
     """`make demo` on a few images."""
@@ -146,6 +148,7 @@ def column(driver, number):
     return [row.find_elements("tag name", "td")[number].text for row in rows]
 
 
+@pytest.mark.time_limit(10)
 @in_a_browser
 @pytest.mark.skipif(
     shutil.which("chromedriver") is None, reason="no Chromium here to drive: chromium-driver is missing"

@@ -154,6 +154,7 @@ def test_no_kernel_file_is_called_like_a_standard_module():
     assert not {path.stem for path in SOURCE.glob("kernels/*.py")} & sys.stdlib_module_names
 
 
+@pytest.mark.time_limit(5)
 def test_importing_the_package_imports_torch_only():
     code = "import sys, json, gtp_vit; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

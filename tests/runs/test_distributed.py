@@ -153,6 +153,7 @@ def assert_same_run(folder, alone):
             assert figures[entry["step"]][key] == pytest.approx(entry[key], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
     folder, weights = tmp_path / "data", tmp_path / "vit.safetensors"
     generator = np.random.default_rng(0)
@@ -195,6 +196,7 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_job_and_one_process_finishes_it(alone, tmp_path):
     done = launch(tmp_path, "kill", tmp_path / "out")
     assert done.returncode != 0
@@ -205,6 +207,7 @@ def test_a_killed_process_ends_the_job_and_one_process_finishes_it(alone, tmp_pa
     assert_same_run(tmp_path / "out", alone)
 
 
+@pytest.mark.slow
 def test_two_processes_resume_bit_for_bit_and_send_no_checkpoint_through_pickle(tmp_path):
     done = launch(tmp_path, "resume", tmp_path)
     assert done.returncode == 0, done.stderr

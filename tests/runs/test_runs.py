@@ -328,6 +328,7 @@ def test_differences_show_where_long_texts_differ():
     assert differences({"a": 1}, {"b": 1}) == "a was 1 and is not there, b was not there and is 1"
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_while_the_first_one_lives(tmp_path):
     lock = Lock(tmp_path / "x")
     code = f"from pathlib import Path; from gtp_vit.runs.files import Lock; Lock(Path({str(tmp_path / 'x')!r}))"
@@ -359,6 +360,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_at_once_although_its_readers_live_on(place):
     pictures(place / "data", 60)
     line = [word if word != "0" else "1" for word in words(place)]  # one reader
@@ -378,6 +380,7 @@ def test_a_killed_run_resumes_at_once_although_its_readers_live_on(place):
     assert json.loads((place / "r.json").read_text())[0]["images"] == 60
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_keeps_what_was_finished(place):
     """A limit on the size of files stands in for the disk."""
     interrupted(words(place), after=2)

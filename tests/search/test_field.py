@@ -36,6 +36,7 @@ def words(tmp_path_factory):
     return [*model, *folders, *budget]
 
 
+@pytest.mark.slow
 def test_methods_are_compared_as_published_and_as_tuned(words, tmp_path, capsys, monkeypatch):
     line = ["compare", *words, "--tuned", "--methods", "tome", "evit", "atc", "--output", str(tmp_path)]
     real = command.run
@@ -59,6 +60,7 @@ def test_methods_are_compared_as_published_and_as_tuned(words, tmp_path, capsys,
         assert recipe.measured["images"] == 16  # a fifth was held out
 
 
+@pytest.mark.slow
 def test_a_method_out_of_reach_as_published_is_compared_as_tuned(words, tmp_path, capsys, monkeypatch):
     there = words.index("--macs") + 1
     line = ["compare", *words[:there], "0.5", *words[there + 1 :], "--tuned", "--json"]
@@ -111,6 +113,7 @@ def test_every_figure_of_the_field_has_a_source():
     assert stated["ViT-L AugReg, ToMe", 42.4] == 85.0
 
 
+@pytest.mark.slow
 def test_the_field_on_the_ti_models(data, capsys, monkeypatch):
     """End to end: weights and images in, rows out; a method whose settings are not printed runs at the printed cost."""
     assert {"deit_tiny_patch16_224"} < {cell.model for cell in EXPERIMENTS["field"].cells}

@@ -139,6 +139,7 @@ def test_limits_are_kept(model):
         assert not number or (left + prefix) % 8 == 0
 
 
+@pytest.mark.slow
 def test_targets_of_damage(model):
     mild, strong = quick(model, macs=0.8), quick(model, macs=0.5)
     bound = (mild.measured["kl"] * strong.measured["kl"]) ** 0.5
@@ -379,6 +380,7 @@ def words(tmp_path_factory):
     return [*model, "--data-dir", str(root / "images"), "--workers", "0"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_recipe_that_other_commands_take(words, tmp_path, capsys):
     recipe, page = tmp_path / "r.json", tmp_path / "r.html"
     more = ["--macs", "0.8", "--evaluations", "8", "--output", str(recipe), "--report", str(page)]
@@ -403,6 +405,7 @@ def test_the_command_tunes_a_method_that_has_a_seed_of_its_own(words, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_the_command_draws_a_curve(words, tmp_path, capsys):
     out, page = tmp_path / "curve.json", tmp_path / "curve.html"
     more = ["--curve", "--method", "tome", "--evaluations", "7", "--output", str(out), "--report", str(page), "--json"]

@@ -194,6 +194,7 @@ def test_the_loss_is_cross_entropy_and_the_distance_from_the_teacher(model):
     torch.testing.assert_close(terms["loss"], cross + 0.3 * kl)
 
 
+@pytest.mark.slow
 def test_a_weight_of_0_for_the_teacher_means_0(model):
     plain = {"mixup": 0, "cutmix": 0, "smoothing": 0.0, "drop_path": 0.0}
     for distill, weight in ((0.0, 0.0), (0.25, 0.25), (None, 0.5)):  # None: as the authors of DynamicViT
@@ -340,6 +341,7 @@ def test_growing_reduction_is_used_and_the_whole_one_is_evaluated(model, images,
     assert found.model.reducer.method.keep_rate == 0.5
 
 
+@pytest.mark.slow
 def test_bfloat16_and_checkpointing_and_average_and_clipping(model, images, tmp_path):
     more = {"amp": "bfloat16", "grad_checkpointing": True, "ema": 0.5, "clip_grad": 0.1, "distill": 1.0}
     found = go(model, images, tmp_path, epochs=1, **more)
@@ -465,6 +467,7 @@ def test_a_stopped_run_resumes_bit_for_bit(model, images, tmp_path, name):
     assert (tmp_path / "parts" / "weights.safetensors").stat().st_mtime_ns == written  # there was nothing left to do
 
 
+@pytest.mark.slow
 def test_the_unreduced_model_runs_once_over_the_validation_images(model, images, tmp_path):
     """And the figures are those of a run that keeps nothing of it, also after a stop."""
     held_out, unreadable = Pictures(7), Pictures(7, unreadable=3)
@@ -551,6 +554,7 @@ def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
         torch.testing.assert_close(fast(images.images), found.model(images.images))
 
 
+@pytest.mark.slow
 def test_the_command_writes_weights_log_and_page_and_evaluate_reads_them(words, folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert main([*words, "--propagate", "4", "--output", str(out), "--distill", "0.5"]) == Exit.OK
@@ -595,6 +599,7 @@ def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
     assert written == [("tensorboard", 0)]  # what an earlier run left there is not shown beside a new one
 
 
+@pytest.mark.slow
 def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
     flat = tmp_path / "flat"
     flat.mkdir()
@@ -608,6 +613,7 @@ def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
     assert "has 1 classes, but the model has 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatch, capsys):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (16, 28, 28), generator=generator, dtype=torch.uint8)
@@ -622,6 +628,7 @@ def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatc
     assert json.loads(capsys.readouterr().out)["log"][-1]["step"] == 1
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_left_out_and_named(words, folder, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     for path in folder.rglob("*.png"):
@@ -792,6 +799,7 @@ def test_a_restarted_run_begins_anew_and_loses_nothing_before_its_first_checkpoi
     assert same(state(tmp_path)["student"], state(tmp_path / "empty")["student"])
 
 
+@pytest.mark.slow
 def test_the_command_restarts(words, tmp_path, capsys):
     words = [*words, "--propagate", "4", "--output", str(tmp_path)]
     assert main(words) == Exit.OK
@@ -822,6 +830,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_path, capsys):
     words = [*words, "--propagate", "4", "--output", str(tmp_path / "o"), "--save-every", "1"]
     place = words.index("--workers") + 1
@@ -834,6 +843,7 @@ def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_no_space_left(model, images, tmp_path):
     sync, take, full = os.fsync, Trainee.take, []
 
