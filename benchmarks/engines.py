@@ -93,7 +93,7 @@ class Options:
     threads: int = 2
     """CPU threads."""
     families: tuple[str, ...] = ()
-    """Families of tests/families.py for equality, beside those in the file already; none = all."""
+    """Families of src/gtp_vit/testing/families.py for equality, beside those in the file already; none = all."""
     limit: int = 0
     """Images for damage; 0 = all."""
     damaged: tuple[str, ...] = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")

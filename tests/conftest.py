@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.time_limit import hold_to_limit
+
 torch.set_num_threads(1)  # where torch was loaded before this file
 # nn.MultiheadAttention has two implementations, which round differently. Tests compare with the one that torch's FLOP
 # counter can see into; those of the other one, which eval mode prefers, take the fixture `mha_fast_path`.
@@ -37,7 +39,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    return unless_it_must_run((yield), os.environ.get("GTP_VIT_MUST_RUN", ""))
+    report = unless_it_must_run((yield), os.environ.get("GTP_VIT_MUST_RUN", ""))
+    hold_to_limit(report, item)
+    return report
 
 
 def unless_it_must_run(report, words):

@@ -26,7 +26,7 @@ METHOD_CASES = [
 ]
 # Everything on a few families; what all stands on, on all of them.
 CASES = [
-    (family, method)
+    pytest.param(family, method, marks=[] if family == "vit" or method == GTP() else pytest.mark.slow)
     for method in METHOD_CASES
     for family in (families.NAMES if method in (GTP(), ToMe()) else [*families.FEW, "eva_l", "lvvit", "all_tokens"])
     if fits(Case(family, method, families.factory_of(family)))
@@ -116,6 +116,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", COUNTED)
 def test_settings_of_the_papers_appendix(backbone):
     """Our count, and how far it is from the printed column: only Evo-ViT is more than 3 % heavier."""
@@ -141,6 +142,7 @@ def test_equal_to_a_torchprofile_run(name, expected):
         assert macs(timm.create_model(name), convention="torchprofile").total == expected
 
 
+@pytest.mark.slow
 def test_equal_to_the_macs_of_the_original_implementation(data):
     from support.goldens import gtp_of
 

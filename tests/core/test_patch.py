@@ -91,6 +91,7 @@ def test_hooks_on_blocks_that_are_left_alone_fire():
     assert calls == [1]  # later blocks see sizes, and the last one is shortened
 
 
+@pytest.mark.slow
 def test_a_model_compiled_in_place_is_reduced_all_the_same():
     model, images = families.make(VIT), families.images(VIT)
     expected = logits_of(fast(), images)

@@ -1,4 +1,4 @@
-"""The documentation is true: the map of the paper, links, figures. tests/test_snippets.py runs commands and code."""
+"""The documentation is true: the map of the paper, links, figures. test_snippets.py runs its commands and code."""
 
 import importlib.util
 import inspect
@@ -136,6 +136,7 @@ def maker(name):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["methods", "comparison"])
 def test_generated_pages_are_what_their_sources_say(name):
     module = maker(name)

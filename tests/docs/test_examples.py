@@ -165,6 +165,7 @@ def post(address, data):
             return error.code, json.load(error)["detail"]
 
 
+@pytest.mark.slow
 def test_the_server_batches_and_answers_as_torch_does(served, photos, right):
     paths = sorted(photos.glob("*.png")) * 3
     with concurrent.futures.ThreadPoolExecutor(len(paths)) as pool:
@@ -185,6 +186,7 @@ def picture(mode, size):
     return data.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "status", "message"),
     [

@@ -65,6 +65,7 @@ def test_every_page_is_there_and_every_link_leads_somewhere(site):
                 assert anchor in pages[to].anchors, f"{path.relative_to(site)}: {target}"
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
     import gtp_vit
 

@@ -2,7 +2,7 @@
 
 There is no network here: pre-trained models become small ones, mostly the one in the package with its own images, and
 everything is done on a few images. Files for OpenVINO and 8 bits take long to make: of such lines only the flags are
-checked here, tests/test_engines.py runs them.
+checked here, tests/engines/test_engines.py runs them.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^    (gtp-vit .*)$", re.M)
 COMMAND, CODE = ("sh", ""), ("python",)
-OTHER = ("cpp", "{.python}")  # tests/test_examples.py runs the scripts that docs/examples.md takes in
+OTHER = ("cpp", "{.python}")  # tests/docs/test_examples.py runs the scripts that docs/examples.md takes in
 
 WITHOUT_WEIGHTS = ("macs", "models", "methods", "reproduce", "check")  # nothing to replace
 CLASSIFIER = re.compile(r"(deit|vit)_(tiny|small|base)_patch16_224")
@@ -149,7 +149,7 @@ def changed(words, fashion):
         return words
     if {"openvino", "int8"} & set(rest) or "--engine" in rest:
         return None
-    if command == "demo":  # it ends by Ctrl+C: tests/test_demo_browser.py
+    if command == "demo":  # it ends by Ctrl+C: tests/pages/test_demo_browser.py
         return None
     if any(map(EXPORTED.fullmatch, rest)):
         if not torch_can_export():
@@ -318,6 +318,7 @@ def test_commands_inside_sentences_have_flags_that_exist(page):
 HEADERS = {"ov::": ("openvino/openvino.hpp", "openvino"), "Ort::": ("onnxruntime_cxx_api.h", "onnxruntime")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", HEADERS)
 def test_the_code_in_cpp_compiles(prefix, tmp_path):
     """Of pip's packages only OpenVINO's has its headers."""

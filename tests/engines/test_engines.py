@@ -198,6 +198,7 @@ def test_every_method_is_here():
     assert {type(method) for _, _, method in CASES if method} == can
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 @pytest.mark.parametrize(("layers", "family", "method"), CASES, ids=str)
 def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
@@ -269,6 +270,7 @@ def test_a_file_has_standard_operators_and_takes_any_number_of_images(fashion, f
         assert difference(in_engine(fashion / FILE, "f32", images[:batch]), outputs(fast, images[:batch])) <= CLOSE
 
 
+@pytest.mark.time_limit(10)
 @each_engine
 def test_a_file_has_no_paths_of_this_machine(engine, exported):
     package, path = Path(gtp_vit.__file__).parent, exported(engine, "f32")
@@ -376,6 +378,7 @@ def test_eight_bits_change_little_and_take_less_space(engine, exported, fast, im
     assert size(path) < 0.75 * size(exported(engine, "f32"))
 
 
+@pytest.mark.slow
 @each_engine
 def test_a_run_leaves_its_images_and_earlier_outputs_alone(engine, exported, images):
     run = ENGINES[engine].load(exported(engine, "int8"), "int8", 1, None)
@@ -410,6 +413,7 @@ def test_only_products_with_weights_have_eight_bits_in_onnxruntime(exported):
             assert node.output[0] in read
 
 
+@pytest.mark.slow
 @needs("openvino")
 def test_only_products_with_weights_have_eight_bits_in_openvino(exported):
     import openvino
@@ -604,6 +608,7 @@ def full(*_, **__):
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 @needs_onnxruntime
 @pytest.mark.parametrize("place", ["os.replace", "os.fsync", "onnx.save"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, ready, trusted, monkeypatch, fast, images, place):

@@ -36,6 +36,7 @@ def test_it_is_small_and_of_the_promised_shape():
     assert sum(path.stat().st_size for path in embedded.FOLDER.glob("*.safetensors")) < 3e6
 
 
+@pytest.mark.time_limit(5)
 def test_it_classifies_the_images_in_the_package():
     images, labels = embedded.test_images()
     assert len(images) == len(labels) >= 300
@@ -72,10 +73,6 @@ def test_less_damage_than_tome_and_tome_less_than_gtp_at_equal_cost():
     _, found = compare(models_of(model, plans), plans, InMemory(embedded.normalise(images), labels))
     kl = {score.name.split(" @")[0]: score["kl"].value for score in found.scores}
     assert kl["gtp_plus"] <= kl["tome"] < kl["gtp"]
-
-
-def test_the_demo_is_what_make_demo_runs():
-    assert "gtp-vit compare $(DEMO) --output build/demo" in (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.slow

@@ -166,29 +166,6 @@ def test_wheel_and_sdist_have_what_a_library_is_named_by(checkout):
     assert "setup.py" in packed
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-@pytest.mark.parametrize("target", ["test", "demo", "test-oldest"])
-def test_make_installs_again_when_a_source_has_changed(target, tmp_path):
-    for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", "constraints-oldest.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    folder = shutil.copytree(ROOT / "src/gtp_vit/kernels", tmp_path / "src/gtp_vit/kernels")
-    for venv in (".venv", ".venv-oldest"):
-        (tmp_path / venv).mkdir()
-        (tmp_path / venv / "ready").touch()
-
-    def installs() -> bool:
-        done = subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return "pip install" in done.stdout
-
-    later = (tmp_path / ".venv/ready").stat().st_mtime + 10
-    assert not installs()
-    for changed in (folder / "cpp/parallel.h", folder / "cpp/api.cpp", folder / "sources.py", tmp_path / "setup.py"):
-        before = changed.stat().st_mtime
-        os.utime(changed, (later, later))
-        assert installs(), changed
-        os.utime(changed, (before, before))
-
-
 @needs_a_library
 def test_where_no_openmp_runtime_is_found_it_is_said(monkeypatch):
     """torch brings one, so a process without torch has none."""

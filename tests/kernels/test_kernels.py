@@ -386,6 +386,7 @@ def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
     assert kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2) == (3, 3, 8, 2)
 
 
+@pytest.mark.slow
 def test_compile_keeps_the_native_operators():
     fast, images = patch(families.make("vit"), GTP(propagate=7)), families.images("vit")
     seen = []
@@ -423,6 +424,7 @@ def test_inductor_gives_what_eager_gives(method, setting, tmp_path, monkeypatch)
     assert list(tmp_path.rglob("*.cpp"))  # it was inductor
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch 2.6, about constants
 @pytest.mark.filterwarnings("ignore:Node lifted_tensor")
 @pytest.mark.parametrize(("setting", "inside"), [("auto", False), ("torch", False), ("native", True)])

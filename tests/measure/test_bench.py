@@ -5,9 +5,6 @@ import json
 import math
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -33,6 +30,7 @@ from gtp_vit.runs.journal import Journal
 from gtp_vit.search.budget import at_macs
 from gtp_vit.search.compare import budgets_of, compare, models_of, plan
 from gtp_vit.testing import families
+from support.process import start_python
 
 MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 4}
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -224,12 +222,12 @@ def test_a_killed_evaluation_goes_on_without_counting_an_image_twice(folder, tmp
         "from gtp_vit.cli.app import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = start_python(code, *words)
     deadline = time.time() + 120
     while time.time() < deadline and (not journal.exists() or journal.read_bytes().count(b"\n") < 4):
         time.sleep(0.05)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child.kill()
+    child.join()
     lines = journal.read_bytes().splitlines(keepends=True)
     assert 4 <= len(lines) < 15  # killed in the middle
     journal.write_bytes(b"".join(lines) + b'{"index": [9')  # and in the middle of a line

@@ -32,7 +32,6 @@ from gtp_vit.cli import evaluate as evaluate_command
 from gtp_vit.cli import source
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.inputs.data import InMemory
-from gtp_vit.measure import environment
 from gtp_vit.measure.benchmark import benchmark_models
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.measure.evaluate import evaluate
@@ -308,7 +307,6 @@ def test_evaluate_says_which_model_is_not_finite_everywhere(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_compare_ends_and_says_which_method_is_not_finite(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "patch", spoiled_method("tome"))
-    monkeypatch.setattr(environment, "bf16_verdict", lambda: "not tried, it takes seconds")
     words = ["compare", "--limit", "100", "-b", "100", "--rounds", "0", "--macs", "0.65", "--methods", "tome", "gtp"]
     assert main([*words, "--output", str(tmp_path)]) == Exit.INCOMPLETE
     assert capsys.readouterr().err.count("2 of 100 images have outputs that are not finite") == 1

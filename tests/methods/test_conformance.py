@@ -10,6 +10,7 @@ import torch
 
 from gtp_vit import (
     ATS,
+    METHODS,
     GTPError,
     Identity,
     Method,
@@ -50,8 +51,14 @@ def on(names: list[str], methods: list[Method]) -> list[Case]:
     return cases(methods, {name: families.factory_of(name) for name in names})
 
 
-def each(made: list[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", made, ids=str)
+def each(made: list[Case], quick: tuple[str, ...] | None = None) -> pytest.MarkDecorator:
+    """A test of these cases; slow for all but `quick` methods, with their defaults, on a plain ViT."""
+
+    def marks(case: Case) -> list[pytest.MarkDecorator]:
+        is_quick = quick is None or (case.method in named(*quick) and case.family == "vit")
+        return [] if is_quick else [pytest.mark.slow]
+
+    return pytest.mark.parametrize("case", [pytest.param(case, marks=marks(case)) for case in made], ids=str)
 
 
 def named(*names: str) -> list[Method]:
@@ -86,6 +93,7 @@ def test_every_registered_backbone_has_families_here():
     assert set(families.FAMILIES) == set(BACKBONES)
 
 
+@pytest.mark.slow
 def test_models_a_method_is_not_meant_for_are_refused():
     pairs = [(family, method) for method in EVERY for family in families.NAMES]
     refused = [pair for pair in pairs if not fits(Case(*pair, families.factory_of(pair[0])))]
@@ -101,7 +109,7 @@ def test_batches_of_adaptive_methods_are_traced_one_by_one():
         trace(fast, families.images("vit"))
 
 
-@each(on(families.FEW, EVERY))
+@each(on(families.FEW, EVERY), quick=tuple(METHODS))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_near_full_precision(case, dtype):
     half_precision_is_near_full_precision(case.family, case.method, dtype)
@@ -159,12 +167,22 @@ def same(one: object, other: object) -> None:
         assert one == other
 
 
-@each([*on(["vit"], [m for m in EVERY if not is_adaptive(m)]), *on(["gap", "lvvit"], named("gtp", "gtp_plus"))])
+# One method for each way through the loop: scores, merging before the MLP, attention's map, learned parts.
+@each(
+    [*on(["vit"], [m for m in EVERY if not is_adaptive(m)]), *on(["gap", "lvvit"], named("gtp", "gtp_plus"))],
+    quick=("gtp_plus", "gtp", "tome", "mctf", "dynamicvit"),
+)
+@pytest.mark.time_limit(6)
 def test_compiles_as_one_graph(case):
     check(case, [it_compiles_as_one_graph])
 
 
-@each(on(["vit"], [method for method in EVERY if can_be_exported(method)]))
+# Of the other methods' defaults the files are run: tests/engines/test_engines.py.
+@each(
+    on(["vit"], [*named("gtp_plus"), *(method for method in OPTIONS if can_be_exported(method))]),
+    quick=("gtp_plus",),
+)
+@pytest.mark.time_limit(12)
 def test_exports_with_a_dynamic_batch(case):
     check(case, [it_exports_with_a_dynamic_batch])
 
@@ -176,18 +194,18 @@ def test_exports_strictly_with_a_dynamic_batch(case):
     it_exports_with_a_dynamic_batch(Subject(case), strict=True)
 
 
-@each(on(["vit"], [method for method in DEFAULTS if can_be_exported(method)]))
+@each(on(["vit"], [method for method in DEFAULTS if can_be_exported(method)]), quick=("gtp_plus", "tome"))
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*")
 def test_every_method_can_be_traced(case):
     check(case, [it_can_be_traced_by_torchscript])
 
 
-@each(on(families.FEW, EVERY))
+@each(on(families.FEW, EVERY), quick=tuple(METHODS))
 def test_checkpointed_gradients_are_equal(case):
     check(case, [gradients_with_checkpointing_are_equal])
 
 
-@each(on(families.FEW, EVERY))
+@each(on(families.FEW, EVERY), quick=tuple(METHODS))
 def test_two_threads_share_one_model(case):
     fast = Subject(case).fast
     inputs = [torch.randn_like(case.images(3)) for _ in range(12)]

@@ -137,6 +137,7 @@ def by_definition(x, branch, importance, size, removed, floor, keep_norm, kept, 
     )
 
 
+@pytest.mark.time_limit(5)
 @needs_native
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import importlib.util
 import io
 import json
 import re
@@ -22,7 +23,12 @@ from gtp_vit.demo.subject import embedded_examples, make_subject
 from support.browser import CHROMEDRIVER, CHROMIUM, MISSING, Browser, chromedriver, wait
 from support.pictures import bomb
 
-pytest.importorskip("gradio", reason="gradio is not installed: pip install 'gtp-vit[demo]'")
+pytestmark = [
+    pytest.mark.slow,  # the server takes seconds to start; test_demo.py tests all but the browser
+    pytest.mark.skipif(
+        importlib.util.find_spec("gradio") is None, reason="gradio is not installed: pip install 'gtp-vit[demo]'"
+    ),
+]
 in_a_browser = pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason=MISSING)
 MEASURED = "return [...document.querySelectorAll('.gtp-card dl')].every(e => e.textContent.includes('rounds')) && "
 PATIENCE = 120  # seconds, on a machine that does other work, too

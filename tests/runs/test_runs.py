@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -24,6 +22,7 @@ from gtp_vit.runs import distributed
 from gtp_vit.runs.files import Lock
 from gtp_vit.runs.journal import MAGIC, Journal, differences
 from gtp_vit.search import climb as search
+from support.process import run_python, start_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 
@@ -332,7 +331,7 @@ def test_differences_show_where_long_texts_differ():
 def test_a_second_run_is_refused_while_the_first_one_lives(tmp_path):
     lock = Lock(tmp_path / "x")
     code = f"from pathlib import Path; from gtp_vit.runs.files import Lock; Lock(Path({str(tmp_path / 'x')!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python(code)
     assert "another run is writing" in done.stderr
     with pytest.raises(GTPError, match="another run is writing"):
         Lock(tmp_path / "x")
@@ -365,12 +364,12 @@ def test_a_killed_run_resumes_at_once_although_its_readers_live_on(place):
     pictures(place / "data", 60)
     line = [word if word != "0" else "1" for word in words(place)]  # one reader
     journal = place / "r.json.journal"
-    child = subprocess.Popen([sys.executable, "-c", SLOW, *line], stderr=subprocess.DEVNULL, start_new_session=True)
+    child = start_python(SLOW, *line)
     deadline = time.time() + 120
     while time.time() < deadline and (not journal.exists() or journal.read_bytes().count(b"\n") < 4):
         time.sleep(0.05)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child.kill()
+    child.join()
     readers = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True, text=True, check=False).stdout
     assert readers.split(), "the readers are gone: this test would prove nothing"
     try:
@@ -394,7 +393,7 @@ def test_a_full_disk_is_named_and_keeps_what_was_finished(place):
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 20}, {len(before) + 20}))\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words(place)], capture_output=True, text=True, check=False)
+    done = run_python(code, *words(place))
     assert done.returncode == Exit.USAGE, done.stderr
     assert done.stderr.strip().count("\n") == 0
     assert f"cannot write {journal}: File too large; choose another place or make room" in done.stderr

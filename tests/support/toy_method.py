@@ -18,7 +18,7 @@ class Toy(Method):
     """Drop the tokens with the smallest norm, weighted by channel."""
 
     name: ClassVar[str] = "toy"
-    source: ClassVar[Source] = Source("none", "tests/toy.py", "Apache-2.0")
+    source: ClassVar[Source] = Source("none", "tests/support/toy_method.py", "Apache-2.0")
     learned: ClassVar[str] = "a weight for each channel"
     schedule: ClassVar[str | None] = "dropped"
     files: ClassVar[tuple[str, ...]] = ("channels",)

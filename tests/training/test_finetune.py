@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import tracemalloc
 from dataclasses import dataclass
@@ -54,6 +53,7 @@ from gtp_vit.training.log import Log
 from gtp_vit.training.loop import check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
 from gtp_vit.training.trainee import NotFinite, Trainee, install
+from support.process import start_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 FILES = {".lock", "log.csv", "log.jsonl", "state.pt", "weights.safetensors"}
@@ -154,7 +154,13 @@ def test_the_defaults_are_the_papers():
     assert protocol_of(GTP(), Training(lr=3e-4)).lr == 3e-4
 
 
-@pytest.mark.parametrize("name", METHODS)
+# Without parameters, with parameters of its own, and with an order of tokens that it learns.
+LEARN_DIFFERENTLY = ("gtp_plus", "dynamicvit", "evovit")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in LEARN_DIFFERENTLY else pytest.mark.slow) for name in METHODS]
+)
 def test_every_method_learns_from_the_unreduced_model_without_labels(model, images, tmp_path, name):
     unlabelled = InMemory(images.images, torch.full((24,), -1))
     method = METHODS[name]()
@@ -445,6 +451,7 @@ def test_processes_that_read_images_change_nothing(model, images, tmp_path):
 # checkpoints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gtp", "dynamicvit", "evovit"])
 def test_a_stopped_run_resumes_bit_for_bit(model, images, tmp_path, name):
     settings = {"method": METHODS[name](), "ema": 0.9, "save_every": 2, "epochs": 2}
@@ -835,8 +842,9 @@ def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_
     words = [*words, "--propagate", "4", "--output", str(tmp_path / "o"), "--save-every", "1"]
     place = words.index("--workers") + 1
     with_reader = [*words[:place], "1", *words[place + 1 :]]
-    with subprocess.Popen([sys.executable, "-c", KILLED, *with_reader], stderr=subprocess.DEVNULL) as killed:
-        assert killed.wait(120) == -signal.SIGKILL
+    killed = start_python(KILLED, *with_reader)
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
     assert state(tmp_path / "o")["step"] == 2
     assert main(words) == Exit.OK
     assert state(tmp_path / "o")["step"] == 3

@@ -19,6 +19,7 @@ from gtp_vit.errors import GTPError, Incomplete, check_name
 
 # what each command does; its module, of the same name, is imported only when it runs
 COMMANDS = {
+    "tour": "Half a minute on a small model in the package: what it does, and a page with pictures",
     "benchmark": "Measure the speed-up of a method on this machine, layer by layer cost included",
     "evaluate": "Accuracy with a method on your images, against the unreduced model",
     "compare": "All methods at equal MACs on the same images: table, plot, page",

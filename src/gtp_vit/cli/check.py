@@ -11,7 +11,7 @@ from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.engines import ENGINES
 from gtp_vit.engines.engine import Engine, missing
 from gtp_vit.engines.ov import ISA, SAFE_ISA, trap
-from gtp_vit.measure.environment import environment
+from gtp_vit.measure.environment import bf16_verdict, environment
 from gtp_vit.show.results import plain
 
 
@@ -27,7 +27,8 @@ class Check(OutputFlags):
 
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(Check, words)
-    found = {**plain(environment()), **{name: _status(engine) for name, engine in ENGINES.items()}}
+    found = {**plain(environment()), "bf16": bf16_verdict()}
+    found |= {name: _status(engine) for name, engine in ENGINES.items()}
     rows = [[key, str(value)] for key, value in found.items()]
     answer_with_table(flags, words, "gtp-vit check", ["what", "found"], rows, found)
 

@@ -26,12 +26,11 @@ class Environment:
     instruction_sets: str
     accelerator: str
     kernels: str
-    bf16: str
     onednn_max_cpu_isa: str
 
 
 def environment() -> Environment:
-    """The environment of this process. Takes a few seconds: bf16 is tried in a subprocess, because it may crash."""
+    """The environment of this process."""
     import torch
 
     from gtp_vit import kernels
@@ -48,13 +47,15 @@ def environment() -> Environment:
         instruction_sets=torch.backends.cpu.get_cpu_capability(),
         accelerator=torch.cuda.get_device_name() if cuda else "none",
         kernels=kernels.status(),
-        bf16=bf16_verdict(),
         onednn_max_cpu_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", "not set"),
     )
 
 
 def bf16_verdict() -> str:
-    """Does a bf16 product work here? Some virtual machines advertise AMX and then kill the process that uses it."""
+    """Does a bf16 product work here? Some virtual machines advertise AMX and then kill the process that uses it.
+
+    Takes a few seconds: it is tried in a process of its own.
+    """
     try:
         done = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:
