@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+START_METHOD = multiprocessing.get_start_method()
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed.nn", "timm", "gtp_vit.cli.app", "support.process"])
 
@@ -60,6 +61,7 @@ def _arguments_of_an_empty_program():
 
 def _main(code: str, words: tuple[str, ...], output: Path | None) -> None:
     os.setsid()
+    multiprocessing.set_start_method(START_METHOD, force=True)  # readers are its own children, as in any program
     for number, name in ((1, "stdout"), (2, "stderr")):
         target = os.devnull if output is None else output / name
         os.dup2(os.open(target, os.O_WRONLY | os.O_CREAT), number)
