@@ -20,7 +20,7 @@ PAGE = """\
 Written by `python docs/make_methods.py` from the registries; a test compares it with them.
 
 All of them run through the same call, `gtp_vit.patch(model, METHOD)`, on the same models, and are Apache-2.0: none
-contains code of the original implementations, whose outputs they reproduce (`tests/test_goldens*.py`).
+contains code of the original implementations, whose outputs they reproduce (`tests/methods/test_goldens*.py`).
 
 {properties}
 

@@ -56,7 +56,7 @@ from gtp_vit.engines import ENGINES, child, engine_of, ov
 from gtp_vit.engines import export as exporting
 from gtp_vit.engines.about import read_about
 from gtp_vit.engines.loaded import ExportedModel
-from gtp_vit.engines.program import OPSET, torch_can_export, write_onnx
+from gtp_vit.engines.program import OPSET, torch_can_export
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.identity import tensors_fingerprint
 from gtp_vit.measure.slicing import slicing_of
@@ -64,6 +64,7 @@ from gtp_vit.patch import host_of
 from gtp_vit.recipes import deploy_method
 from gtp_vit.testing import families
 from support.engines import each_engine, lacking, needs, needs_onnxruntime
+from support.traces import traced as program_of
 
 CLOSE = 1e-4
 FILE = "fashion_vit-gtp_plus-f32.onnx"
@@ -211,12 +212,12 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
     if method is not None and not isinstance(method, Identity):
         reduced, whole = outputs(model, others), outputs(plain, others)
         assert reduced.shape != whole.shape or difference(reduced, whole) > 10 * CLOSE
-    write_onnx(model, tmp_path / "float.onnx")
-    assert {node.domain for node in nodes_of(onnx.load(tmp_path / "float.onnx").graph)} <= {"", "ai.onnx"}
+    program = program_of(f"{layers} {family} {method}", lambda: model)
+    assert {node.domain for node in nodes_of(onnx.load(program).graph)} <= {"", "ai.onnx"}
     for engine in ENGINES.values():
         if not lacking(engine.name):
             path = tmp_path / f"made{engine.suffix}"
-            engine.make(tmp_path / "float.onnx", path, "f32", None, "")
+            engine.make(program, path, "f32", None, "")
             run = engine.load(path, "f32", 1, None)
             for batch in (1, 3, 8):
                 found = torch.from_numpy(run(others[:batch].numpy()))

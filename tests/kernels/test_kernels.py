@@ -409,7 +409,7 @@ def test_compile_keeps_the_native_operators():
 @pytest.mark.filterwarnings("ignore:Skipping serialization")  # torch 2.6
 @pytest.mark.parametrize(
     ("method", "setting"),
-    [(GTP(propagate=7), "native"), (GTPPlus(propagate=7), "native"), (GTP(propagate=7), "torch")],
+    [(GTP(propagate=(7, 0)), "torch"), (GTPPlus(propagate=(7, 0)), "native")],
     ids=str,
 )
 def test_inductor_gives_what_eager_gives(method, setting, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ from gtp_vit.testing.promises import (
 )
 from gtp_vit.testing.subject import Subject, output
 from support.precision import half_precision_is_near_full_precision
-from support.settings import DEFAULTS, EVERY, OPTIONS
+from support.settings import DEFAULTS, EVERY, OPTIONS, OTHER_OPERATORS
 
 # Untrained predictors are all that DynamicViT has here.
 pytestmark = [
@@ -169,7 +169,10 @@ def same(one: object, other: object) -> None:
 
 # One method for each way through the loop: scores, merging before the MLP, attention's map, learned parts.
 @each(
-    [*on(["vit"], [m for m in EVERY if not is_adaptive(m)]), *on(["gap", "lvvit"], named("gtp", "gtp_plus"))],
+    [
+        *on(["vit"], [m for m in (*DEFAULTS, *OTHER_OPERATORS) if not is_adaptive(m)]),
+        *on(["gap", "lvvit"], named("gtp", "gtp_plus")),
+    ],
     quick=("gtp_plus", "gtp", "tome", "mctf", "dynamicvit"),
 )
 @pytest.mark.time_limit(6)
@@ -179,7 +182,7 @@ def test_compiles_as_one_graph(case):
 
 # Of the other methods' defaults the files are run: tests/engines/test_engines.py.
 @each(
-    on(["vit"], [*named("gtp_plus"), *(method for method in OPTIONS if can_be_exported(method))]),
+    on(["vit"], [*named("gtp_plus"), *(method for method in OTHER_OPERATORS if can_be_exported(method))]),
     quick=("gtp_plus",),
 )
 @pytest.mark.time_limit(12)
@@ -189,7 +192,7 @@ def test_exports_with_a_dynamic_batch(case):
 
 # Strictly means by torch's compiler, whose test above has every method.
 @pytest.mark.slow
-@each([*on(families.FEW, named("gtp_plus")), *on(["vit"], named("gtp", "tome", "dynamicvit"))])
+@each(on(["vit", "gap"], named("gtp_plus")))
 def test_exports_strictly_with_a_dynamic_batch(case):
     it_exports_with_a_dynamic_batch(Subject(case), strict=True)
 
@@ -205,7 +208,7 @@ def test_checkpointed_gradients_are_equal(case):
     check(case, [gradients_with_checkpointing_are_equal])
 
 
-@each(on(families.FEW, EVERY), quick=tuple(METHODS))
+@each(on(families.FEW, DEFAULTS), quick=tuple(METHODS))
 def test_two_threads_share_one_model(case):
     fast = Subject(case).fast
     inputs = [torch.randn_like(case.images(3)) for _ in range(12)]

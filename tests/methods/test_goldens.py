@@ -43,7 +43,7 @@ def images(data):
     return load_file(data / "golden" / "inputs.safetensors")["images"]
 
 
-@pytest.fixture(params=["two images", pytest.param("all images", marks=pytest.mark.slow)])
+@pytest.fixture
 def part(request):
     """part(entry, images): what is compared of an entry."""
     return goldens.of_two_images if request.param == "two images" else lambda *whole: whole
@@ -96,7 +96,7 @@ def test_unreduced_model_equals_the_golden(golden, deit_tiny, images):
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@goldens.PARTS
 def test_gtp_on_real_weights_equals_the_golden(golden, deit_tiny, images, part, name, kernels):
     entry, images = part(golden[name], images)
     compare(entry, deit_tiny, images, kernels)

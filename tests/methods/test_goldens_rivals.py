@@ -60,7 +60,7 @@ def images(data):
     return load_file(data / "golden" / "inputs.safetensors")["images"]
 
 
-@pytest.fixture(params=["two images", pytest.param("all images", marks=pytest.mark.slow)])
+@pytest.fixture
 def part(request):
     """part(entry, images): what is compared of an entry."""
     return goldens.of_two_images if request.param == "two images" else lambda *whole: whole
@@ -125,7 +125,7 @@ def tome_of(settings):
     return ToMe(r=schedule[settings["schedule"]](), prop_attn=settings["prop_attn"])
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", [f"tome_{number:02d}" for number in range(8)])
 def test_tome(golden, deit_tiny, images, part, name, kernels):
     entry, images = part(golden[name], images)
@@ -151,7 +151,7 @@ def test_tome_with_distillation_token_and_without_class_token(shipped, name, ker
     compare_groups(entry, model, stored["inputs"], method, kernels)
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", [f"evit_{number:02d}" for number in range(5)])
 def test_evit(golden, deit_tiny, images, part, name, kernels):
     entry, images = part(golden[name], images)
@@ -174,7 +174,7 @@ def predictors(golden, tmp_path_factory):
     return str(path)
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", ["dyvit_00", "dyvit_01"])
 def test_dynamicvit(golden, deit_tiny, images, part, predictors, name, kernels):
     entry, images = part(golden[name], images)
@@ -229,7 +229,7 @@ def test_training_quantities_of_dynamicvit(golden, deit_tiny, data, predictors):
         assert (gradient - stored[key]).abs().max() <= 1e-3 * stored[key].abs().max(), key
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", ["evovit_00", "evovit_01", "evovit_02"])
 def test_evovit(golden, deit_tiny, images, part, name, kernels):
     entry, images = part(golden[name], images)
@@ -255,7 +255,7 @@ def test_evovit(golden, deit_tiny, images, part, name, kernels):
         assert torch.equal(chosen[key][compared], wanted[compared])
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", ["ats_00", "ats_01"])
 def test_ats(golden, deit_tiny, images, part, name, kernels):
     """Each image as by itself, though they run in one batch."""
@@ -293,7 +293,7 @@ def survivors_of(model, images, layers):
     return torch.stack(found, dim=1)
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", ["trilevel_00", "trilevel_01", "trilevel_02"])
 def test_trilevel(golden, deit_tiny, images, part, name, kernels):
     entry, images = part(golden[name], images)
@@ -309,7 +309,7 @@ def test_trilevel(golden, deit_tiny, images, part, name, kernels):
         assert torch.equal(seen[3].carry[0].to(torch.uint8), stored["mask_03"])
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", ["diffrate_00", "diffrate_01"])
 def test_diffrate(golden, deit_tiny, images, part, name, kernels):
     entry, images = part(golden[name], images)
@@ -325,7 +325,7 @@ def test_diffrate(golden, deit_tiny, images, part, name, kernels):
     assert torch.equal(group, stored["group"][:, 1:].long())
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", ["ppt_00", "ppt_01", "ppt_02"])
 def test_ppt(golden, deit_tiny, images, part, name, kernels, monkeypatch):
     from gtp_vit.methods import ppt
@@ -416,7 +416,7 @@ LATE_RIVALS = [
 ]
 
 
-@KERNELS
+@goldens.PARTS
 @pytest.mark.parametrize("name", LATE_RIVALS)
 def test_mctf_pitome_tofu_and_atc(golden, deit_tiny, images, part, name, kernels):
     kind = name.split("_")[0]

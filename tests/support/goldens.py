@@ -3,11 +3,18 @@
 import json
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
 from gtp_vit import GTP
 
+# Two images on both kernels in `make test`; all of them once, as users have it.
+PARTS = pytest.mark.parametrize(
+    ("part", "kernels"),
+    [("two images", "native"), ("two images", "torch"), pytest.param("all images", "native", marks=pytest.mark.slow)],
+    indirect=["part"],
+)
 SHIPPED = Path(__file__).parents[1] / "golden"
 SELECTIONS = {
     "MixedAttn": "mixed",

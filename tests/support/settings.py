@@ -31,6 +31,18 @@ RIVAL_OPTIONS = [
     ATC(r=9, linkage="complete", variant="original"),
     ATC(r="powers:0.7:1:2", linkage="single", prop_attn=False, by_size=False),
 ]
+# Settings whose operators differ from those of all others: compilers and exporters see nothing new in the rest.
+OTHER_OPERATORS = [
+    GTP_OPTIONS[0],  # a threshold
+    GTP_OPTIONS[2],  # a graph of similarities
+    GTP_OPTIONS[7],  # scores and a threshold row by row
+    RIVAL_OPTIONS[0],  # what was learned
+    RIVAL_OPTIONS[3],  # attention that chooses in every layer
+    RIVAL_OPTIONS[7],  # pruning before merging
+    RIVAL_OPTIONS[10],  # merging one way
+    RIVAL_OPTIONS[11],  # energy first
+    RIVAL_OPTIONS[12],  # pruning, then merging by energy
+]
 OPTIONS = [*GTP_OPTIONS, *RIVAL_OPTIONS]
 DEFAULTS = [method() for method in METHODS.values()]
 EVERY = [*DEFAULTS, *OPTIONS]
