@@ -8,6 +8,8 @@ import sys
 from inspect import ismodule
 from pathlib import Path
 
+import pytest
+
 import gtp_vit
 
 SOURCE = Path(gtp_vit.__file__).parent
@@ -29,7 +31,7 @@ MAY_IMPORT = {
     "runs": {"patch", "recipes"},
     "inputs": {"backbones", "embedded", "kernels", "models", "patch", "recipes", "runs", "weights"},
     "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs"},
-    "engines": {"core", "embedded", "patch", "runs", "measure"},
+    "engines": {"core", "embedded", "inputs", "methods", "patch", "runs", "measure"},
     "features": {"core", "patch", "runs", "inputs", "measure"},
     "search": {"core", "engines", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gtp_vit import __version__
 from gtp_vit.backbones.headless import remove_classifier
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import ExportedFile, named_file
+from gtp_vit.cli.exported import ExportedFile, images_of_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.output import answer, check_readable
 from gtp_vit.cli.resume import ResumeFlags
@@ -23,8 +23,6 @@ from gtp_vit.cli.source import (
     check_preparation,
     check_reading,
     check_weights,
-    data_settings,
-    embedded_images,
     make_dataset,
     make_model,
 )
@@ -37,7 +35,6 @@ from gtp_vit.features.contents import MANIFEST
 from gtp_vit.features.embedder import Embedder
 from gtp_vit.features.folder import Written, embed_to_folder
 from gtp_vit.features.shards import FORMATS
-from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
 from gtp_vit.inputs.libraries import public_name
 from gtp_vit.measure.identity import identity, images_identity
 from gtp_vit.methods.identity import Identity
@@ -215,39 +212,19 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
 def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
     """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
     about = file.about
-    check_precision(engine_of(file.path), about["precision"])
-    runs = ExportedModel(file.path, about["precision"], flags.threads)
-    output = Output(about["output"]["kind"], about["output"]["width"])
+    check_precision(engine_of(file.path), about.precision)
+    runs = ExportedModel(file.path, about.precision, flags.threads)
+    output = Output(about.kind, about.width)  # type: ignore[arg-type]  # the kind was checked
     embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
-    dataset = _images_for(dataclasses.replace(flags, model=about["model"]), file)
+    dataset = images_of_file(flags, file, labels=False)
     known = {
         "version": __version__,
-        "model": about["model"],
-        "weights": about["weights"]["fingerprint"],
+        "model": about.model,
+        "weights": about.fingerprint,
         **file.settings(),
         **images_identity(dataset),
     }
     yield Source(embedder, dataset, known, file.path.name)
-
-
-def _images_for(flags: Embed, file: ExportedFile) -> InMemory | ImageFiles | ImageStream:
-    """The images of the flags, prepared as an exported file says."""
-    import timm.data
-
-    own = embedded_images(flags)
-    if own is not None:
-        count = flags.limit or len(own)
-        return InMemory(own.images[:count], own.labels[:count])
-    stored = file.about["input"]
-    if "mean" not in stored or "std" not in stored:
-        raise GTPError(
-            f"{file.path.name} does not say how its images are prepared in words that timm knows; name the model it "
-            f"was made from instead, with --engine {engine_of(file.path).name}"
-        )
-    shape = (stored["channels"], *stored["size"])
-    changes = {name: value for name in ("crop_pct", "interpolation") if (value := getattr(flags, name))}
-    config = timm.data.resolve_data_config(changes, pretrained_cfg={**stored, "input_size": shape})
-    return open_pictures(data_settings(flags, labels=False), make_transform(config), shape)
 
 
 def _warn_of_idle_processes(dataset: Any, shard_size: int) -> None:
