@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
 from gtp_vit.engines.export import export
 from gtp_vit.engines.loaded import ExportedModel
 from gtp_vit.errors import GTPError, Incomplete, check_range
-from gtp_vit.features.contents import MANIFEST
+from gtp_vit.features.contents import MANIFEST, verify
 from gtp_vit.features.embedder import Embedder
 from gtp_vit.features.folder import Written, embed_to_folder
 from gtp_vit.features.shards import FORMATS
@@ -65,6 +65,7 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
       gtp-vit embed open_clip:ViT-B-32/openai --pretrained --data-dir photos --normalise --dtype float16 --output v
       gtp-vit embed hf:facebook/dinov2-small --data-dir shards --dataset wds/ --format parquet --output vectors
       gtp-vit embed exported/vit_tiny_patch16_224-gtp_plus-f32.onnx --data-dir photos --output vectors
+      gtp-vit embed --verify vectors
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app embed vit_tiny_patch16_224 --pretrained --data-dir p --output v
     """
 
@@ -90,6 +91,8 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     one with gtp-vit export, and name it in place of the model."""
     split: str = ""
     """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
+    verify: Path | None = None
+    """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -107,6 +110,9 @@ class Source:
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Embed, words)
     written = {word.partition("=")[0] for word in words}
+    if flags.verify is not None:
+        _verify(flags, flags.verify, written)
+        return
     if flags.unreduced and ("--method" in written or chosen.given):
         raise GTPError("--unreduced leaves out every method; leave it out, or the method and its settings")
     output = flags.output
@@ -138,6 +144,20 @@ def main(words: Sequence[str]) -> None:
         check_weights(flags)
     with distributed.group():
         _embed(flags, output, chosen, words)
+
+
+def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
+    """Check a folder that was written earlier."""
+    others = sorted(word for word in written if word.startswith("-") and word not in ("--verify", "--json"))
+    if others:
+        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {others[0]}")
+    if flags.model != Embed.model:
+        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {flags.model}")
+    manifest = verify(folder)
+    columns = ["images", "embedded", "files"]
+    row = [str(each) for each in (manifest["images"], manifest["embedded"], len(manifest["shards"]))]
+    result = {"flags": flags, "manifest": manifest}
+    answer(flags, result, (str(folder), columns, [row]), text="All files are as they were written.")
 
 
 def _split(flags: Embed) -> str:

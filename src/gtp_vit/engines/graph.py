@@ -50,6 +50,7 @@ def product_macs(left: Shape, out: Shape, *, transposed: bool = False) -> int | 
     >>> product_macs((1, 4, 8), (1, 4, 16))
     512
     """
+    left, out = _of_one_image(left), _of_one_image(out)
     if left is None or out is None or len(left) < 1 + transposed or None in (*left, *out):
         return None
     inner = left[-2] if transposed else left[-1]
@@ -62,9 +63,15 @@ def convolution_macs(weight: Shape, out: Shape) -> int | None:
     >>> convolution_macs((16, 3, 4, 4), (1, 16, 7, 7))
     37632
     """
+    out = _of_one_image(out)
     if weight is None or out is None or None in (*weight, *out):
         return None
     return math.prod((*out, *weight[1:]))  # type: ignore[arg-type]
+
+
+def _of_one_image(shape: Shape) -> Shape:
+    """The shape with a first size that is not known as 1: it is the batch, which some operators hide."""
+    return (1, *shape[1:]) if shape and shape[0] is None else shape
 
 
 def total_macs(parts: Sequence[int | None]) -> int:
