@@ -14,7 +14,7 @@ from gtp_vit import GTPError, create_model, embedded, export, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.engines import ENGINES
 from gtp_vit.engines import export as exporting
-from gtp_vit.engines.about import read_about
+from gtp_vit.engines.about import file_fingerprint, read_about
 from gtp_vit.inputs.data import make_transform
 from support.engines import needs, needs_onnxruntime
 
@@ -297,3 +297,38 @@ def test_a_file_is_read_as_it_was_written(fashion):
     assert about.preparation == {"mean": [embedded.MEAN], "std": [embedded.STD]}
     graph = ENGINES["onnxruntime"].open(fashion / FILE).graph()
     assert graph.macs == pytest.approx(gtp_vit.macs(patch(create_model("fashion_vit"), "deploy")).total, rel=0.04)
+
+
+def test_the_identity_of_a_file_has_its_weights_under_whatever_name(tmp_path, fashion):
+    """A file that was renamed still names its external data as before; a link leads to where the data really are."""
+    import onnx
+
+    (tmp_path / "there").mkdir()
+    path = tmp_path / "there" / "production.onnx"
+    beside = {"save_as_external_data": True, "size_threshold": 0, "location": "f32.onnx.data"}
+    onnx.save(onnx.load(fashion / FILE), path, **beside)
+    link = tmp_path / "link.onnx"
+    link.symlink_to(path)
+    before = file_fingerprint(path), file_fingerprint(link)
+    assert read_about(path).model == "fashion_vit"
+    weights = path.with_name("f32.onnx.data")
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    after = file_fingerprint(path), file_fingerprint(link)
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    weights.unlink()
+    assert file_fingerprint(path) not in (before[0], after[0])
+
+
+@needs("openvino")
+def test_the_identity_of_an_openvino_file_has_its_weights(tmp_path):
+    for name in ("x.xml", "x.bin"):
+        (tmp_path / name).write_bytes(b"1")
+    (tmp_path / "y.xml").symlink_to(tmp_path / "x.xml")
+    before = file_fingerprint(tmp_path / "x.xml"), file_fingerprint(tmp_path / "y.xml")
+    (tmp_path / "x.bin").write_bytes(b"2")
+    after = file_fingerprint(tmp_path / "x.xml"), file_fingerprint(tmp_path / "y.xml")
+    assert before[0] != after[0]
+    assert before[1] != after[1]

@@ -28,6 +28,7 @@ from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.patch import host_of
 from gtp_vit.runs.files import explained
+from gtp_vit.tensors import rescaled
 
 BATCHES = (1, 3, 8)
 MOST_IMAGES = 300  # more do not change the ranges of 8-bit numbers
@@ -212,7 +213,7 @@ def compare(wanted: Tensor, found: Tensor, classes: bool) -> Checked:
     if classes:
         same = 100 * float((one.argmax(dim=1) == other.argmax(dim=1)).double().mean())
         kl = float(kl_per_image(one, other).mean())
-    cosine = torch.nn.functional.cosine_similarity(one, other, dim=1)
+    cosine = torch.nn.functional.cosine_similarity(rescaled(one), rescaled(other), dim=1)
     exact = int((difference <= EXACT * max(largest, 1.0)).sum())
     return Checked(len(one), float(difference.max()), largest, exact, float(cosine.min()), same, kl)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class OnnxRuntime(Engine):
 
         model = format.load(path, load_external_data=False)
         about = next((entry.value for entry in model.metadata_props if entry.key == METADATA), None)
-        return Stored(about, lambda: _graph(model))
+        return Stored(about, lambda: _graph(model, path.parent))
 
     def files(self, path: Path) -> list[Path]:
         import onnx as format
@@ -69,7 +70,9 @@ class OnnxRuntime(Engine):
         places = {
             entry.value for tensor in _outside(model) for entry in tensor.external_data if entry.key == "location"
         }
-        return [path, *(path.parent / place for place in sorted(places))]
+        # Beside the file, or where it really is if it is a link: versions of the engine differ.
+        beside = [folder / place for place in sorted(places) for folder in (path.parent, path.resolve().parent)]
+        return list(dict.fromkeys([path, *beside]))
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in self.needs}
@@ -87,11 +90,16 @@ def _outside(model: Any) -> Iterator[Any]:
     return (tensor for tensor in _get_all_tensors(model) if uses_external_data(tensor))
 
 
-def _graph(model: Any) -> Graph:
+def _graph(model: Any, folder: Path) -> Graph:
     """The graph of an ONNX model, which is changed: shapes are found anew for one image, not believed."""
     import onnx as format
+    from onnx.external_data_helper import load_external_data_for_tensor
 
     graph = model.graph
+    for tensor in _outside(model):
+        if math.prod(tensor.dims) <= _LARGE // 8:  # it may be a shape
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = format.TensorProto.DEFAULT
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     inputs = tuple(_port(each) for each in graph.input if each.name not in constants)
     outputs = tuple(map(_port, graph.output))

@@ -96,7 +96,7 @@ class OpenVINO(Engine):
         return Stored(about, lambda: _graph(model))
 
     def files(self, path: Path) -> list[Path]:
-        return [path, path.with_suffix(".bin")]
+        return list(dict.fromkeys([path, path.with_suffix(".bin"), path.resolve().with_suffix(".bin")]))
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in self.needs}
