@@ -483,6 +483,16 @@ def test_embeddings_that_are_not_finite_are_named_and_not_written(tmp_path):
     assert other.embeddings.shape == (0, 5)
 
 
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_vectors_of_any_length_are_scaled_to_length_one(factor):
+    """In float32 the square of either leaves the range; what was written had length 0, or was called not finite."""
+    images = torch.randn(4, 1, 1, 5, generator=torch.Generator().manual_seed(0))
+    wanted = torch.nn.functional.normalize(images.flatten(1).double(), dim=1).float()
+    embedder = embedding.Embedder(Returns(), output=Output("features", 5), normalise=True)
+    (found,) = map(embedder, batches(InMemory(images * factor, torch.zeros(4)), batch_size=4, workers=0))
+    torch.testing.assert_close(found.embeddings, wanted)
+
+
 def test_the_command_says_so_if_embeddings_are_not_finite(folder, tmp_path, capsys):
     from safetensors.torch import load_file
 
