@@ -161,6 +161,7 @@ WRONG = {
     "input name": (put("input", "name", "x"), "input.name is 'x'; here it must be images"),
     "mean": (put("input", "mean", "grey"), "input.mean is 'grey'; it must be a finite number for each of 1 channels"),
     "nan": (put("input", "mean", [float("nan")]), "input.mean is [nan]; it must be a finite number"),
+    "huge": (put("input", "mean", [10**400]), "input.mean is [1000"),
     "std": (put("input", "std", [0]), "input.std is [0]; its numbers must be above 0"),
     "mean alone": (without("input", "std"), "input.mean is there alone; mean and std belong together"),
     "crop": (put("input", "crop_pct", 0), "input.crop_pct is 0; it must be a number above 0, at most 1"),

@@ -1,6 +1,7 @@
 """A run that resumes is the same run: weights, images, settings, version. Nothing of anybody else's is touched."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from gtp_vit.measure import evaluate as evaluation
 from gtp_vit.measure import identity as identities
 from gtp_vit.measure.identity import identity, images_identity, tensors_fingerprint
 from gtp_vit.runs import distributed
-from gtp_vit.runs.files import Lock
+from gtp_vit.runs.files import Lock, check_writable, write_atomically
 from gtp_vit.runs.journal import MAGIC, Journal, differences
 from gtp_vit.search import climb as search
 
@@ -494,3 +495,13 @@ def test_processes_with_different_weights_are_refused(place, capsys, monkeypatch
     assert main(words(place)) == Exit.USAGE
     assert "process 0 and process 1 have different weights, images or settings" in capsys.readouterr().err
     assert not (place / "r.json.journal").exists()
+
+
+def test_what_is_no_ordinary_file_is_never_replaced(tmp_path):
+    """Root could replace a device like /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for write in (check_writable, lambda path: write_atomically(path, "text")):
+        with pytest.raises(GTPError, match=r"cannot write .*pipe: it is no ordinary file"):
+            write(pipe)
+        assert pipe.is_fifo()

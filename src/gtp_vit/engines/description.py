@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -224,7 +223,7 @@ def _fits(found: Port, wanted: Port) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30  # NaN is not
 
 
 def _are_numbers(values: Any, count: int) -> bool:
