@@ -26,6 +26,20 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def rescaled(vectors: Tensor, like: Tensor | None = None) -> Tensor:
+    """Vectors [..., C], each times the power of two that brings the largest entry of `like` (itself) between 0.5 and 1.
+
+    A norm of entries like 1e30 or 1e-30 would overflow, or vanish. A power of two rounds nothing, so directions of
+    ordinary vectors keep every bit. What is zero or not finite stays so.
+    """
+    if not vectors.shape[-1]:
+        return vectors
+    largest = (vectors if like is None else like).abs().amax(dim=-1, keepdim=True)
+    exponent = torch.frexp(torch.where(largest.isfinite(), largest, 0.5)).exponent
+    half = exponent // 2  # in two steps: one factor alone may be too large itself
+    return torch.ldexp(torch.ldexp(vectors, -half), half - exponent)
+
+
 def exporting() -> bool:
     """Is torch.export or torch.jit.trace recording a program? It should contain operators that every engine has."""
     if torch._C._get_tracing_state() is not None:

@@ -433,3 +433,8 @@ def test_models_lists_only_what_patch_takes(capsys):
         with pytest.raises(UnsupportedBackbone):
             patch(create_model(name, meta=True))
     assert patch(create_model(listed[0], meta=True))
+
+
+def test_a_name_that_is_too_long_for_a_file_is_one_line(capsys):
+    line = complaint(capsys, "embed", "--output", "a" * 5000)
+    assert "is too long for the name of a file; give a shorter one" in line

@@ -25,7 +25,8 @@ from gtp_vit.backbones.headless import remove_classifier
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.backbone import Output
 from gtp_vit.features import embedder as embedding
-from gtp_vit.features.folder import embed_to_folder
+from gtp_vit.features.contents import finished_shards, prepare
+from gtp_vit.features.folder import _locked, embed_to_folder
 from gtp_vit.inputs import tars
 from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_images
 from gtp_vit.inputs.rows import Rows
@@ -240,7 +241,7 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(folder, alone, tmp_pat
         message = "it is shard 0 under another name"
     elif what == "foreign":
         save_file({"weight": torch.zeros(3)}, shard)
-        message = "was not written by gtp-vit embed; move it away"
+        message = "was not written by gtp-vit embed"
         assert message in refused([*words_for(folder, output), "--restart"], capsys)
         assert shard.exists()
     else:
@@ -262,6 +263,162 @@ def test_changed_files_are_found_when_they_are_read(alone, tmp_path):
         next(read_embeddings(output))
 
 
+def header_changed(path, change):
+    """A safetensors file with another header."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def flip(tensor):
+    """Changes one bit in the first number of a tensor in a shard."""
+
+    def change(path):
+        content = bytearray(path.read_bytes())
+        length = int.from_bytes(content[:8], "little")
+        begin = json.loads(content[8 : 8 + length])[tensor]["data_offsets"][0]
+        content[8 + length + begin] ^= 1
+        path.write_bytes(content)
+
+    return change
+
+
+def rename(header):
+    names = json.loads(header["__metadata__"]["names"])
+    header["__metadata__"]["names"] = json.dumps(["class9/9.png", *names[1:]])
+
+
+def said(change):
+    def edit(header):
+        about = json.loads(header["__metadata__"]["gtp_vit"])
+        change(about)
+        header["__metadata__"]["gtp_vit"] = json.dumps(about)
+
+    return lambda path: header_changed(path, edit)
+
+
+HARM = {
+    **{tensor: flip(tensor) for tensor in ("embeddings", "places", "labels")},
+    "name": lambda path: header_changed(path, rename),
+    "no names": lambda path: header_changed(path, lambda header: header["__metadata__"].pop("names")),
+    "unreadable": said(lambda about: about["unreadable"].update({"3": "class0/3.png: gone"})),
+    "no number": said(lambda about: about.pop("shard")),
+    "no text": said(lambda about: about.update(not_finite={"1": 2})),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_every_part_of_a_file_is_proved_when_it_is_read_resumed_and_verified(folder, alone, tmp_path, capsys, harm):
+    output = shutil.copytree(alone, tmp_path / "copy")
+    shard = output / "embeddings-000000.safetensors"
+    HARM[harm](shard)
+    wanted = f"{shard} has changed since it was written; delete it and start the same command again"
+    with pytest.raises(GTPError) as caught:
+        list(read_embeddings(output))
+    assert str(caught.value) == wanted
+    assert wanted in refused(["embed", "--verify", str(output)], capsys)
+    if harm in ("labels", "no number"):  # one of each way in; making a model takes its time
+        assert wanted in refused(words_for(folder, output), capsys)
+    (output / "manifest.json").unlink()
+    with pytest.raises(GTPError, match="has changed since it was written"):
+        finished_shards(output, json.loads((alone / "manifest.json").read_text())["run"])
+
+
+def edit_manifest(change):
+    def edit(path):
+        stored = json.loads(path.read_text())
+        change(stored)
+        path.write_text(json.dumps(stored))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stored: stored["classes"].reverse(),
+        lambda stored: stored["shards"].pop(),
+        lambda stored: stored["shards"][0].update(file="../elsewhere/embeddings-000000.safetensors"),
+        lambda stored: stored.update(unreadable=[]),
+        lambda stored: stored["run"].update(model="another"),
+        lambda stored: stored.pop("fingerprint"),
+    ],
+    ids=["classes", "fewer", "elsewhere", "unreadable", "model", "unproved"],
+)
+def test_a_manifest_that_was_changed_is_refused(alone, tmp_path, capsys, change):
+    output = shutil.copytree(alone, tmp_path / "copy")
+    edit_manifest(change)(output / "manifest.json")
+    with pytest.raises(GTPError, match=r"manifest\.json has changed since it was written"):
+        read_embeddings(output)
+    assert "has changed since it was written" in refused(["embed", "--verify", str(output)], capsys)
+
+
+def test_verify_says_that_all_is_well_or_what_is_not(alone, tmp_path, capsys):
+    output = shutil.copytree(alone, tmp_path / "copy")
+    assert main(["embed", "--verify", str(output), "--json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["manifest"]["embedded"] == COUNT - 1
+    (output / "embeddings-000000.safetensors").unlink()
+    flip("places")(output / "embeddings-000001.safetensors")
+    shutil.copy(output / "embeddings-000002.safetensors", output / "embeddings-000009.safetensors")
+    line = refused(["embed", "--verify", str(output)], capsys)
+    assert "3 of 3 files are not as they were written: " in line
+    assert "embeddings-000000.safetensors is missing" in line
+    assert "embeddings-000001.safetensors has changed" in line
+    assert "embeddings-000009.safetensors is not in manifest.json" in line
+    assert "leave out --output" in refused(["embed", "--verify", str(output), "--output", "x"], capsys)
+    assert "leave out test_vit" in refused(["embed", "test_vit", "--verify", str(output)], capsys)
+    assert "there is no manifest.json in" in refused(["embed", "--verify", str(tmp_path)], capsys)
+
+
+def test_files_of_an_earlier_version_say_so(alone, tmp_path, capsys):
+    output = shutil.copytree(alone, tmp_path / "copy")
+    said(lambda about: about.update(version=1))(output / "embeddings-000000.safetensors")
+    with pytest.raises(GTPError, match="has version 1 of these files, and this gtp-vit has 2"):
+        list(read_embeddings(output))
+    edit_manifest(lambda stored: stored.update(version=1))(output / "manifest.json")
+    with pytest.raises(GTPError, match=r"manifest\.json has version 1, and this gtp-vit has 2"):
+        read_embeddings(output)
+
+
+FOREIGN = {
+    "text": b"hello",
+    "empty": b"",
+    "a long header": (2**60).to_bytes(8, "little") + b"{}",
+    "another header": (2).to_bytes(8, "little") + b"{}",
+    "no header": (4).to_bytes(8, "little") + b"[[[[",
+}
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "parquet"])
+@pytest.mark.parametrize("content", FOREIGN)
+def test_restart_deletes_only_files_whose_header_is_ours(alone, tmp_path, content, ending):
+    """Before the first file is deleted, all of them are looked at."""
+    pytest.importorskip("pyarrow")
+    output = shutil.copytree(alone, tmp_path / "copy")
+    (output / f"embeddings-000077.{ending}").write_bytes(FOREIGN[content])
+    (output / ".embeddings-mine").write_text("mine")
+    (output / ".embeddings-000001.safetensors.x1_y").write_bytes(b"half of it")
+    before = {path.name for path in output.iterdir()}
+    with pytest.raises(
+        GTPError, match=r"embeddings-000077\.\w+ was not written by gtp-vit embed, or its header is dam"
+    ):
+        prepare(output, {}, restart=True)
+    assert {path.name for path in output.iterdir()} == before
+    (output / f"embeddings-000077.{ending}").unlink()
+    prepare(output, {}, restart=True)
+    assert {path.name for path in output.iterdir()} == {".embeddings-mine"}
+
+
+def test_a_file_of_the_user_called_lock_stays(folder, tmp_path):
+    (tmp_path / ".lock").write_text("mine")
+    with _locked(tmp_path, {}, restart=False):
+        pass
+    assert (tmp_path / ".lock").read_text() == "mine"
+
+
 def test_parquet_has_the_same_embeddings(folder, alone, tmp_path, capsys):
     parquet = pytest.importorskip("pyarrow.parquet")
     output = tmp_path / "parquet"
@@ -273,6 +430,15 @@ def test_parquet_has_the_same_embeddings(folder, alone, tmp_path, capsys):
         assert np.array_equal(one.places, other.places)
     table = parquet.read_table(output / "embeddings-000000.parquet")
     assert table.column_names == ["name", "place", "embedding", "label"]
+    assert main(["embed", "--verify", str(output)]) == Exit.OK
+    changed = parquet.read_table(output / "embeddings-000000.parquet")
+    column = changed["label"].to_numpy() + 1
+    at = changed.column_names.index("label")
+    kept = (output / "embeddings-000000.parquet").read_bytes()
+    parquet.write_table(changed.set_column(at, "label", [column]), output / "embeddings-000000.parquet")
+    with pytest.raises(GTPError, match=r"embeddings-000000\.parquet has changed since it was written"):
+        list(read_embeddings(output))
+    (output / "embeddings-000000.parquet").write_bytes(kept)
     (output / "embeddings-000002.parquet").unlink()
     capsys.readouterr()
     assert main(words_for(folder, output, "--format", "parquet", "--json")) == Exit.INCOMPLETE
@@ -315,6 +481,16 @@ def test_embeddings_that_are_not_finite_are_named_and_not_written(tmp_path):
     one, other = read_embeddings(tmp_path)
     assert (one.names, one.embeddings.dtype, one.labels) == (("image 0",), np.float16, None)
     assert other.embeddings.shape == (0, 5)
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_vectors_of_any_length_are_scaled_to_length_one(factor):
+    """In float32 the square of either leaves the range; what was written had length 0, or was called not finite."""
+    images = torch.randn(4, 1, 1, 5, generator=torch.Generator().manual_seed(0))
+    wanted = torch.nn.functional.normalize(images.flatten(1).double(), dim=1).float()
+    embedder = embedding.Embedder(Returns(), output=Output("features", 5), normalise=True)
+    (found,) = map(embedder, batches(InMemory(images * factor, torch.zeros(4)), batch_size=4, workers=0))
+    torch.testing.assert_close(found.embeddings, wanted)
 
 
 def test_the_command_says_so_if_embeddings_are_not_finite(folder, tmp_path, capsys):

@@ -54,7 +54,7 @@ from gtp_vit.cli import source
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.engines import ENGINES, child, engine_of, ov
 from gtp_vit.engines import export as exporting
-from gtp_vit.engines.about import read_about
+from gtp_vit.engines.about import about, read_about
 from gtp_vit.engines.loaded import ExportedModel
 from gtp_vit.engines.program import OPSET, torch_can_export
 from gtp_vit.measure.classes import kl_per_image
@@ -218,6 +218,8 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
         if not lacking(engine.name):
             path = tmp_path / f"made{engine.suffix}"
             engine.make(program, path, "f32", None, "")
+            described = about(model, engine, "f32", None, "", "", None)
+            assert described.refusal(engine.open(path).graph()) is None
             run = engine.load(path, "f32", 1, None)
             for batch in (1, 3, 8):
                 found = torch.from_numpy(run(others[:batch].numpy()))
@@ -283,21 +285,21 @@ def test_a_file_has_no_paths_of_this_machine(engine, exported):
 
 @each_engine
 def test_a_file_says_what_is_in_it(engine, exported, fast):
-    about = read_about(exported(engine, "f32"))
+    said = read_about(exported(engine, "f32")).to_dict()
     model = create_model("fashion_vit")
-    assert about["model"] == "fashion_vit"
-    assert gtp_vit.method_from_dict(about["method"]) == fast.reduction.method
-    assert about["weights"]["fingerprint"] == tensors_fingerprint(model.state_dict())
-    given = about["input"]
+    assert said["model"] == "fashion_vit"
+    assert gtp_vit.method_from_dict(said["method"]) == fast.reduction.method
+    assert said["weights"]["fingerprint"] == tensors_fingerprint(model.state_dict())
+    given = said["input"]
     assert (given["name"], given["channels"], given["size"]) == ("images", 1, [28, 28])
     assert (given["mean"], given["std"]) == ([embedded.MEAN], [embedded.STD])
-    assert about["output"] == {"name": "logits", "kind": "classes", "width": 10}
-    assert about["classes"] == list(embedded.CLASSES)
-    assert about["macs"]["exported"] == macs(fast).total
-    assert about["macs"]["share"] == pytest.approx(macs(fast).total / macs(model).total, abs=1e-4)
-    assert (about["precision"], about["engine"], about["opset"]) == ("f32", engine, 18)
+    assert said["output"] == {"name": "logits", "kind": "classes", "width": 10}
+    assert said["classes"] == list(embedded.CLASSES)
+    assert said["macs"]["exported"] == macs(fast).total
+    assert said["macs"]["share"] == pytest.approx(macs(fast).total / macs(model).total, abs=1e-4)
+    assert (said["precision"], said["engine"], said["opset"]) == ("f32", engine, 18)
     for name in ("gtp-vit", "torch", "timm", *ENGINES[engine].needs):
-        assert about["versions"][name].split("+")[0] == metadata.version(name).split("+")[0]
+        assert said["versions"][name].split("+")[0] == metadata.version(name).split("+")[0]
 
 
 @each_engine
@@ -367,7 +369,7 @@ def test_a_file_runs_without_torch_and_without_this_package(tmp_path, engine, ex
 @each_engine
 def test_eight_bits_change_little_and_take_less_space(engine, exported, fast, images):
     path, others = exported(engine, "int8"), images[100:250]
-    assert read_about(path)["precision"] == "int8"
+    assert read_about(path).precision == "int8"
     found, wanted = in_engine(path, "int8", others), outputs(fast, others)
     assert difference(found, wanted) > 1e-3  # it is not the float file
     assert float(kl_per_image(wanted, found).mean()) < 0.05
@@ -485,7 +487,7 @@ def test_bf16_in_openvino(exported, fast, images):
     import openvino
 
     path, others = exported("openvino", "bf16"), images[100:250]
-    assert read_about(path)["precision"] == "bf16"
+    assert read_about(path).precision == "bf16"
     found, wanted = in_engine(path, "bf16", others), outputs(fast, others)
     if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         assert difference(found, wanted) > 1e-3
@@ -723,7 +725,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, untouched):
 def test_export_by_command(fashion, fast, images):
     answer = json.loads((fashion.parent / "answer.json").read_text())
     assert {Path(file).name for file in answer["files"]} == {FILE, f"{FILE}.md"} == set(files_in(fashion))
-    assert answer["about"] == read_about(fashion / FILE)
+    assert answer["about"] == read_about(fashion / FILE).to_dict()
     assert answer["about"]["weights"]["from"] == "the package"
     assert [check["batch"] for check in answer["checks"]] == [1, 3, 8]
     assert max(check["difference"] for check in answer["checks"]) <= CLOSE

@@ -90,7 +90,7 @@ def test_a_folder_of_hugging_face_is_exported_with_its_preparation_and_labels(sa
     code, _, err = run(capsys, *words)
     assert code == Exit.OK, err
     path = tmp_path / "hf_small-vit-gtp_plus-f32.onnx"
-    about = read_about(path)
+    about = read_about(path).to_dict()
     assert about["model"] == "hf:small-vit"
     assert about["classes"] == ["cat", "dog"]
     assert about["input"]["crop_mode"] == "squash"

@@ -252,3 +252,54 @@ def test_shapes_that_are_checked_are_enough_for_every_operator():
             promised = getattr(torch.ops.gtp_vit, operator)(*arguments)
         for one, other in zip(found, promised, strict=True):
             assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+
+
+TWICE = LISTS[0].clone()
+TWICE[1, 4, 1] = TWICE[1, 4, 0]
+# operator -> numbers on which native code and its twin would differ
+VALUES = {
+    "attention": [
+        {"size": torch.cat([tensor(1, 10), 0 * tensor(1, 10)])},
+        {"size": -tensor(2, 10)},
+        {"size": torch.nan * tensor(2, 10)},
+    ],
+    "reduce": [
+        {"neighbours": TWICE},
+        {"alpha": torch.nan},
+        {"alpha": torch.inf},
+        {"position": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 7]] * 2)},
+    ],
+}
+
+
+@pytest.mark.parametrize(("operator", "change"), [(name, change) for name, each in VALUES.items() for change in each])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_numbers_on_which_implementations_would_differ_are_refused(operator, change, gradients):
+    arguments = good(operator) | change
+    first = "q" if operator == "attention" else "x"
+    arguments[first] = arguments[first].clone().requires_grad_(gradients)
+    with pytest.raises(GTPError, match=f"gtp_vit.{operator}: "):
+        getattr(torch.ops.gtp_vit, operator)(*arguments.values())
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("change", [{"position": 9}, {"position": -1}, {"neighbours": 10}, {"neighbours": -1}])
+def test_cells_beside_the_grid_are_refused_whoever_computes(change, gradients):
+    arguments = good("reduce")
+    ((name, cell),) = change.items()
+    arguments[name] = arguments[name].clone()
+    arguments[name].view(-1)[3] = cell
+    arguments["x"] = arguments["x"].clone().requires_grad_(gradients)
+    with pytest.raises(IndexError, match="no cell of the grid"):
+        torch.ops.gtp_vit.reduce(*arguments.values())
+
+
+def test_lists_that_are_filled_up_are_no_duplicates():
+    """M0 stands for no neighbour, and may be there often."""
+    arguments = good("reduce")
+    lists = arguments["neighbours"].clone()
+    lists[:, :, 1:] = 9
+    arguments |= {"neighbours": lists, "size": None}
+    found = torch.ops.gtp_vit.reduce(*arguments.values())
+    for one, other in zip(found, twins.reduce(*arguments.values()), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -21,6 +21,7 @@ from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.measures import measure_of
 from gtp_vit.measure.outputs import UNREDUCED, decoded, encoded
 from gtp_vit.measure.regression import Numbers
+from gtp_vit.tensors import rescaled
 from gtp_vit.testing import families
 
 PLUS = GTPPlus(propagate=(20, 0, 9, 4))
@@ -134,11 +135,69 @@ def test_embeddings_that_are_not_finite_are_counted_and_never_a_figure():
     found = evaluate({UNREDUCED: Fixed(vectors), "it": Fixed(spoilt)}, images, measure=Embeddings(k=1))
     assert (found.scores[1].not_finite, found.not_finite()) == (
         1,
-        ["it: 1 of 4 images have outputs that are not finite"],
+        ["it: 1 of 4 images have outputs that are not finite, or zero, which has no direction"],
     )
     assert math.isnan(found.scores[1].damage.value)
     with pytest.raises(GTPError, match="unreduced model's outputs are not finite on 1 of 4 images"):
         evaluate({UNREDUCED: Fixed(spoilt)}, images, measure=Embeddings(k=1))
+
+
+class Scaled(torch.nn.Module):
+    """A model whose outputs are those of another, times a number."""
+
+    def __init__(self, model, factor):
+        super().__init__()
+        self.model, self.factor = model, factor
+
+    def forward(self, images):
+        return self.model(images) * self.factor
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_the_length_of_embeddings_changes_no_figure(factor):
+    """Neither the lengths of the reduced model's, nor those of both."""
+    model = small(num_classes=0)
+    fast = patch(model, PLUS)
+    texts = {"texts": torch.randn(3, 192, generator=torch.Generator().manual_seed(0))[:, : model.num_features]}
+    measure = Embeddings(k=5, **texts)
+    plain = evaluate({UNREDUCED: model, "it": fast}, in_memory(), measure=measure)
+    for base in (model, Scaled(model, factor)):
+        found = evaluate({UNREDUCED: base, "it": Scaled(fast, factor)}, in_memory(), measure=measure)
+        for figure, value in plain.per_image["it"].items():
+            np.testing.assert_allclose(found.per_image["it"][figure], value, atol=1e-6)
+    same = evaluate({UNREDUCED: model, "it": Scaled(model, 1e30)}, in_memory(), measure=measure)
+    assert same.scores[1]["neighbours"].value == 100
+    assert same.scores[1].damage.value == pytest.approx(0, abs=1e-6)
+
+
+def test_an_embedding_of_zeros_has_no_direction_and_is_named():
+    images = InMemory(torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.long))
+    vectors, zero = [EAST, NORTH, WEST, NEARLY], [EAST, [0.0, 0.0], WEST, NEARLY]
+    found = evaluate({UNREDUCED: Fixed(vectors), "it": Fixed(zero)}, images, measure=Embeddings(k=1))
+    assert found.not_finite() == ["it: 1 of 4 images have outputs that are not finite, or zero, which has no direction"]
+    assert math.isnan(found.per_image["it"]["distance"][1])
+    with pytest.raises(GTPError, match=r"embeddings are zero on 1 of 4 images \(the first is image 1 of those"):
+        evaluate({UNREDUCED: Fixed(zero)}, images, measure=Embeddings(k=1))
+
+
+def test_the_scale_of_patch_features_changes_no_figure():
+    base, other = torch.randn(2, 3, 9, 16, generator=torch.Generator().manual_seed(0)).unbind(0)
+    whole, labels = torch.ones(3, dtype=torch.bool), torch.zeros(3)
+    plain = Dense().kept(base, other, labels, whole)
+    for factor in (1e30, 1e-30):
+        for key, value in Dense().kept(base * factor, other * factor, labels, whole).items():
+            np.testing.assert_allclose(value, plain[key], rtol=1e-5)
+
+
+def test_rescaling_rounds_nothing():
+    vectors = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+    scaled = rescaled(vectors)
+    assert ((scaled.abs().amax(dim=1) >= 0.5) & (scaled.abs().amax(dim=1) < 1)).all()
+    factor = scaled[:, 0] / vectors[:, 0]
+    assert torch.equal(factor.log2(), factor.log2().round())
+    assert torch.equal(scaled, vectors * factor.unsqueeze(1))
+    odd = torch.tensor([[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+    assert torch.equal(rescaled(odd).nan_to_num(5.0), odd.nan_to_num(5.0))
 
 
 def test_neighbours_are_sought_among_some_of_very_many_images(monkeypatch):

@@ -27,6 +27,7 @@ from gtp_vit.demo.subject import (
     recipe_at,
     settings_at,
 )
+from gtp_vit.engines.description import Description
 from gtp_vit.errors import GTPError
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.patch import host_of
@@ -234,16 +235,24 @@ class Doubled(torch.nn.Module):
 
 def test_a_file_shows_its_output_and_says_what_it_cannot_show(subject):
     model, picture = subject.model, subject.examples[0].picture
-    about = {
-        "model": "fashion_vit",
-        "method": {"method": "tome"},
-        "macs": {"exported": 60, "unreduced": 100, "share": 0.6},
-        "engine": "onnxruntime",
-        "precision": "f32",
-        "input": {"channels": 1, "size": [28, 28], "mean": [0.286], "std": [0.353], "crop_pct": 1.0},
-        "output": {"kind": "classes", "width": 10},
-        "classes": list(embedded.CLASSES),
-    }
+    about = Description(
+        model="fashion_vit",
+        weights="",
+        fingerprint="0" * 16,
+        method={"method": "tome"},
+        unreduced=100,
+        exported=60,
+        precision="f32",
+        engine="onnxruntime",
+        channels=1,
+        size=(28, 28),
+        preparation={"mean": [0.286], "std": [0.353], "crop_pct": 1.0},
+        kind="classes",
+        width=10,
+        classes=embedded.CLASSES,
+        opset=18,
+        versions={},
+    )
     alone = make_filed("a.onnx", about, Doubled(model), [], None, "the weights are not here")
     study = look_at_file(alone, picture, timed=True)
     assert study.damage is None
@@ -260,7 +269,7 @@ def test_a_file_shows_its_output_and_says_what_it_cannot_show(subject):
     assert "rounds in turns" in file_html(both, study, [])
     assert both.python.splitlines()[-1].startswith("outputs = session.run")
     with pytest.raises(GTPError, match="for every token"):
-        make_filed("a.onnx", about | {"output": {"kind": "tokens", "width": 3}}, Doubled(model), [])
+        make_filed("a.onnx", dataclasses.replace(about, kind="tokens", width=3), Doubled(model), [])
 
 
 # Serving

@@ -30,9 +30,9 @@ MAY_IMPORT = {
     "patch": {"core", "methods", "backbones", "kernels", "recipes"},
     "runs": {"patch", "recipes"},
     "inputs": {"backbones", "embedded", "kernels", "models", "patch", "recipes", "runs", "weights"},
-    "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs"},
-    "engines": {"core", "embedded", "patch", "runs", "measure"},
-    "features": {"core", "patch", "runs", "inputs", "measure"},
+    "measure": {"core", "methods", "backbones", "patch", "kernels", "recipes", "runs", "inputs", "tensors"},
+    "engines": {"core", "embedded", "inputs", "methods", "patch", "runs", "measure", "tensors"},
+    "features": {"core", "patch", "runs", "inputs", "measure", "tensors"},
     "search": {"core", "engines", "methods", "patch", "recipes", "runs", "inputs", "measure"},
     "paper_tables": {"core", "methods", "paper", "patch", "runs", "inputs", "measure"},
     "show": {"core", "patch", "recipes", "runs", "inputs", "measure", "search", "paper_tables"},
@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "demo": {
         *("backbones", "core", "embedded", "engines", "inputs", "measure", "methods", "patch", "recipes", "search"),
         "show",
+        "tensors",
     },
     "cli": {
         *("backbones", "core", "demo", "methods", "embedded", "engines", "features", "patch", "recipes"),

@@ -1,6 +1,7 @@
 """A run that resumes is the same run: weights, images, settings, version. Nothing of anybody else's is touched."""
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -19,7 +20,7 @@ from gtp_vit.measure import evaluate as evaluation
 from gtp_vit.measure import identity as identities
 from gtp_vit.measure.identity import identity, images_identity, tensors_fingerprint
 from gtp_vit.runs import distributed
-from gtp_vit.runs.files import Lock
+from gtp_vit.runs.files import Lock, check_writable, write_atomically
 from gtp_vit.runs.journal import MAGIC, Journal, differences
 from gtp_vit.search import climb as search
 from support.process import run_python, start_python
@@ -183,6 +184,86 @@ def test_learned_parts_of_a_method_are_part_of_the_identity(place):
         next(fast.reducer.parameters()).add_(1)
     after = identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
     assert differences(before, after).startswith("learned dynamicvit was")
+
+
+def test_what_a_model_does_with_its_weights_is_part_of_the_identity():
+    """Weights and sizes are the same in all of them."""
+    images = torch.zeros(2, 3, 160, 160)
+
+    def of(change):
+        torch.manual_seed(0)
+        model = create_model("test_vit", num_classes=4)
+        change(model)
+        return identity("test_vit", model, images)["architecture"]
+
+    class Configuration:
+        def __init__(self, theta, place):
+            self.stored = {"theta": theta, "_name_or_path": place, "vision": {"_name_or_path": place}}
+
+        def to_dict(self):
+            return self.stored
+
+    changes = [
+        lambda model: None,
+        lambda model: setattr(model.blocks[0].mlp, "act", torch.nn.ReLU()),
+        lambda model: setattr(model.norm, "eps", 1e-3),
+        lambda model: model.register_buffer("table", torch.zeros(2), persistent=False),
+        lambda model: model.register_buffer("table", torch.ones(2), persistent=False),
+        lambda model: setattr(model, "config", Configuration(1, "here")),
+        lambda model: setattr(model, "config", Configuration(2, "here")),
+    ]
+    assert len({of(change) for change in changes}) == len(changes)
+    assert of(changes[0]) == of(lambda model: setattr(model, "helper", print))
+    assert of(changes[-1]) == of(lambda model: setattr(model, "config", Configuration(2, "there")))
+
+
+def test_files_that_a_method_names_are_part_of_the_identity_by_their_content(tmp_path):
+    """The settings of a search have a method that no model has yet."""
+    model, images = create_model("test_vit", num_classes=4), torch.zeros(2, 3, 160, 160)
+    (tmp_path / "parts").write_bytes(b"1")
+    (tmp_path / "link").symlink_to(tmp_path / "parts")
+
+    def of():
+        named = {"method": "dynamicvit", "predictors": str(tmp_path / "link")}
+        return identity("test_vit", model, images, plans=[{"of": named}])
+
+    before = of()
+    (tmp_path / "parts").write_bytes(b"2")
+    assert differences(before, of()).startswith("learned ")
+
+
+def test_a_link_that_leads_to_another_image_changes_the_identity(tmp_path):
+    """Both have the same size, and no other name is in the folder."""
+    generator = np.random.default_rng(0)
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "store").mkdir()
+    for name in ("one.bmp", "two.bmp"):  # of one size
+        Image.fromarray(generator.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(tmp_path / "store" / name)
+        shutil.copytree(tmp_path / "store", tmp_path / name.partition(".")[0], dirs_exist_ok=True)
+    model, link, folder = (
+        create_model("test_vit", num_classes=4),
+        tmp_path / "data" / "a" / "x.bmp",
+        tmp_path / "data" / "b",
+    )
+
+    def of(root=tmp_path / "data"):
+        return images_identity(open_images(model, DataSettings(data_dir=root, labels=False)))["images"]
+
+    def lead(path, target):
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    lead(folder, tmp_path / "one")
+    lead(link, tmp_path / "store" / "one.bmp")
+    first = of()
+    assert of() == first
+    lead(link, tmp_path / "store" / "two.bmp")
+    second = of()
+    lead(folder, tmp_path / "two")
+    (tmp_path / "two" / "two.bmp").unlink(missing_ok=True)
+    assert len({first, second, of()}) == 3
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "data")  # the folder itself may be reached by a link
+    assert of(tmp_path / "elsewhere") == of()
 
 
 def test_a_fingerprint_sees_names_types_shapes_and_every_value():
@@ -413,3 +494,13 @@ def test_processes_with_different_weights_are_refused(place, capsys, monkeypatch
     assert main(words(place)) == Exit.USAGE
     assert "process 0 and process 1 have different weights, images or settings" in capsys.readouterr().err
     assert not (place / "r.json.journal").exists()
+
+
+def test_what_is_no_ordinary_file_is_never_replaced(tmp_path):
+    """Root could replace a device like /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for write in (check_writable, lambda path: write_atomically(path, "text")):
+        with pytest.raises(GTPError, match=r"cannot write .*pipe: it is no ordinary file"):
+            write(pipe)
+        assert pipe.is_fifo()

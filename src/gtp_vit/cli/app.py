@@ -6,6 +6,7 @@ Each command is a module with a dataclass, whose fields are its flags, and a `ma
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -15,7 +16,7 @@ from enum import IntEnum
 from typing import TextIO
 
 from gtp_vit.cli.help import listing
-from gtp_vit.errors import GTPError, Incomplete, check_name
+from gtp_vit.errors import GTPError, Incomplete, check_name, shown
 
 # what each command does; its module, of the same name, is imported only when it runs
 COMMANDS = {
@@ -130,6 +131,12 @@ def _run_command(words: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # asking whether it exists is enough
+            print(
+                f"gtp-vit: {shown(error.filename)} is too long for the name of a file; give a shorter one",
+                file=sys.stderr,
+            )
+            return Exit.USAGE
         print(f"gtp-vit: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
         return Exit.FAILED
     return Exit.OK

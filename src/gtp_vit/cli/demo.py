@@ -13,7 +13,7 @@ from typing import Any
 
 from gtp_vit import embedded
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import from_file, load_file, named_file
+from gtp_vit.cli.exported import check_processor, from_file, load_file, named_file
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.demo import page, serve
@@ -105,7 +105,7 @@ def _python(flags: Demo) -> str:
 def _filed(flags: Demo, words: Sequence[str]) -> Filed:
     """An exported file, with the model it was made from if its weights are here."""
     file = named_file(flags, None, words)
-    name, about, examples = file.path.name, file.about, _examples(dataclasses.replace(flags, model=file.about["model"]))
+    name, about, examples = file.path.name, file.about, _examples(dataclasses.replace(flags, model=file.about.model))
     try:
         _, settings = from_file(flags, None, words)
         check_weights(settings)
@@ -113,9 +113,10 @@ def _filed(flags: Demo, words: Sequence[str]) -> Filed:
     except GTPError as error:
         if flags.checkpoint is not None or flags.pretrained:  # asked for
             raise
-        return make_filed(
-            name, about, ExportedModel(file.path, about["precision"], flags.threads), examples, None, str(error)
-        )
-    crop = 1.0 if settings.model == embedded.NAME else None
-    view = view_of(settings.model, model, img_size=settings.img_size, crop_pct=crop)
+        run = ExportedModel(file.path, about.precision, flags.threads)
+        return make_filed(name, about, run, examples, None, str(error))
+    view = None
+    if "processor" in about.preparation:  # in no words that timm knows
+        check_processor(file, settings.model)
+        view = view_of(settings.model, model, img_size=settings.img_size)
     return make_filed(name, about, load_file(file, model, flags.threads), examples, model, view=view)

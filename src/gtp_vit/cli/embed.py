@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gtp_vit import __version__
 from gtp_vit.backbones.headless import remove_classifier
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import ExportedFile, named_file
+from gtp_vit.cli.exported import ExportedFile, images_of_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.output import answer, check_readable
 from gtp_vit.cli.resume import ResumeFlags
@@ -23,8 +23,6 @@ from gtp_vit.cli.source import (
     check_preparation,
     check_reading,
     check_weights,
-    data_settings,
-    embedded_images,
     make_dataset,
     make_model,
 )
@@ -33,11 +31,10 @@ from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
 from gtp_vit.engines.export import export
 from gtp_vit.engines.loaded import ExportedModel
 from gtp_vit.errors import GTPError, Incomplete, check_range
-from gtp_vit.features.contents import MANIFEST
+from gtp_vit.features.contents import MANIFEST, verify
 from gtp_vit.features.embedder import Embedder
 from gtp_vit.features.folder import Written, embed_to_folder
 from gtp_vit.features.shards import FORMATS
-from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
 from gtp_vit.inputs.libraries import public_name
 from gtp_vit.measure.identity import identity, images_identity
 from gtp_vit.methods.identity import Identity
@@ -68,6 +65,7 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
       gtp-vit embed open_clip:ViT-B-32/openai --pretrained --data-dir photos --normalise --dtype float16 --output v
       gtp-vit embed hf:facebook/dinov2-small --data-dir shards --dataset wds/ --format parquet --output vectors
       gtp-vit embed exported/vit_tiny_patch16_224-gtp_plus-f32.onnx --data-dir photos --output vectors
+      gtp-vit embed --verify vectors
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app embed vit_tiny_patch16_224 --pretrained --data-dir p --output v
     """
 
@@ -93,6 +91,8 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     one with gtp-vit export, and name it in place of the model."""
     split: str = ""
     """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
+    verify: Path | None = None
+    """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -110,6 +110,9 @@ class Source:
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Embed, words)
     written = {word.partition("=")[0] for word in words}
+    if flags.verify is not None:
+        _verify(flags, flags.verify, written)
+        return
     if flags.unreduced and ("--method" in written or chosen.given):
         raise GTPError("--unreduced leaves out every method; leave it out, or the method and its settings")
     output = flags.output
@@ -141,6 +144,20 @@ def main(words: Sequence[str]) -> None:
         check_weights(flags)
     with distributed.group():
         _embed(flags, output, chosen, words)
+
+
+def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
+    """Check a folder that was written earlier."""
+    others = sorted(word for word in written if word.startswith("-") and word not in ("--verify", "--json"))
+    if others:
+        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {others[0]}")
+    if flags.model != Embed.model:
+        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {flags.model}")
+    manifest = verify(folder)
+    columns = ["images", "embedded", "files"]
+    row = [str(each) for each in (manifest["images"], manifest["embedded"], len(manifest["shards"]))]
+    result = {"flags": flags, "manifest": manifest}
+    answer(flags, result, (str(folder), columns, [row]), text="All files are as they were written.")
 
 
 def _split(flags: Embed) -> str:
@@ -215,39 +232,19 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
 def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
     """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
     about = file.about
-    check_precision(engine_of(file.path), about["precision"])
-    runs = ExportedModel(file.path, about["precision"], flags.threads)
-    output = Output(about["output"]["kind"], about["output"]["width"])
+    check_precision(engine_of(file.path), about.precision)
+    runs = ExportedModel(file.path, about.precision, flags.threads)
+    output = Output(about.kind, about.width)  # type: ignore[arg-type]  # the kind was checked
     embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
-    dataset = _images_for(dataclasses.replace(flags, model=about["model"]), file)
+    dataset = images_of_file(flags, file, labels=False)
     known = {
         "version": __version__,
-        "model": about["model"],
-        "weights": about["weights"]["fingerprint"],
+        "model": about.model,
+        "weights": about.fingerprint,
         **file.settings(),
         **images_identity(dataset),
     }
     yield Source(embedder, dataset, known, file.path.name)
-
-
-def _images_for(flags: Embed, file: ExportedFile) -> InMemory | ImageFiles | ImageStream:
-    """The images of the flags, prepared as an exported file says."""
-    import timm.data
-
-    own = embedded_images(flags)
-    if own is not None:
-        count = flags.limit or len(own)
-        return InMemory(own.images[:count], own.labels[:count])
-    stored = file.about["input"]
-    if "mean" not in stored or "std" not in stored:
-        raise GTPError(
-            f"{file.path.name} does not say how its images are prepared in words that timm knows; name the model it "
-            f"was made from instead, with --engine {engine_of(file.path).name}"
-        )
-    shape = (stored["channels"], *stored["size"])
-    changes = {name: value for name in ("crop_pct", "interpolation") if (value := getattr(flags, name))}
-    config = timm.data.resolve_data_config(changes, pretrained_cfg={**stored, "input_size": shape})
-    return open_pictures(data_settings(flags, labels=False), make_transform(config), shape)
 
 
 def _warn_of_idle_processes(dataset: Any, shard_size: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import ExportedFile, from_file, load_file
+from gtp_vit.cli.exported import ExportedFile, from_file, images_of_file, load_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
@@ -74,14 +75,19 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
     measure = chosen_measure(flags, model)
     if file is not None and measure.restores:
         raise GTPError(f"{file.path.name} returns what its model returns; dense features are measured in torch")
-    dataset = make_dataset(flags, model, labels=measure.name == Classes.name)
+    labels, read = measure.name == Classes.name, data_settings(flags)
     if file is None:
+        dataset = make_dataset(flags, model, labels=labels)
         method = chosen.for_model(model)
         fast: Any = patch(model, method, restore=measure.restores)
         name, title, own, cost = method.name, str(method), method.to_dict(), _cost(fast, dataset)
     else:
         fast = load_file(file, model, flags.threads)
-        name, title, own, cost = file.path.name, file.path.name, file.settings(), file.about["macs"]["exported"]
+        dataset = images_of_file(flags, file, labels=labels, model=model)
+        said = file.about.preparation
+        crop, how = (getattr(read, key) or said.get(key, "") for key in ("crop_pct", "interpolation"))
+        read = dataclasses.replace(read, crop_pct=crop, interpolation=how)
+        name, title, own, cost = file.path.name, file.path.name, file.settings(), file.about.exported
     models = {UNREDUCED: model, name: fast}
     settings = {"methods": {name: own}, "batch_size": flags.batch_size, **measure.settings()}
     reading: dict[str, Any] = {"batch_size": flags.batch_size, "workers": flags.workers, "measure": measure}
@@ -94,7 +100,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
             found = evaluate(models, dataset, **reading, journal=journal, progress=progress)
         stored = {UNREDUCED: {}, name: own}
         rows = [
-            score_row(flags.model, model, data_settings(flags), found, each, costs[each]) | {"settings": stored[each]}
+            score_row(flags.model, model, read, found, each, costs[each]) | {"settings": stored[each]}
             for each in models
         ]
         if flags.results_file is not None:

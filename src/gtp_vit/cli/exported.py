@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,19 @@ from typing import Any, TypeVar
 
 from gtp_vit import embedded
 from gtp_vit.cli.flags import Chosen
-from gtp_vit.cli.source import ModelFlags
+from gtp_vit.cli.source import DataFlags, ModelFlags, check_reading, data_settings, embedded_images
 from gtp_vit.engines import check_precision, engine_of
-from gtp_vit.engines.about import read_about
-from gtp_vit.engines.loaded import ExportedModel, file_fingerprint
+from gtp_vit.engines.about import file_fingerprint, read_about
+from gtp_vit.engines.description import Description
+from gtp_vit.engines.loaded import ExportedModel
 from gtp_vit.errors import GTPError
+from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
+from gtp_vit.inputs.libraries import preparation_of, transform_of
 from gtp_vit.inputs.models import has_own_weights
 from gtp_vit.measure.identity import tensors_fingerprint
+from gtp_vit.measure.macs import macs
+from gtp_vit.methods import method_from_dict
+from gtp_vit.patch import host_of
 
 Flags = TypeVar("Flags", bound=ModelFlags)
 
@@ -26,12 +33,13 @@ class ExportedFile:
     """A file for an engine, and its description."""
 
     path: Path
-    about: dict[str, Any]
+    about: Description
 
     def settings(self) -> dict[str, Any]:
         """What decides its outputs, for results and journals."""
-        keep = ("method", "precision", "engine")
-        return {**{key: self.about[key] for key in keep}, "file": file_fingerprint(self.path)}
+        about = self.about
+        own = {"method": about.method, "precision": about.precision, "engine": about.engine}
+        return {**own, "file": file_fingerprint(self.path)}
 
 
 def named_file(flags: ModelFlags, chosen: Chosen | None, words: Sequence[str]) -> ExportedFile:
@@ -52,7 +60,7 @@ def from_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tupl
     """The exported file that the flags name in place of a model, and the flags of the model it was made from."""
     file = named_file(flags, chosen, words)
     path, about = file.path, file.about
-    name, weights = about["model"], about["weights"]["from"]
+    name, weights = about.model, about.weights
     if has_own_weights(name) and name != embedded.NAME:  # of Hugging Face: a name on the hub, or a folder
         if flags.checkpoint is not None:
             name, flags = f"hf:{flags.checkpoint}", dataclasses.replace(flags, checkpoint=None)
@@ -67,8 +75,8 @@ def from_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tupl
                 f"{path.name} is compared with the float model it was made from, whose weights "
                 f"({weights or 'not named'}) are not here; give --checkpoint FILE or --pretrained"
             )
-    size, output = about["input"]["size"], about["output"]
-    sizes: dict[str, Any] = _sizes(name, size, 0 if output["kind"] in ("features", "tokens") else output["width"])
+    width = 0 if about.kind in ("features", "tokens") else about.width
+    sizes: dict[str, Any] = _sizes(name, about.size, width)
     return file, dataclasses.replace(flags, model=name, **sizes)
 
 
@@ -82,13 +90,109 @@ def _sizes(name: str, size: Sequence[int], width: int) -> dict[str, int]:
 
 
 def load_file(file: ExportedFile, model: Any, threads: int) -> ExportedModel:
-    """The file as a module, if `model` has the weights that it was made from."""
-    engine, wanted = engine_of(file.path), file.about["weights"]["fingerprint"]
-    check_precision(engine, file.about["precision"])
+    """The file as a module, if `model` is what it was made from: the same weights, sizes, output and MACs."""
+    about = file.about
+    check_precision(engine_of(file.path), about.precision)
     found = tensors_fingerprint(model.state_dict())
-    if found != wanted:
+    if found != about.fingerprint:
         raise GTPError(
-            f"{file.path.name} was made from other weights (fingerprint {wanted}, these: {found}), so agreement and "
-            "KL would mean nothing; give the checkpoint that was exported"
+            f"{file.path.name} was made from other weights (fingerprint {about.fingerprint}, these: {found}), so "
+            "agreement and KL would mean nothing; give the checkpoint that was exported"
         )
-    return ExportedModel(file.path, file.about["precision"], threads)
+    host = host_of(model)
+    inputs, output = host.inputs, host.output
+    for what, said, has in (
+        ("channels", about.channels, inputs.channels),
+        ("size of images", list(about.size), list(inputs.size)),
+        ("output", [about.kind, about.width], output and [output.kind, output.width]),
+        ("MACs unreduced", about.unreduced, macs(model).total),
+    ):
+        if said != has:
+            raise _contradiction(file, what, said, has)
+    method = None if about.method is None else method_from_dict(about.method)
+    if method is not None and not any(getattr(method, name) for name in method.files):  # its parts may not be here
+        counts = [macs(model, method, lossless=lossless).total for lossless in (True, False)]
+        if about.exported not in counts:
+            raise _contradiction(file, "MACs", about.exported, counts[0])
+    return ExportedModel(file.path, about.precision, threads)
+
+
+def _contradiction(file: ExportedFile, what: str, said: Any, has: Any) -> GTPError:
+    return GTPError(
+        f"{file.path.name} says that its {what} is {said}, and of {file.about.model} it is {has}; export it again"
+    )
+
+
+def images_of_file(
+    flags: DataFlags, file: ExportedFile, *, labels: bool, model: Any = None
+) -> InMemory | ImageFiles | ImageStream:
+    """The images of the flags, prepared as an exported file says, whatever else would want them differently.
+
+    Args:
+        flags: where images are; --crop-pct and --interpolation go before what the file says.
+        file: says how it wants them.
+        labels: folders are the classes of the file.
+        model: what the file was made from, if it is here: its processor is used where timm has no words for it.
+    """
+    check_reading(flags)
+    about = file.about
+    own = embedded_images(dataclasses.replace(flags, model=about.model))
+    if own is not None:
+        words = about.preparation
+        if (words.get("mean"), words.get("std")) != ([embedded.MEAN], [embedded.STD]) or about.size != own.images.shape[
+            2:
+        ]:
+            raise GTPError(
+                f"{file.path.name} wants its images prepared in another way than those of {embedded.NAME} are; give "
+                "--data-dir, a folder with one folder for each class"
+            )
+        count = flags.limit or len(own)
+        return InMemory(own.images[:count], own.labels[:count])
+    wanted = about.width if labels and about.kind == "classes" else 0
+    shape = (about.channels, *about.size)
+    return open_pictures(data_settings(flags, labels=labels), _transform(flags, file, model), shape, wanted)
+
+
+def preparation_words(file: ExportedFile, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """timm's configuration of images for a file, with the user's changes; None if the file does not say it in words."""
+    import timm.data
+
+    about = file.about
+    if "mean" not in about.preparation:
+        return None
+    stored = {**about.preparation, "input_size": (about.channels, *about.size)}
+    found: dict[str, Any] = timm.data.resolve_data_config(changes, pretrained_cfg=stored)
+    return found
+
+
+def _transform(flags: DataFlags, file: ExportedFile, model: Any) -> Any:
+    """From a picture to a tensor, as a file says."""
+    name, changes = (
+        file.path.name,
+        {key: value for key in ("crop_pct", "interpolation") if (value := getattr(flags, key))},
+    )
+    config = preparation_words(file, changes)
+    if config is not None:
+        return make_transform(config)
+    processor = file.about.preparation.get("processor")
+    if model is None or processor is None:
+        raise GTPError(
+            f"{name} does not say how its images are prepared in words that timm knows; name the model it "
+            f"was made from instead, with --engine {engine_of(file.path).name}"
+        )
+    if changes:
+        raise GTPError(
+            f"{name} prepares images by its own processor; leave out --{next(iter(changes)).replace('_', '-')}"
+        )
+    check_processor(file, flags.model)
+    return transform_of(flags.model, model)
+
+
+def check_processor(file: ExportedFile, model: str) -> None:
+    """Raise GTPError unless a model's processor is the one that the file was exported with."""
+    found = json.loads(json.dumps(preparation_of(model), default=str))
+    if found != {"processor": file.about.preparation.get("processor")}:
+        raise GTPError(
+            f"the processor of {model} prepares images differently from the one that {file.path.name} was exported "
+            "with; give back its preprocessor_config.json, or export the file again"
+        )

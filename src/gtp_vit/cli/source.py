@@ -13,13 +13,12 @@ import tyro
 
 from gtp_vit import embedded
 from gtp_vit.errors import GTPError, UnsupportedBackbone, check_name, check_range
-from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_images, spread_images
+from gtp_vit.inputs.data import INTERPOLATIONS, DataSettings, InMemory, batches, open_images, spread_images
 from gtp_vit.inputs.libraries import transform_of
 from gtp_vit.inputs.models import check_model_name, create_model, has_own_weights, refusal
 from gtp_vit.runs import distributed
 
 CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gtp_vit import embedded
 from gtp_vit.demo.study import Likely, likely, rounds_for
 from gtp_vit.demo.subject import Example
 from gtp_vit.engines.card import run_lines
+from gtp_vit.engines.description import Description
 from gtp_vit.engines.loaded import ExportedModel
 from gtp_vit.errors import GTPError
 from gtp_vit.inputs.data import make_transform
@@ -29,7 +31,7 @@ class Filed:
     """An exported file to look at."""
 
     name: str  # of the file
-    about: dict[str, Any]  # what it says of itself
+    about: Description  # what it says of itself
     run: ExportedModel
     original: nn.Module | None  # the model it was made from, if its weights are here
     why_alone: str  # why they are not
@@ -45,7 +47,7 @@ class Filed:
 
 def make_filed(
     name: str,
-    about: dict[str, Any],
+    about: Description,
     run: ExportedModel,
     examples: Sequence[Example],
     original: nn.Module | None = None,
@@ -53,21 +55,22 @@ def make_filed(
     view: Callable[[Any], Seen] | None = None,
 ) -> Filed:
     """A file with all that the page needs of it; without its model, pictures are prepared as the file says."""
-    kind = about["output"]["kind"]
-    if kind not in KINDS:
+    if about.kind not in KINDS:
         raise GTPError(f"{name} returns something for every token; the demo shows files with one output for a picture")
-    measure = MEASURES[KINDS[kind]]()
-    return Filed(name, about, run, original, why_alone, view or _view(name, about["input"]), measure, tuple(examples))
+    measure = MEASURES[KINDS[about.kind]]()
+    return Filed(name, about, run, original, why_alone, view or view_of_file(name, about), measure, tuple(examples))
 
 
-def _view(name: str, given: dict[str, Any]) -> Callable[[Any], Seen]:
-    if "mean" not in given or "std" not in given:
+def view_of_file(name: str, about: Description) -> Callable[[Any], Seen]:
+    """From a picture to what a file sees of it, as the file says."""
+    if "mean" not in about.preparation:
         raise GTPError(
             f"{name} does not say how pictures are prepared; give --checkpoint, the weights it was made from"
         )
-    keys = ("mean", "std", "crop_pct", "crop_mode", "interpolation")
-    config = {key: given[key] for key in keys if key in given}
-    return view_through(make_transform({**config, "input_size": (given["channels"], *given["size"])}))
+    words = {word: value for word, value in about.preparation.items() if word != "processor"}
+    if about.model == embedded.NAME:  # its pictures have no border to cut off
+        words = {"crop_pct": 1.0, **words}
+    return view_through(make_transform({**words, "input_size": (about.channels, *about.size)}))
 
 
 @dataclass(frozen=True)
@@ -106,4 +109,4 @@ def look_at_file(
 
 
 def _likely(filed: Filed, scores: Tensor) -> tuple[Likely, ...]:
-    return likely(scores, filed.about["classes"]) if filed.measure.name == "classes" else ()
+    return likely(scores, filed.about.classes) if filed.measure.name == "classes" else ()

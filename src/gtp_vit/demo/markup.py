@@ -32,9 +32,9 @@ def study_html(
 def file_html(filed: Filed, study: FileStudy, notes: Sequence[str]) -> str:
     """Everything that is shown of a file."""
     about, name = filed.about, escape(filed.name)
-    rows = [("MACs", _of(about["macs"]["exported"], about["macs"]["unreduced"]))]
-    rows.append(("Method", "none" if about["method"] is None else str(method_from_dict(about["method"]))))
-    rows.append(("Runs in", f"{about['engine']}, {about['precision']}"))
+    rows = [("MACs", _of(about.exported, about.unreduced))]
+    rows.append(("Method", "none" if about.method is None else str(method_from_dict(about.method))))
+    rows.append(("Runs in", f"{about.engine}, {about.precision}"))
     if filed.original is None:
         rows.append(("Compared with", f"nothing, so there is no speed-up and no damage: {filed.why_alone}"))
     else:

@@ -25,6 +25,7 @@ from gtp_vit.measure.outputs import UNREDUCED, check_base, no_labels
 from gtp_vit.measure.trace import Trace, trace
 from gtp_vit.patch import patch
 from gtp_vit.show.features import feature_panels, same_segment
+from gtp_vit.tensors import rescaled
 
 FIRST = 5  # classes and neighbours that are shown
 SECONDS = 0.5  # of timing, if the model is quick enough
@@ -141,7 +142,7 @@ def _nearest(subject: Subject, method: Method | None, image: Tensor, vector: Ten
     """The examples nearest to a picture, other than itself: both with the same method."""
     if not subject.embeds or not subject.examples:
         return ()
-    cosines = F.cosine_similarity(example_vectors(subject, method), vector, dim=1)
+    cosines = F.cosine_similarity(rescaled(example_vectors(subject, method)), rescaled(vector), dim=1)
     itself = (example_tensors(subject) == image).flatten(1).all(dim=1)
     cosines = cosines.masked_fill(itself, -2.0)
     best = cosines.topk(min(FIRST, int((~itself).sum())))

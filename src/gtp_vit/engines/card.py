@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gtp_vit.engines.description import Description
+from gtp_vit.engines.engine import INPUT
+
 if TYPE_CHECKING:
     from gtp_vit.engines.export import Checked
 
@@ -27,11 +30,11 @@ outputs = model([images])[0]
 }
 
 
-def card(file: str, about: dict[str, Any], checks: Sequence[Checked], images: str) -> str:
+def card(file: str, about: Description, checks: Sequence[Checked], images: str) -> str:
     """The card as Markdown."""
-    method, given, output = about["method"], about["input"], about["output"]
+    method, given = about.method, about.preparation
     reduced = "unreduced" if method is None else f"reduced by {method['method']}"
-    height, width = given["size"]
+    height, width = about.size
     settings = (
         "" if method is None else ", ".join(f"{key} = {value}" for key, value in method.items() if key != "method")
     )
@@ -48,39 +51,41 @@ def card(file: str, about: dict[str, Any], checks: Sequence[Checked], images: st
     lines = [
         f"# {file}",
         "",
-        f"{about['model']}, {reduced}, {about['precision']}, for {about['engine']}. "
-        f"{about['macs']['exported'] / 1e9:.3f} GMACs an image, {about['macs']['share']:.0%} of the unreduced model's.",
+        f"{about.model}, {reduced}, {about.precision}, for {about.engine}. "
+        f"{about.exported / 1e9:.3f} GMACs an image, {about.share:.0%} of the unreduced model's.",
         "",
         "## Input and output",
-        f"- input `{given['name']}`: float32 [batch, {given['channels']}, {height}, {width}], any batch",
-        f"- output `{output['name']}`: float32, {output['width']} numbers ({output['kind']})",
+        f"- input `{INPUT}`: float32 [batch, {about.channels}, {height}, {width}], any batch",
+        f"- output `{about.output}`: float32, {about.width} numbers ({about.kind})",
         f"- preparation: {'; '.join(prepare)}",
         "",
         "## Use",
-        _RUN[about["engine"]].format(file=file, hint="bf16" if about["precision"] == "bf16" else "f32"),
+        _run(file, about),
         "The file holds standard operators only, and its description as JSON in the metadata, under the key `gtp_vit`:",
         "preparation, names of the classes, settings and versions.",
         "",
         "## Checked",
-        f"In {about['engine']} against torch with the same method, on {images}:",
+        f"In {about.engine} against torch with the same method, on {images}:",
         "",
         f"| {' | '.join(CHECK_COLUMNS)} |",
         "|---|---|---|---|---|",
         *("| " + " | ".join(check_row(check)) + " |" for check in checks),
         "",
         "## Made from",
-        f"- weights: {about['weights']['from'] or 'not named'}, fingerprint {about['weights']['fingerprint']}",
+        f"- weights: {about.weights or 'not named'}, fingerprint {about.fingerprint}",
         *([f"- settings: {settings}"] if settings else []),
-        f"- ONNX opset {about['opset']}; "
-        + ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+        f"- ONNX opset {about.opset}; " + ", ".join(f"{name} {version}" for name, version in about.versions.items()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def run_lines(file: str, about: dict[str, Any]) -> str:
+def run_lines(file: str, about: Description) -> str:
     """The lines of Python that run a file in its engine."""
-    code = _RUN[about["engine"]].format(file=file, hint="bf16" if about["precision"] == "bf16" else "f32")
-    return code.removeprefix("```python\n").removesuffix("\n```")
+    return _run(file, about).removeprefix("```python\n").removesuffix("\n```")
+
+
+def _run(file: str, about: Description) -> str:
+    return _RUN[about.engine].format(file=file, hint="bf16" if about.precision == "bf16" else "f32")
 
 
 def check_row(check: Checked) -> list[str]:

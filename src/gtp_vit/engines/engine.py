@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gtp_vit.engines.graph import Stored
 from gtp_vit.errors import GTPError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,8 +48,11 @@ class Engine(Protocol):
     def load(self, path: Path, precision: str, threads: int, batch: int | None) -> Run:
         """A function that runs the file, on this many threads; `batch` = it will always get this many images."""
 
-    def about(self, path: Path) -> str | None:
-        """What is stored under METADATA; None if nothing is."""
+    def open(self, path: Path) -> Stored:
+        """What is stored under METADATA, and the graph; nothing is run."""
+
+    def files(self, path: Path) -> list[Path]:
+        """The files that running this one reads, itself first; those that are missing, too."""
 
     def versions(self) -> dict[str, str]:
         """Versions of the packages that make and run files."""

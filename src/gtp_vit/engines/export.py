@@ -20,12 +20,15 @@ from gtp_vit.engines import check_precision, engine_of
 from gtp_vit.engines.about import about
 from gtp_vit.engines.card import card
 from gtp_vit.engines.child import outputs_of
+from gtp_vit.engines.description import Description
+from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.program import check_exportable, output_of, write_onnx
 from gtp_vit.errors import BadInput, BadSetting, GTPError, first_line
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.patch import host_of
 from gtp_vit.runs.files import explained
+from gtp_vit.tensors import rescaled
 
 BATCHES = (1, 3, 8)
 MOST_IMAGES = 300  # more do not change the ranges of 8-bit numbers
@@ -115,7 +118,7 @@ def export(
             say("finding the ranges of 8-bit numbers" if precision == "int8" else "writing the file")
             some = None if images is None else images[:MOST_IMAGES].float().cpu().numpy()
             try:
-                engine.make(onnx, made, precision, some, json.dumps(description))
+                engine.make(onnx, made, precision, some, json.dumps(description.to_dict()))
             except GTPError:
                 raise
             except Exception as error:  # engines raise errors of many classes; a full disk is one of them
@@ -124,6 +127,7 @@ def export(
             for each in folder.glob("float.onnx*"):
                 each.unlink()
             say("comparing the file with torch")
+            _check_graph(engine, made, description)
             checks = _check(model, made, precision, images)
             what = "noise" if images is None else "images that were given"
             text = card(path.name, description, checks, what)
@@ -136,7 +140,7 @@ def export(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     files = tuple(path.with_name(each.name) for each in reversed(written))
-    return Exported(path, files, description, checks, what)
+    return Exported(path, files, description.to_dict(), checks, what)
 
 
 def _silent(_: str) -> None:
@@ -168,6 +172,13 @@ def _check_space(folder: Path, needs: Path) -> None:
     free, size = shutil.disk_usage(folder).free, needs.stat().st_size if needs.exists() else 0
     if free < size:
         raise OSError(28, f"No space left on device ({free / 1e6:.0f} MB are free, about {size / 1e6:.0f} are needed)")
+
+
+def _check_graph(engine: Engine, made: Path, description: Description) -> None:
+    """Raise GTPError for a file that would be refused as contradicting itself when it is read."""
+    problem = description.refusal(engine.open(made).graph())
+    if problem is not None:
+        raise GTPError(f"the exported file is not what it says: {problem}; nothing was written")
 
 
 def _check(model: Any, made: Path, precision: str, images: Tensor | None) -> tuple[Checked, ...]:
@@ -202,7 +213,7 @@ def compare(wanted: Tensor, found: Tensor, classes: bool) -> Checked:
     if classes:
         same = 100 * float((one.argmax(dim=1) == other.argmax(dim=1)).double().mean())
         kl = float(kl_per_image(one, other).mean())
-    cosine = torch.nn.functional.cosine_similarity(one, other, dim=1)
+    cosine = torch.nn.functional.cosine_similarity(rescaled(one), rescaled(other), dim=1)
     exact = int((difference <= EXACT * max(largest, 1.0)).sum())
     return Checked(len(one), float(difference.max()), largest, exact, float(cosine.min()), same, kl)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -30,15 +29,6 @@ class ExportedModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.from_numpy(self.run(images.float().contiguous().numpy()))
-
-
-def file_fingerprint(path: Path) -> str:
-    """A hash of an exported file, and of its weights beside it."""
-    digest = hashlib.sha256()
-    for each in (path, path.with_suffix(".bin"), path.with_name(f"{path.name}.data")):
-        if each.is_file():
-            digest.update(each.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 @contextmanager

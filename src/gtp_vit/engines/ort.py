@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gtp_vit.engines.engine import METADATA, Array, Engine, Run
+from gtp_vit.engines.graph import Graph, Port, Stored, convolution_macs, product_macs, total_macs
 
 LARGEST_FILE = 1_900_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
 
@@ -53,14 +56,82 @@ class OnnxRuntime(Engine):
         name = session.get_inputs()[0].name
         return lambda images: session.run(None, {name: images})[0]
 
-    def about(self, path: Path) -> str | None:
+    def open(self, path: Path) -> Stored:
         import onnx as format
 
-        stored = format.load(path, load_external_data=False).metadata_props
-        return next((entry.value for entry in stored if entry.key == METADATA), None)
+        model = format.load(path, load_external_data=False)
+        about = next((entry.value for entry in model.metadata_props if entry.key == METADATA), None)
+        return Stored(about, lambda: _graph(model, path.parent))
+
+    def files(self, path: Path) -> list[Path]:
+        import onnx as format
+
+        model = format.load(path, load_external_data=False)
+        places = {
+            entry.value for tensor in _outside(model) for entry in tensor.external_data if entry.key == "location"
+        }
+        # Beside the file, or where it really is if it is a link: versions of the engine differ.
+        beside = [folder / place for place in sorted(places) for folder in (path.parent, path.resolve().parent)]
+        return list(dict.fromkeys([path, *beside]))
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in self.needs}
+
+
+_PRODUCTS = {"MatMul", "MatMulInteger", "Gemm"}
+_EIGHT_BITS = {"MatMulInteger", "DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear", "QLinearMatMul"}
+_LARGE = 4096  # bytes; the numbers of larger constants decide no shape
+
+
+def _outside(model: Any) -> Iterator[Any]:
+    """The tensors of a model whose numbers are in other files, in graphs inside the graph as well."""
+    from onnx.external_data_helper import _get_all_tensors, uses_external_data
+
+    return (tensor for tensor in _get_all_tensors(model) if uses_external_data(tensor))
+
+
+def _graph(model: Any, folder: Path) -> Graph:
+    """The graph of an ONNX model, which is changed: shapes are found anew for one image, not believed."""
+    import onnx as format
+    from onnx.external_data_helper import load_external_data_for_tensor
+
+    graph = model.graph
+    for tensor in _outside(model):
+        if math.prod(tensor.dims) <= _LARGE // 8:  # it may be a shape
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = format.TensorProto.DEFAULT
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    inputs = tuple(_port(each) for each in graph.input if each.name not in constants)
+    outputs = tuple(map(_port, graph.output))
+    del graph.value_info[:]
+    for tensor in graph.initializer:
+        if len(tensor.raw_data) > _LARGE:
+            tensor.ClearField("raw_data")
+    for each in graph.input:
+        if each.type.tensor_type.shape.dim:
+            each.type.tensor_type.shape.dim[0].dim_value = 1
+    for each in graph.output:
+        each.type.tensor_type.ClearField("shape")
+    known = format.shape_inference.infer_shapes(model, data_prop=True).graph
+    shapes: dict[str, Any] = {each.name: _port(each).shape for each in (*known.value_info, *known.input, *known.output)}
+    shapes |= constants
+    parts = []
+    for node in known.node:
+        if node.op_type in _PRODUCTS:
+            transposed = any(each.name == "transA" and each.i for each in node.attribute)
+            parts.append(product_macs(shapes.get(node.input[0]), shapes.get(node.output[0]), transposed=transposed))
+        elif node.op_type == "Conv":
+            parts.append(convolution_macs(shapes.get(node.input[1]), shapes.get(node.output[0])))
+    return Graph(inputs, outputs, total_macs(parts), any(node.op_type in _EIGHT_BITS for node in known.node))
+
+
+def _port(value: Any) -> Port:
+    import onnx as format
+
+    kind = value.type.tensor_type
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+    name = str(format.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if kind.elem_type else "no tensor"
+    return Port(value.name, name, tuple(sizes) if kind.HasField("shape") else None)
 
 
 def _quantise(onnx: Path, path: Path) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from gtp_vit.engines.engine import METADATA, Array, Engine, Run
+from gtp_vit.engines.graph import Graph, Port, Stored, convolution_macs, product_macs, total_macs
+from gtp_vit.errors import GTPError, first_line
 
 ISA = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_FP16"
@@ -80,11 +82,21 @@ class OpenVINO(Engine):
 
         return run
 
-    def about(self, path: Path) -> str | None:
+    def open(self, path: Path) -> Stored:
         import openvino
 
-        model = openvino.Core().read_model(path)
-        return model.get_rt_info([METADATA]).astype(str) if model.has_rt_info([METADATA]) else None
+        weights = path.with_suffix(".bin")
+        if not weights.is_file():
+            raise GTPError(f"its weights, {weights.name}, are not beside it")
+        try:
+            model = openvino.Core().read_model(path)
+        except RuntimeError as error:
+            raise GTPError(f"{_reason(error)} (its weights are in {weights.name} beside it)") from error
+        about = model.get_rt_info([METADATA]).astype(str) if model.has_rt_info([METADATA]) else None
+        return Stored(about, lambda: _graph(model))
+
+    def files(self, path: Path) -> list[Path]:
+        return list(dict.fromkeys([path, path.with_suffix(".bin"), path.resolve().with_suffix(".bin")]))
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in self.needs}
@@ -113,6 +125,47 @@ def make_safe() -> None:
     if problem is not None:
         os.environ[ISA] = SAFE_ISA
         warnings.warn(f"{problem}; it runs with {ISA}={SAFE_ISA}, set that wherever the file is used", stacklevel=3)
+
+
+def _reason(error: RuntimeError) -> str:
+    """What OpenVINO says of an error; its first lines name places in its own source."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    return next(iter(told), first_line(error))
+
+
+def _graph(model: Any) -> Graph:
+    """The graph of a model, which is changed: its shapes are those for one image afterwards."""
+    inputs, outputs = tuple(map(_port, model.inputs)), tuple(map(_port, model.outputs))
+    if len(inputs) == 1 and inputs[0].shape:
+        model.reshape([1, *(-1 if size is None else size for size in inputs[0].shape[1:])])
+    parts, eight_bits = [], False
+    for operation in model.get_ordered_ops():
+        kind = operation.get_type_name()
+        eight_bits = eight_bits or kind == "FakeQuantize"
+        if kind == "MatMul":
+            transposed = bool(operation.get_attributes().get("transpose_a"))
+            left, out = _shape(operation.input(0)), _shape(operation.output(0))
+            parts.append(product_macs(left, out, transposed=transposed))
+        elif kind in ("Convolution", "GroupConvolution"):
+            parts.append(convolution_macs(_shape(operation.input(1)), _shape(operation.output(0))))
+        elif kind == "ScaledDotProductAttention":
+            query, key, out = _shape(operation.input(0)), _shape(operation.input(1)), _shape(operation.output(0))
+            seen = None if query is None or key is None else (*query[:-1], key[-2])
+            parts += [product_macs(query, seen), product_macs(seen, out)]
+    return Graph(inputs, outputs, total_macs(parts), eight_bits)
+
+
+def _port(value: Any) -> Port:
+    name = value.any_name if value.names else "without a name"
+    return Port(name, str(value.element_type.to_dtype()), _shape(value))
+
+
+def _shape(value: Any) -> tuple[int | None, ...] | None:
+    shape = value.get_partial_shape()
+    if shape.rank.is_dynamic:
+        return None
+    return tuple(size.get_length() if size.is_static else None for size in shape)
 
 
 def _quantise(model: Any, images: Array, smoothing: Sequence[float]) -> Any:

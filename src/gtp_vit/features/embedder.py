@@ -17,6 +17,7 @@ from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.inputs.data import Batch
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.patch import host_of, is_patched, tower_of
+from gtp_vit.tensors import rescaled
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 # What a model gives, in words.
@@ -107,7 +108,10 @@ class Embedder:
                 f"the model returns {what} for {len(images)} images; it should return {wanted or 'a vector for each'}"
             )
         found = found.float().cpu()
-        return found / found.norm(dim=-1, keepdim=True) if self.normalise else found
+        if not self.normalise:
+            return found
+        found = rescaled(found)
+        return found / found.norm(dim=-1, keepdim=True)
 
     def _forward(self, images: Tensor) -> Any:
         if self.kind is None:

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtp_vit.features.contents import VERSION, finished_shards, make_manifest, name_of, prepare, write_manifest
+from gtp_vit.features.contents import finished_shards, make_manifest, name_of, prepare, write_manifest
 from gtp_vit.features.embedder import Embedded, Embedder
-from gtp_vit.features.shards import FORMATS, Shard, fingerprint
+from gtp_vit.features.shards import FORMATS, VERSION, Shard, fingerprint
 from gtp_vit.inputs.data import Batch, ImageFiles, ImageStream, InMemory, batches, planned_batches
 from gtp_vit.inputs.rows import Rows
 from gtp_vit.inputs.tars import Tars
@@ -32,6 +32,7 @@ from gtp_vit.runs.files import Lock, explained, write_atomically
 # Processes report to each other this often. Often enough that none waits until the network gives up (after half an
 # hour), seldom enough that waiting for the slowest costs nothing.
 SECONDS_BETWEEN_REPORTS = 60.0
+LOCK = ".gtp-vit-embed.lock"  # it is deleted at the end, so no user's file may be called like it
 
 ImagesDone = Callable[[int, int | None, float], None]  # images done, their total if it is known, images a second
 
@@ -148,7 +149,6 @@ class _Work:
             "first": self.number * self.shard_size,
             "images": len(embeddings) + len(unreadable) + len(not_finite),
             "embedded": len(embeddings),
-            "fingerprint": fingerprint(embeddings),
             "unreadable": {str(place): text for place, text in sorted(unreadable.items())},
             "not_finite": {str(place): text for place, text in sorted(not_finite.items())},
         }
@@ -159,6 +159,7 @@ class _Work:
             _joined([part.labels for part in parts]) if self.labels else None,
             {**about, "run": self.run},
         )
+        about["fingerprint"] = shard.about["fingerprint"] = fingerprint(shard)
         write_atomically(self.folder / name_of(self.number, self.form), FORMATS[self.form].content(shard))
         self.written[self.number] = about
 
@@ -218,7 +219,7 @@ def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if distributed.is_first():
-        lock = Lock(folder / ".lock")
+        lock = Lock(folder / LOCK)
     try:
         if distributed.is_first():
             prepare(folder, run, restart)
@@ -230,7 +231,7 @@ def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
     finally:
         if lock is not None:
             with contextlib.suppress(OSError):
-                (folder / ".lock").unlink()
+                (folder / LOCK).unlink()
             lock.release()
 
 

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gtp_vit.errors import GTPError, first_line
+from gtp_vit.errors import GTPError, first_line, shown
 
 METADATA = "gtp_vit"
+VERSION = 2  # of shards and of the manifest; files of version 1 proved their vectors only
 LONGEST_HEADER = 90_000_000  # safetensors refuses to read headers of more than 100 MB
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,6 +55,9 @@ class Format(Protocol):
 
     def read(self, path: Path) -> Shard:
         """The whole file."""
+
+    def is_ours(self, path: Path) -> bool:
+        """Does its header say that this package wrote it? It may be damaged behind that."""
 
 
 class Safetensors(Format):
@@ -99,6 +103,15 @@ class Safetensors(Format):
             stored.get("labels"),
             {} if about is None else about,
         )
+
+    def is_ours(self, path: Path) -> bool:
+        try:
+            with path.open("rb") as file:  # the library refuses files that were cut off
+                length = int.from_bytes(file.read(8), "little")
+                header: Any = json.loads(file.read(length)) if length <= 2 * LONGEST_HEADER else None
+            return _about(header["__metadata__"]) is not None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False
 
     def _metadata(self, path: Path) -> dict[str, str]:
         from safetensors import safe_open
@@ -154,6 +167,14 @@ class Parquet(Format):
             {} if about is None else about,
         )
 
+    def is_ours(self, path: Path) -> bool:
+        try:
+            return self.about(path) is not None
+        except FileNotFoundError:
+            raise
+        except Exception:  # the library raises errors of many classes; a file that was cut off has no header
+            return False
+
 
 _EVERY: tuple[Format, ...] = (Safetensors(), Parquet())
 FORMATS = {each.name: each for each in _EVERY}
@@ -176,12 +197,58 @@ def read_about(path: Path) -> dict[str, Any]:
         ) from error
     if found is None:
         raise GTPError(f"{path} was not written by gtp-vit embed; move it away, or write to another folder")
+    if found.get("version") != VERSION:
+        raise GTPError(
+            f"{path} has version {shown(found.get('version'))} of these files, and this gtp-vit has {VERSION}; begin "
+            "anew with --restart, or write to another folder"
+        )
+    if not _is_complete(found):
+        raise _changed(path)
     return found
 
 
-def fingerprint(embeddings: Array) -> str:
-    """A hash of the vectors, for finding out whether a file is still what was written."""
-    return hashlib.sha256(embeddings.tobytes()).hexdigest()[:16]
+def read_shard(path: Path, about: dict[str, Any] | None = None) -> Shard:
+    """The content of a file, proved to be what was written; `about` = what its manifest says of it, too."""
+    said = read_about(path)
+    if any(said[key] != value for key, value in (about or {}).items()):
+        raise _changed(path)
+    try:
+        shard = format_of(path).read(path)
+        whole = fingerprint(shard) == said["fingerprint"]
+    except Exception as error:  # both libraries raise errors of many classes
+        raise _changed(path) from error
+    if not whole:
+        raise _changed(path)
+    return shard
+
+
+def _changed(path: Path) -> GTPError:
+    return GTPError(f"{path} has changed since it was written; delete it and start the same command again")
+
+
+_TYPES = {"shard": int, "first": int, "images": int, "embedded": int, "fingerprint": str, "run": dict}
+
+
+def _is_complete(about: dict[str, Any]) -> bool:
+    """Does it have all that a shard says of itself?"""
+    texts = [about.get(key) for key in ("unreadable", "not_finite")]
+    return all(type(about.get(key)) is kind for key, kind in _TYPES.items()) and all(
+        isinstance(each, dict) and all(isinstance(text, str) and key.isdecimal() for key, text in each.items())
+        for each in texts
+    )
+
+
+def fingerprint(shard: Shard) -> str:
+    """A hash of all that a file holds: vectors, places, names, labels, and what it says of itself."""
+    digest = hashlib.sha256()
+    about = {key: value for key, value in shard.about.items() if key != "fingerprint"}
+    labels = "no labels" if shard.labels is None else "labels"
+    digest.update(json.dumps([about, shard.names, labels], sort_keys=True).encode())
+    for array in (shard.embeddings, shard.places, shard.labels):
+        if array is not None:
+            digest.update(f"{array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _shape(about: dict[str, Any] | None) -> list[int]:

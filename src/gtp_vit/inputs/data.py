@@ -23,6 +23,7 @@ from gtp_vit.inputs.rows import Rows
 from gtp_vit.patch import host_of
 
 WANTED = "give a folder with one folder of images for each class"
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # as timm calls them
 
 
 class Item(NamedTuple):

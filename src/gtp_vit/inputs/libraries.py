@@ -138,6 +138,8 @@ class Processed:
         if usual and "height" in size and not crops:
             found |= {"crop_pct": 1.0, "crop_mode": "squash"}
         elif usual and "shortest_edge" in size and crops and crop.get("height") == crop.get("width"):
+            if crop["height"] > size["shortest_edge"]:  # it pads; timm has no word for that
+                return {"processor": stored}
             found |= {"crop_pct": round(crop["height"] / size["shortest_edge"], 6), "crop_mode": "center"}
         else:
             return {"processor": stored}

@@ -11,6 +11,7 @@ Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -80,6 +81,15 @@ def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries
     )
 
 
+def check_values_attention(size: Tensor | None) -> None:
+    """Sizes are at least 0, and some key of each image has one: else there is nothing to attend to."""
+    if size is None or not size.is_floating_point() or size.numel() == 0 or size.is_meta:
+        return  # kinds are looked at later
+    if not bool((size >= 0).all()) or not bool((size > 0).any(dim=1).all()):  # NaN is not at least 0, either
+        wanted = "sizes must be 0 or more, and in each image one must be more than 0"
+        _refuse("attention", wanted, size=size.flatten()[:8].tolist())
+
+
 def _check_tokens(
     operator: str, x: Tensor, branch: Tensor, image: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None
 ) -> tuple[int, int, int]:
@@ -110,7 +120,7 @@ def _fit_tokens(x: Tensor, branch: Tensor, norm_weight: Tensor | None, norm_bias
 
 def check_reduce(
     x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
-    removed: int, norm_weight: Tensor | None, norm_bias: Tensor | None,
+    removed: int, alpha: float, norm_weight: Tensor | None, norm_bias: Tensor | None,
 ) -> None:  # fmt: skip
     """x, branch [B, N, C], scores, position [B, M], size [B, N], neighbours [B or 1, M0, W], root [B or 1, M0]."""
     batch, tokens, count = _check_tokens("reduce", x, branch, position, norm_weight, norm_bias)
@@ -123,11 +133,29 @@ def check_reduce(
         _refuse("reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
     if lists[0] != batch and lists[0] != 1:
         _refuse("reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
+    if not -math.inf < alpha < math.inf:
+        _refuse("reduce", "alpha must be a finite number", alpha=alpha)
     if not 0 < removed < count:
         _refuse("reduce", "removed must be in 1 ... M - 1: one must stay", removed=removed, position=position)
     if position.dtype != torch.int64 or neighbours.dtype != torch.int64:
         found = {"position": position.dtype, "neighbours": neighbours.dtype}
         _refuse("reduce", "position and neighbours must be int64", **found)
+
+
+def check_values_reduce(position: Tensor, neighbours: Tensor) -> None:
+    """No cell is twice among the tokens, or in a list of neighbours, where one implementation would count it twice."""
+    if position.is_meta:
+        return
+    patches = neighbours.shape[1]
+    for name, cells in (("position", position), ("neighbours", neighbours)):
+        ordered = cells.sort(dim=-1).values
+        twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] < patches)  # M0 fills short lists
+        if bool(twice.any()):
+            _refuse("reduce", f"no cell may be twice in a row of {name}", cell=int(ordered[..., 1:][twice][0]))
+        low, high = (0, 0) if not cells.numel() else (int(ordered.min()), int(ordered.max()))
+        most = patches if name == "neighbours" else patches - 1
+        if not 0 <= low <= high <= most and cells.numel():
+            raise IndexError(f"gtp_vit.reduce: {name} has an entry that is no cell of the grid")
 
 
 def fits_reduce(

@@ -52,8 +52,11 @@ class Operator(Generic[Result]):
         fake: tensors of the results' shapes and dtypes, with any content.
         flops: the number of operations, given shapes in place of tensors; None = not counted.
         whole: names of the tensors that may be integers.
+        check_values: raises for numbers on which implementations would differ. They are looked at only where others
+            call (torch.ops.gtp_vit.*), as the package's own calls never have them.
 
-    `check`, `fits`, `fake` and `flops` get only the arguments that they have parameters of the same name for.
+    `check`, `fits`, `fake`, `flops` and `check_values` get only the arguments that they have parameters of the same
+    name for.
     """
 
     def __init__(
@@ -67,18 +70,20 @@ class Operator(Generic[Result]):
         fake: Callable[..., Result],
         flops: Callable[..., int] | None = None,
         whole: Collection[str] = (),
+        check_values: Callable[..., None] | None = None,
     ) -> None:
         types = get_type_hints(twin)
         results = ", ".join("Tensor" for _ in get_args(types.pop("return")))
         names = tuple(types)
         self.name, self.twin, self.by_set = name, twin, by_set
         self.check, self.fits, self.fake = (_with_some(each, names) for each in (check, fits, fake))
+        self.check_values = None if check_values is None else _with_some(check_values, names)
         self.whole = [names.index(each) for each in whole]
         parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
         _LIBRARY.define(f"{name}({parameters}) -> ({results})")
         self._by_twin = self._checked(twin)
-        _LIBRARY.impl(name, self._by_twin, "CompositeExplicitAutograd")
-        _LIBRARY.impl(name, self._by_native, "CPU")
+        _LIBRARY.impl(name, self._of_others(self._by_twin), "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, self._of_others(self._by_native), "CPU")
         _LIBRARY.impl(name, self._with_gradients, "Autograd")
         torch.library.register_fake(f"gtp_vit::{name}", self._checked(self.fake), lib=_LIBRARY)
         registered = getattr(torch.ops.gtp_vit, name)
@@ -109,10 +114,23 @@ class Operator(Generic[Result]):
 
         return call
 
+    def _of_others(self, function: Callable[..., Result]) -> Callable[..., Result]:
+        """`function` after a look at the numbers as well, for calls through torch's dispatcher."""
+        check_values = self.check_values
+        if check_values is None:
+            return function
+
+        def call(*arguments: Any) -> Result:
+            self.check(*arguments)  # shapes first
+            check_values(*arguments)
+            return function(*arguments)
+
+        return call
+
     def _with_gradients(self, *arguments: Any) -> Result:
         """The twin if a gradient is needed, since autograd knows torch's operators."""
         if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments):
-            return self._by_twin(*arguments)
+            return self._of_others(self._by_twin)(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return self.registered(*arguments)
 

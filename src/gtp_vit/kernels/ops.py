@@ -30,6 +30,7 @@ attention: Operator[tuple[Tensor, Tensor]] = Operator(
     fits=checks.fits_attention,
     fake=native.attention_results,
     flops=_attention_flops,
+    check_values=checks.check_values_attention,
 )
 reduce: Operator[tuple[Tensor, Tensor, Tensor, Tensor]] = Operator(
     "reduce",
@@ -40,6 +41,7 @@ reduce: Operator[tuple[Tensor, Tensor, Tensor, Tensor]] = Operator(
     fake=native.reduce_results,
     flops=_reduce_flops,
     whole=("scores", "position", "neighbours"),  # scores may be ranks; the others are cells
+    check_values=checks.check_values_reduce,
 )
 neighbours: Operator[tuple[Tensor, Tensor]] = Operator(
     "neighbours",

@@ -20,6 +20,7 @@ from gtp_vit.errors import BadSetting, UnsupportedBackbone
 from gtp_vit.measure.outputs import Arrays, Figure, Measure, finite_rows, refuse_shape, values
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import is_patched, patch, tower_of
+from gtp_vit.tensors import rescaled
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class Dense(Measure):
     def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
         if base.shape != found.shape:
             raise BadSetting(f"there are features of {list(found.shape)} and {list(base.shape)}: not the same patches")
-        length = base.norm(dim=2).clamp(min=1e-12)
-        error = ((found - base).norm(dim=2) / length).mean(dim=1)
-        distance = (1 - F.cosine_similarity(base, found, dim=2)).mean(dim=1).clamp(min=0)
+        unit, moved = rescaled(base), rescaled(found, like=base)
+        error = ((moved - unit).norm(dim=2) / unit.norm(dim=2).clamp(min=1e-12)).mean(dim=1)
+        distance = (1 - F.cosine_similarity(unit, rescaled(found), dim=2)).mean(dim=1).clamp(min=0)
         finite = finite_rows(base, found)
         both = {"patch_error": error, "patch_distance": distance}
         return {key: values(torch.where(finite, value, math.nan)) for key, value in both.items()}

@@ -21,6 +21,7 @@ from torch import Tensor
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.measure.identity import tensors_fingerprint
 from gtp_vit.measure.outputs import UNREDUCED, Array, Arrays, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.tensors import rescaled
 
 TEMPERATURE = 0.07  # of the votes of neighbours, as DINO's k-NN classifier has it
 
@@ -43,6 +44,7 @@ class Embeddings(Measure):
     searched: ClassVar[str] = "distance"
     summary: ClassVar[tuple[str, ...]] = ("distance", "neighbours")
     targets: ClassVar[dict[str, str]] = {"min_cosine": "distance", "min_neighbours": "neighbours"}
+    undefined: ClassVar[str] = "not finite, or zero, which has no direction"
     meaning: ClassVar[str] = "1 - cosine: how far an embedding points away from the unreduced model's."
 
     kind: str = "features"
@@ -68,17 +70,19 @@ class Embeddings(Measure):
         return found
 
     def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        cosine = F.cosine_similarity(base.double(), found.double(), dim=1)
-        distance = torch.where(finite_rows(base, found), (1 - cosine).clamp(min=0), math.nan)
+        cosine = F.cosine_similarity(rescaled(base.double()), rescaled(found.double()), dim=1)
+        directed = finite_rows(base, found) & (base != 0).any(dim=1) & (found != 0).any(dim=1)
+        distance = torch.where(directed, (1 - cosine).clamp(min=0), math.nan)
         arrays = {
             "distance": values(distance),
             "label": labels.numpy(force=True),
             "vector": torch.where(whole.unsqueeze(1), found.float(), math.nan).numpy(force=True),
         }
         if self.texts is not None:
-            texts = F.normalize(self.texts.to(found.device, torch.float32), dim=1)
-            nearest = (found.float() @ texts.T).argmax(dim=1)
-            arrays["text"] = torch.where(found.isfinite().all(dim=1), nearest, -1).numpy(force=True)
+            texts = F.normalize(rescaled(self.texts.to(found.device, torch.float32)), dim=1)
+            nearest = (rescaled(found.float()) @ texts.T).argmax(dim=1)
+            directed = found.isfinite().all(dim=1) & (found != 0).any(dim=1)
+            arrays["text"] = torch.where(directed, nearest, -1).numpy(force=True)
         return arrays
 
     def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
@@ -90,11 +94,12 @@ class Embeddings(Measure):
                 f"{self.k} neighbours are asked for, and among {count} images each has {count - 1} others, of which at "
                 f"most half may count; give more images, or --nearest {max((count - 1) // 2, 1)}"
             )
-        zero = int((base["vector"][compared] == 0).all(axis=1).sum())
-        if zero:
+        zero = np.flatnonzero((base["vector"] == 0).all(axis=1))
+        if len(zero):
             raise GTPError(
-                f"the unreduced model's embeddings are zero on {zero} of {count} images: they point nowhere, so there "
-                "is nothing to compare with; check its weights"
+                f"the unreduced model's embeddings are zero on {len(zero)} of {count} images (the first is image "
+                f"{zero[0]} of those that could be read): they point nowhere, so there is nothing to compare with; "
+                "check its weights"
             )
         labels = base["label"][compared]
         # Labels that are all the same, or all different, say nothing of neighbours.
@@ -103,7 +108,7 @@ class Embeddings(Measure):
         found: dict[str, Arrays] = {}
         for name, own in kept.items():
             neighbours, likeness = nearest if own is base else _nearest(own["vector"][compared], self.k)
-            finite = ~np.isnan(own["distance"][compared])  # other embeddings are near to none, and count as wrong
+            finite = ~np.isnan(own["distance"][compared])  # others have no direction: near to none, they count as wrong
             same = finite * (neighbours[:, :, None] == nearest[0][:, None, :]).any(axis=2).mean(axis=1)
             found[name] = {
                 "distance": own["distance"].astype(np.float64),
@@ -140,8 +145,8 @@ def _spread(some: Array, where: Array) -> Array:
 
 def _nearest(vectors: Array, k: int) -> tuple[Array, Array]:
     """The k nearest other images of each by cosine, and these cosines, [I, K] each."""
-    unit = F.normalize(torch.from_numpy(np.ascontiguousarray(vectors)), dim=1)
-    unit = unit.nan_to_num(0.0, 0.0, 0.0)  # an embedding that is not finite is near to none
+    unit = F.normalize(rescaled(torch.from_numpy(np.ascontiguousarray(vectors))), dim=1)
+    unit = unit.nan_to_num(0.0, 0.0, 0.0)  # an embedding that is zero or not finite is near to none
     places, cosines = [], []
     for begin in range(0, len(unit), 1024):
         part = unit[begin : begin + 1024] @ unit.T

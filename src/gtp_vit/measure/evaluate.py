@@ -54,7 +54,9 @@ class Score:
     figures: dict[str, Interval]  # those of the measure that could be computed
     damage: Interval  # the figure by which models are ranked: how far it is from the unreduced one
     seconds: float  # in the model's forward passes
-    not_finite: int  # images with outputs that are not finite; they count as wrong and have no damage
+    not_finite: (
+        int  # images with outputs that are not finite (embeddings: or zero); they count as wrong and have no damage
+    )
 
     def __getitem__(self, figure: str) -> Interval:
         return self.figures[figure]
@@ -72,7 +74,7 @@ class Evaluation:
     def not_finite(self) -> list[str]:
         """A sentence for each model with outputs that are not finite."""
         return [
-            f"{score.name}: {score.not_finite} of {score.images} images have outputs that are not finite"
+            f"{score.name}: {score.not_finite} of {score.images} images have outputs that are {self.measure.undefined}"
             for score in self.scores
             if score.not_finite
         ]

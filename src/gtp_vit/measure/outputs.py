@@ -51,6 +51,7 @@ class Measure:
     targets: ClassVar[dict[str, str]]  # target of a search -> the figure it bounds
     restores: ClassVar[bool] = False  # are reduced models patched with restore?
     meaning: ClassVar[str]  # a sentence for people
+    undefined: ClassVar[str] = "not finite"  # which outputs have no damage
     kind: str = "classes"  # the model's `Output.kind`, which says what to read of what it returns
 
     def settings(self) -> dict[str, Any]:

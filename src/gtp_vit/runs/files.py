@@ -15,6 +15,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write under a temporary name, then rename: readers see the old file or the new one, never a part."""
     data = content.encode() if isinstance(content, str) else content
     with explained(path):
+        _check_ordinary(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -38,10 +39,17 @@ def check_writable(*paths: Path | None) -> None:
         if path is not None:
             with explained(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.is_dir():
-                    raise IsADirectoryError(None, "it is a folder")
+                _check_ordinary(path)
                 with tempfile.TemporaryFile(dir=path.parent):
                     pass
+
+
+def _check_ordinary(path: Path) -> None:
+    """Raise OSError where a file cannot be replaced: root could replace /dev/null itself."""
+    if path.is_dir():
+        raise IsADirectoryError(None, "it is a folder")
+    if path.exists() and not path.is_file():
+        raise OSError(None, "it is no ordinary file")
 
 
 class Lock:
