@@ -8,6 +8,8 @@ import sys
 from inspect import ismodule
 from pathlib import Path
 
+import pytest
+
 import gtp_vit
 
 SOURCE = Path(gtp_vit.__file__).parent

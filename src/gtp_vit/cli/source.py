@@ -61,6 +61,9 @@ class DataFlags(ModelFlags):
     """Share of the image that is evaluated, if different from the checkpoint's own."""
     interpolation: str = ""
     """How images are resized, if different from the checkpoint's own."""
+    ignore_exif: bool = False
+    """Take pictures as they are stored. Without it they are turned upright as their EXIF data say; data sets such as
+    ImageNet are scored without that, by timm and torchvision, too."""
     device: str = "cpu"
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
 
@@ -159,6 +162,7 @@ def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
         img_size=flags.img_size,
         crop_pct=flags.crop_pct,
         interpolation=flags.interpolation,
+        ignore_exif=flags.ignore_exif,
         limit=flags.limit,
         labels=labels,
     )

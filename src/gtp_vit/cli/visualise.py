@@ -44,6 +44,8 @@ class Visualise(MethodFlags, ModelFlags):
     """Which layers to draw, counted from 0; four of them by default."""
     features: bool = False
     """Draw features of the patches instead, unreduced and restored: principal components as colours, and segments."""
+    ignore_exif: bool = False
+    """Take pictures as they are stored, not upright as their EXIF data say."""
     output: Path = Path("visualised")
     """Folder for the pictures and index.html."""
     json: bool = False
@@ -129,6 +131,6 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
     view = view_of(flags.model, model, img_size=flags.img_size)
     found = []
     for index, path in enumerate(flags.images):
-        picture, tensor = view(open_picture(path))
+        picture, tensor = view(open_picture(path, ignore_exif=flags.ignore_exif))
         found.append((f"{index}-{path.stem}", picture, tensor))
     return found

@@ -45,6 +45,7 @@ def card(file: str, about: dict[str, Any], checks: Sequence[Checked], images: st
     prepare.append("divide by 255")
     if "mean" in given:
         prepare.append(f"subtract {_numbers(given['mean'])}, divide by {_numbers(given['std'])} (per channel)")
+    prepare[0] = f"turn the picture upright as its EXIF data say; {prepare[0]}"
     lines = [
         f"# {file}",
         "",

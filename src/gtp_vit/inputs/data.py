@@ -7,6 +7,7 @@ back with the reason, and the caller counts it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class DataSettings:
     img_size: int | None = None
     crop_pct: float | None = None
     interpolation: str = ""
+    ignore_exif: bool = False  # take pictures as they are stored, not upright as their EXIF data say
     limit: int = 0  # only the first images, at most this many; 0 = all
     labels: bool = True  # False: they are not used, so folders need not be the model's classes
     transform: Any = None  # from a picture to a tensor; None: timm's, as the checkpoint's preparation says
@@ -63,8 +65,11 @@ class DataSettings:
 class ImageFiles(Dataset[Item]):
     """A timm reader with a place for every image."""
 
-    def __init__(self, reader: Any, transform: Any, shape: tuple[int, ...], limit: int = 0) -> None:
+    def __init__(
+        self, reader: Any, transform: Any, shape: tuple[int, ...], limit: int = 0, *, ignore_exif: bool = False
+    ) -> None:
         self.reader, self.transform, self.shape, self.limit = reader, transform, shape, limit
+        self.ignore_exif = ignore_exif
 
     def __len__(self) -> int:
         return min(len(self.reader), self.limit or len(self.reader))
@@ -79,7 +84,8 @@ class ImageFiles(Dataset[Item]):
             else:
                 file, label = self.reader[index]
             with contextlib.closing(file):
-                return Item(index, self.transform(pictures.decode(file)), _number(label), name, "")
+                picture = pictures.decode(file, ignore_exif=self.ignore_exif)
+                return Item(index, self.transform(picture), _number(label), name, "")
         except Exception as error:  # decoders raise errors of many classes
             return Item(index, torch.zeros(self.shape), -1, name, first_line(error))
 
@@ -90,14 +96,24 @@ class ImageStream(IterableDataset[Item]):
     Readers of streams leave out what they cannot decode; if the stream says how many there are, these are reported.
     """
 
-    def __init__(self, stream: Iterable[Any], transform: Any, shape: tuple[int, ...], limit: int = 0) -> None:
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        transform: Any,
+        shape: tuple[int, ...],
+        limit: int = 0,
+        *,
+        ignore_exif: bool = False,
+    ) -> None:
         self.stream, self.transform, self.shape, self.limit = stream, transform, shape, limit
+        self.ignore_exif = ignore_exif
 
     def __iter__(self) -> Iterator[Item]:
         index = -1
         for index, (image, label) in enumerate(itertools.islice(self.stream, self.limit or None)):
             try:
-                yield Item(index, self.transform(pictures.decode(image)), _number(label), f"image {index}", "")
+                picture = pictures.decode(image, ignore_exif=self.ignore_exif)
+                yield Item(index, self.transform(picture), _number(label), f"image {index}", "")
             except Exception as error:
                 yield Item(index, torch.zeros(self.shape), -1, f"image {index}", first_line(error))
         try:
@@ -179,9 +195,9 @@ def open_pictures(
     if files is not None:
         reader = tars.Tars(files, folder)
     elif isinstance(dataset, IterableDataset):
-        return ImageStream(dataset, transform, shape, settings.limit)
+        return ImageStream(dataset, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
     elif reader is None:
-        reader = TorchvisionReader(dataset)
+        reader = TorchvisionReader(dataset, ignore_exif=settings.ignore_exif)
     elif settings.dataset.startswith("hfds/"):
         reader = Rows(reader)
     if not settings.dataset:
@@ -199,7 +215,7 @@ def open_pictures(
             f"{folder} has {classes} classes, but the model has {wanted}; give the model's own data, or a "
             f"model with {classes} classes (--num-classes)"
         )
-    return ImageFiles(reader, transform, shape, settings.limit)
+    return ImageFiles(reader, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
 
 
 def _check_folder(settings: DataSettings) -> None:
@@ -260,10 +276,10 @@ class OneChannel:
 class TorchvisionReader:
     """A data set of torchvision with the interface of timm's readers."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, ignore_exif: bool = False) -> None:
         self.dataset, self.root = dataset, getattr(dataset, "root", "")
         if hasattr(dataset, "loader"):  # its own waits for pipes, and turns 16-bit grey into white
-            dataset.loader = pictures.load_picture
+            dataset.loader = functools.partial(pictures.load_picture, ignore_exif=ignore_exif)
 
     def __len__(self) -> int:
         return len(self.dataset)
