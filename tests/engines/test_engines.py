@@ -1057,3 +1057,20 @@ def test_the_page_says_how_equal_files_were():
     assert f"{len(compared) // len(ENGINES)} small random models" in page
     assert f"differ from torch by {worst:.1e} at most" in page
     assert f"GTP+ on all {len({row['family'] for row in found if row['method'] == 'gtp_plus'})} families" in page
+
+
+@needs("openvino")
+@pytest.mark.parametrize("how", ["missing", "cut off", "of another"])
+def test_weights_beside_a_file_that_are_broken_are_named(exported, tmp_path, how, capsys):
+    made = exported("openvino", "f32")
+    for path in (made, made.with_suffix(".bin")):
+        shutil.copy(path, tmp_path / path.name)
+    weights = tmp_path / made.with_suffix(".bin").name
+    if how == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:1000] if how == "cut off" else b"x" * 5000)
+    assert main(["evaluate", str(tmp_path / made.name)]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert weights.name in said
+    assert "core.cpp" not in said.split("(")[0]

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import TextIO
 
 from gtp_vit.cli.help import listing
-from gtp_vit.errors import GTPError, Incomplete, check_name
+from gtp_vit.errors import GTPError, Incomplete, check_name, printable
 
 # what each command does; its module, of the same name, is imported only when it runs
 COMMANDS = {
@@ -72,6 +72,11 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if sys.stderr is None:  # closed by whoever started the command
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
+    if sys.stdout is None:
+        _complain("standard output is closed, so nothing can be answered; send it to a file, or to /dev/null")
+        return Exit.FAILED
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -92,7 +97,12 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning on one line, without the place in our source."""
-    print(f"gtp-vit: {message}".replace("\n", " "), file=sys.stderr)
+    _complain(str(message))
+
+
+def _complain(text: str) -> None:
+    """A line on standard error; names of files may have anything in them."""
+    print(printable(f"gtp-vit: {text}".replace("\n", " ")), file=sys.stderr)
 
 
 def _run_command(words: list[str]) -> int:
@@ -110,12 +120,12 @@ def _run_command(words: list[str]) -> int:
         name = check_name("command", words[0], COMMANDS)
         importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
     except Incomplete as error:
-        print(f"gtp-vit: {error}".replace("\n", " "), file=sys.stderr)
+        _complain(str(error))
         return Exit.INCOMPLETE
     except GTPError as error:
         if debug:
             raise
-        print(f"gtp-vit: {error}".replace("\n", " "), file=sys.stderr)
+        _complain(str(error))
         return Exit.USAGE
     except BrokenPipeError:
         raise
@@ -129,7 +139,7 @@ def _run_command(words: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"gtp-vit: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
+        _complain(f"{type(error).__name__}: {error} (--debug shows where)")
         return Exit.FAILED
     return Exit.OK
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gtp_vit.engines.engine import METADATA, Array, Engine, Run
+from gtp_vit.errors import GTPError
 
 ISA = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_FP16"
@@ -63,7 +64,7 @@ class OpenVINO(Engine):
         import openvino
 
         core = openvino.Core()
-        model = core.read_model(path)
+        model = _read(core, path)
         if batch is not None:
             shape = model.input(0).partial_shape
             shape[0] = batch
@@ -83,11 +84,25 @@ class OpenVINO(Engine):
     def about(self, path: Path) -> str | None:
         import openvino
 
-        model = openvino.Core().read_model(path)
+        model = _read(openvino.Core(), path)
         return model.get_rt_info([METADATA]).astype(str) if model.has_rt_info([METADATA]) else None
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in self.needs}
+
+
+def _read(core: Any, path: Path) -> Any:
+    """The model in a file, whose weights are in a second one; OpenVINO's own errors name neither."""
+    weights = path.with_suffix(".bin")
+    if not weights.is_file():
+        raise GTPError(f"its weights, {weights.name}, are not beside it; copy both files")
+    try:
+        return core.read_model(path)
+    except RuntimeError as error:
+        why = (str(error).strip().splitlines() or ["no message"])[-1].strip()
+        raise GTPError(
+            f"it or its weights, {weights.name}, are damaged, or of two different exports ({why}); copy both files"
+        ) from error
 
 
 @functools.cache

@@ -57,6 +57,7 @@ class DataSettings:
     crop_pct: float | None = None
     interpolation: str = ""
     ignore_exif: bool = False  # take pictures as they are stored, not upright as their EXIF data say
+    count_links: bool = False  # count a picture once for each name that leads to it
     limit: int = 0  # only the first images, at most this many; 0 = all
     labels: bool = True  # False: they are not used, so folders need not be the model's classes
     transform: Any = None  # from a picture to a tensor; None: timm's, as the checkpoint's preparation says
@@ -77,7 +78,7 @@ class ImageFiles(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         name = str(self.reader.filename(index)) if hasattr(self.reader, "filename") else f"image {index}"
         try:
-            if hasattr(self.reader, "samples"):  # timm's reader of folders, which would wait for a pipe
+            if hasattr(self.reader, "samples"):  # files of a folder: opening one would wait for a pipe
                 pictures.check_is_file(self.reader.filename(index, absolute=True))
             if isinstance(self.reader, Rows):  # whose names are in the rows
                 name, file, label = self.reader.named(index)
@@ -184,13 +185,19 @@ def open_pictures(
 
     _check_folder(settings)
     folder = settings.data_dir
+    dataset: Any = None
     try:
-        how = folders.how_to_read(settings.dataset)
-        dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
+        if settings.dataset:
+            folders.check_no_loop(folder, settings.dataset)
+            how = folders.how_to_read(settings.dataset)
+            dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
+            reader: Any = getattr(dataset, "reader", None)
+        else:
+            reader = folders.Folder(folders.split_of(folder, settings.split), count_links=settings.count_links)
+    except GTPError:
+        raise
     except Exception as error:
-        none = f"no images in {folder}"
-        raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
-    reader: Any = getattr(dataset, "reader", None)
+        raise GTPError(f"no images in {folder}: {first_line(error)}") from error
     files = _tar_files(settings, reader)
     if files is not None:
         reader = tars.Tars(files, folder)
@@ -198,12 +205,15 @@ def open_pictures(
         return ImageStream(dataset, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
     elif reader is None:
         reader = TorchvisionReader(dataset, ignore_exif=settings.ignore_exif)
+        folders.leave_out_again(dataset, folder, count_links=settings.count_links)
     elif settings.dataset.startswith("hfds/"):
         reader = Rows(reader)
-    if not settings.dataset:
-        folders.name_others(Path(reader.root))
+    else:
+        folders.leave_out_again(reader, folder, count_links=settings.count_links)
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; {WANTED}")
+    if not settings.dataset:
+        folders.name_others(Path(reader.root))
     classes = len(getattr(reader, "class_to_idx", ()))
     if settings.labels and classes and wanted and classes != wanted:
         empty = folders.empty_classes(Path(getattr(reader, "root", folder)), reader.class_to_idx)
@@ -220,6 +230,8 @@ def open_pictures(
 
 def _check_folder(settings: DataSettings) -> None:
     folder = settings.data_dir
+    if not settings.dataset and folder.is_file():
+        raise GTPError(f"{folder} is a file; give the folder that it is in, and --limit 1 for one picture of it")
     if not settings.dataset and not folder.is_dir():
         near = [path.name for path in folder.parent.glob(f"{folder.name[:3]}*")] if folder.parent.is_dir() else []
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -230,7 +242,8 @@ def _tar_files(settings: DataSettings, reader: Any) -> list[Path] | None:
     """The tar files of a WebDataset that is on this disk; None for streams and everything else."""
     if not settings.dataset.startswith("wds/") or reader is None or reader.split_info.alt_label:
         return None
-    return tars.paths_of(settings.data_dir, reader.split_info.filenames)
+    found = tars.paths_of(settings.data_dir, reader.split_info.filenames)
+    return None if found is None else folders.tars_once(found, settings.data_dir, count_links=settings.count_links)
 
 
 def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = None) -> Any:
