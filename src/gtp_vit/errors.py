@@ -89,6 +89,13 @@ def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
     raise UnknownName(f"unknown {kind} {shown(name)}{hint} Allowed: {', '.join(names)}")
 
 
+def unknown_flag(written: str, named: Iterable[str]) -> UnknownName:
+    """The error for a flag that is not among those of a command."""
+    close = difflib.get_close_matches(written, list(named), n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "--help shows all of them"
+    return UnknownName(f"unknown flag {shown(written)}; {hint}")
+
+
 def check_range(
     name: str, value: object, low: float, high: float, *, above_low: bool = False, whole: bool = False, why: str = ""
 ) -> None:

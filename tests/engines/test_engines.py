@@ -1074,3 +1074,17 @@ def test_weights_beside_a_file_that_are_broken_are_named(exported, tmp_path, how
     said = capsys.readouterr().err
     assert weights.name in said
     assert "core.cpp" not in said.split("(")[0]
+
+
+@needs_onnxruntime
+def test_a_file_is_benchmarked_in_its_engine(fashion, capsys):
+    assert main(["benchmark", str(fashion / FILE), "--rounds", "3", "--batch-size", "2", "--json"]) == Exit.OK
+    found = json.loads(capsys.readouterr().out)
+    (timed,) = found["timed"]
+    assert timed["engine"] == "onnxruntime"
+    assert [timing["name"] for timing in timed["timings"]] == ["unreduced", FILE, "eager torch, unreduced"]
+    assert found["settings"]["method"] == "gtp_plus"
+    assert main(["benchmark", str(fashion / FILE), "--engine", "openvino"]) == Exit.USAGE
+    assert "has its own engine, precision and weights; leave out --engine" in capsys.readouterr().err
+    assert main(["benchmark", "nowhere.onnx"]) == Exit.USAGE
+    assert "there is no file nowhere.onnx" in capsys.readouterr().err

@@ -67,9 +67,22 @@ def from_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tupl
                 f"{path.name} is compared with the float model it was made from, whose weights "
                 f"({weights or 'not named'}) are not here; give --checkpoint FILE or --pretrained"
             )
-    size, output = about["input"]["size"], about["output"]
+    return file, _with_sizes(flags, about)
+
+
+def timed_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tuple[ExportedFile, Flags]:
+    """The exported file that the flags name to be timed, and the flags of its model, whose weights do not matter."""
+    file = named_file(flags, chosen, words)
+    return file, _with_sizes(flags, file.about)
+
+
+def _with_sizes(flags: Flags, about: dict[str, Any]) -> Flags:
+    """The flags with the model that a file was made from, and its sizes."""
+    name, size, output = about["model"], about["input"]["size"], about["output"]
+    if has_own_weights(name) and name != embedded.NAME:
+        return dataclasses.replace(flags, model=name)
     sizes: dict[str, Any] = _sizes(name, size, 0 if output["kind"] in ("features", "tokens") else output["width"])
-    return file, dataclasses.replace(flags, model=name, **sizes)
+    return dataclasses.replace(flags, model=name, **sizes)
 
 
 def _sizes(name: str, size: Sequence[int], width: int) -> dict[str, int]:

@@ -110,9 +110,13 @@ def export(
     with kept_if_used(path.parent), _temporary(path) as folder, explained(path):
         description = about(model, engine, precision, classes, name, weights, preparation)
         onnx, made = folder / "float.onnx", folder / path.name
-        say("tracing the model")
+        say("tracing the model (half a minute for a small one)")
         write_onnx(model, onnx)
-        say("finding the ranges of 8-bit numbers" if precision == "int8" else "writing the file")
+        say(
+            "finding the ranges of 8-bit numbers (a minute)"
+            if precision == "int8"
+            else "writing the file (some seconds)"
+        )
         some = None if images is None else images[:MOST_IMAGES].float().cpu().numpy()
         try:
             engine.make(onnx, made, precision, some, json.dumps(description))
@@ -123,7 +127,7 @@ def export(
             raise GTPError(f"{engine.name} cannot make {path.name}: {first_line(error)}") from error
         for each in folder.glob("float.onnx*"):
             each.unlink()
-        say("comparing the file with torch")
+        say("comparing the file with torch at batch 1, 3 and 8 (some seconds)")
         checks = _check(model, made, precision, images)
         what = "noise" if images is None else "images that were given"
         text = card(path.name, description, checks, what)
