@@ -7,6 +7,7 @@ of gtp_vit without it (commands, help, errors), and the names of flags from the 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -26,12 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = None if None in (sys.stdout, sys.stderr) else quick_answer(words)
         if code is not None:
+            sys.stdout.flush()  # here, where a closed pipe can still be caught
             return code
         from gtp_vit.cli.app import main as run
     except KeyboardInterrupt:
         print("gtp-vit: interrupted; run it again", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has enough, e.g. head
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
         return 1
     return run(words)
 

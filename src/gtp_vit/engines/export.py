@@ -134,6 +134,8 @@ def export(
         _card_of(made).write_text(text, encoding="utf-8")
         ready = [each for each in folder.iterdir() if each.name != LOCK]
         written = sorted(ready, key=lambda each: each.suffix == path.suffix)  # what names others last
+        if len(ready) > 2:  # weights of their own: old and new ones must never be mixed, not even by a kill
+            path.unlink(missing_ok=True)
         for each in written:
             with open(each, "rb") as file:
                 os.fsync(file.fileno())

@@ -208,7 +208,7 @@ def open_pictures(
         folders.leave_out_again(dataset, folder, count_links=settings.count_links)
     elif settings.dataset.startswith("hfds/"):
         reader = Rows(reader)
-    else:
+    elif settings.dataset:  # a folder of ours has each once
         folders.leave_out_again(reader, folder, count_links=settings.count_links)
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; {WANTED}")

@@ -62,8 +62,8 @@ def kept_if_used(folder: Path) -> Iterator[None]:
 
 def make_folder(folder: Path) -> list[Path]:
     """Make a folder and those above it; returns those that were not there, the innermost first."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     with explained(folder):
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     return missing
 
