@@ -62,6 +62,7 @@ def measure(options: Options, model: str, cost: int) -> int:
         str(weights),
         "--data-dir",
         str(options.val),
+        "--ignore-exif",  # as ImageNet is scored
         "--at-propagate",
         str(cost),
     ]

@@ -69,7 +69,7 @@ def load(name: str, weights: Path) -> Any:
 
 def read(model: Any, folder: Path, count: int) -> Tensor:
     """Images, evenly spread over the folder, in the size of the model's grid."""
-    settings = DataSettings(folder, crop_pct=0.9, img_size=224, labels=False)
+    settings = DataSettings(folder, crop_pct=0.9, img_size=224, labels=False, ignore_exif=True)
     return first_images(spread_images(open_images(model, settings), count), count, model)
 
 

@@ -94,7 +94,8 @@ def measure(name: str, options: Options) -> list[dict[str, Any]]:
     recipes = [read_recipe(f"{name}-{options.share}"), *learned]
     plans, _ = plan(encoder, options.methods, [budget], recipes)
     dataset = spread_images(
-        open_images(encoder, DataSettings(options.data_dir, crop_pct=0.9, labels=False)), options.images
+        open_images(encoder, DataSettings(options.data_dir, crop_pct=0.9, labels=False, ignore_exif=True)),
+        options.images,
     )
     models = models_of(encoder, plans)
     found = evaluate(models, dataset, batch_size=32, workers=1, measure=WithHead(head=whole.head.eval()))
@@ -112,7 +113,7 @@ def calibrated(encoder: nn.Module, name: str, options: Options) -> list[Recipe]:
     """GTP+ that has learned on other images what matters to the embedding, if such images are given."""
     if options.calibration is None:
         return []
-    others = open_images(encoder, DataSettings(options.calibration, crop_pct=0.9, labels=False))
+    others = open_images(encoder, DataSettings(options.calibration, crop_pct=0.9, labels=False, ignore_exif=True))
     images = first_images(spread_images(others, LEARNED_ON), LEARNED_ON, encoder)
     return [calibrate(encoder, images, macs=options.share, name=name)]
 

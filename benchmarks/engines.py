@@ -151,10 +151,14 @@ def damage(options: Options) -> Iterator[dict[str, Any]]:
     for name in options.damaged:
         model = create_model(name, checkpoint=next((data / "weights").glob(f"{name}.*")))
         few, all_layers = patch(model, "deploy"), patch(model)
-        calibration = open_images(model, DataSettings(data_dir=data / "imagenet/calibration", labels=False))
+        calibration = open_images(
+            model, DataSettings(data_dir=data / "imagenet/calibration", labels=False, ignore_exif=True)
+        )
         some = spread_images(calibration, 128)
         images = torch.stack([some[index].image for index in range(len(some))])
-        dataset = open_images(model, DataSettings(data_dir=data / "imagenet/val", limit=options.limit))
+        dataset = open_images(
+            model, DataSettings(data_dir=data / "imagenet/val", limit=options.limit, ignore_exif=True)
+        )
         with tempfile.TemporaryDirectory() as folder:
             models: dict[str, Any] = {UNREDUCED: model, "deploy": few, "all layers": all_layers}
             for engine in ENGINES.values():

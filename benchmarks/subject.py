@@ -29,7 +29,7 @@ class Subject:
     def read(cls, name: str, checkpoint: Path, folder: Path, images: int, others: int) -> Subject:
         """The images are the same for every model, in an order that mixes the classes."""
         model = create_model(name, checkpoint=checkpoint)
-        files: Any = open_images(model, DataSettings(data_dir=folder, labels=False))
+        files: Any = open_images(model, DataSettings(data_dir=folder, labels=False, ignore_exif=True))
         if len(files) < images + others:
             raise SystemExit(f"{folder} has {len(files)} images; {images} to learn from and {others} others are wanted")
         mixed = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()

@@ -48,7 +48,7 @@ class Common:
     def open(self) -> tuple[Any, Any]:
         torch.set_num_threads(self.threads)
         model = create_model(self.model, checkpoint=self.checkpoint)
-        return model, open_images(model, DataSettings(data_dir=self.data_dir, labels=False))
+        return model, open_images(model, DataSettings(data_dir=self.data_dir, labels=False, ignore_exif=True))
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:

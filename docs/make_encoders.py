@@ -41,7 +41,7 @@ Neighbours are sought among the evaluated images, of more than 5,000 among 5,000
 ## Does it rank rightly?
 
 Two classifiers without their heads, all methods at {share} of the MACs, {images} ImageNet validation images, no finetuning
-(`python benchmarks/encoders.py`). The head is used for one thing: the KL that a user of the classifier would see from the same
+(`python benchmarks/encoders.py`). The images were read without EXIF orientation (`--ignore-exif`). The head is used for one thing: the KL that a user of the classifier would see from the same
 embedding. {verdict} So the angle ranks nearly as the classifier does. On these models a softmax over channels, which means nothing by
 itself, does no worse; we had expected it to.
 
@@ -77,7 +77,7 @@ owner's + (l + 1) / (L + 2) d, summed over all reductions (`src/gtp_vit/core/res
 calibration images, layer by layer, find nearly these factors; a full linear map of d, fitted, is hardly nearer. A patch that a method
 drops without an owner (DynamicViT, ATS, DiffRate and others; `patch` warns) belongs to the nearest token in the grid.
 
-Relative error per patch against the unreduced model on {candidate_images} calibration images (`python benchmarks/dense.py candidates`).
+Relative error per patch against the unreduced model on {candidate_images} calibration images, read, as all on this page, without EXIF orientation (`python benchmarks/dense.py candidates`).
 copy: the owner's feature; whole: with all of d; faded: as above, and what the package does; for GTP also transposed: a mean of all tokens that
 took a part of the patch. The last column is the paired difference of faded to copy, 95 % interval. Layer 11 is after the last norm.
 

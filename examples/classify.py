@@ -14,6 +14,7 @@ from pathlib import Path
 import timm.data
 
 import gtp_vit
+from gtp_vit.errors import printable
 
 
 def main() -> int:
@@ -34,15 +35,15 @@ def main() -> int:
             for name, index, share in zip(batch.names, best.indices.tolist(), best.values.tolist(), strict=True):
                 rows.append([name, class_name(index, batch.embeddings.shape[1], names), f"{share:.4f}"])
                 if not args.csv:
-                    print(*rows[-1], sep="\t")
+                    print(printable("\t".join(rows[-1])))
             problems += [*batch.unreadable.values(), *batch.not_finite.values()]
         if args.csv:
             with args.csv.open("w", newline="") as file:
                 csv.writer(file).writerows([["picture", "class", "probability"], *rows])
     except (gtp_vit.GTPError, OSError, ValueError) as error:
-        sys.exit(f"classify.py: {error}")
+        sys.exit(printable(f"classify.py: {error}"))
     for problem in problems:
-        print(f"classify.py: left out: {problem}", file=sys.stderr)
+        print(printable(f"classify.py: left out: {problem}"), file=sys.stderr)
     return 3 if problems else 0
 
 

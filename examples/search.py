@@ -17,6 +17,7 @@ import timm.data
 import torch
 
 import gtp_vit
+from gtp_vit.errors import printable
 from gtp_vit.inputs.pictures import open_picture
 
 
@@ -43,12 +44,12 @@ def main() -> int:
             names += some
             found.append(vectors)
     except gtp_vit.GTPError as error:
-        sys.exit(f"search.py: {error}")
+        sys.exit(printable(f"search.py: {error}"))
     if not names:
         sys.exit(f"search.py: {args.folder} has no picture that can be read")
     cosines = torch.cat(found).float() @ wanted.embeddings[0]  # all vectors have length 1
     for index in cosines.argsort(descending=True)[: max(args.count, 1)].tolist():
-        print(f"{cosines[index]:.4f}\t{names[index]}")
+        print(printable(f"{cosines[index]:.4f}\t{names[index]}"))
     return 0
 
 
@@ -61,7 +62,7 @@ def embeddings(fast: torch.nn.Module, folder: Path) -> Iterator[tuple[tuple[str,
     for batch in gtp_vit.embed(fast, folder, normalise=True):
         yield batch.names, batch.embeddings
         for problem in [*batch.unreadable.values(), *batch.not_finite.values()]:
-            print(f"search.py: left out: {problem}", file=sys.stderr)
+            print(printable(f"search.py: left out: {problem}"), file=sys.stderr)
 
 
 if __name__ == "__main__":

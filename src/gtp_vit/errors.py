@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from numbers import Integral, Real
 
@@ -51,6 +52,27 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def printable(text: str) -> str:
+    """A text that a terminal, a log or a page shows as it is: what would control them is written as an escape.
+
+    >>> printable("red\x1b[31m.jpg")
+    'red\\x1b[31m.jpg'
+    """
+    return "".join(_escaped(sign) if _controls(sign) else sign for sign in text)
+
+
+TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # the direction of writing
+
+
+def _controls(sign: str) -> bool:
+    """Control characters, marks that turn the direction of writing, and bytes of a name that are no text."""
+    return sign not in "\n\t" and (sign in TURNING or unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp"))
+
+
+def _escaped(sign: str) -> str:
+    return sign.encode("ascii", "backslashreplace").decode() if ord(sign) > 127 else f"\\x{ord(sign):02x}"
+
+
 def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
     """Return `name` if it is one of `allowed`, else raise UnknownName with the closest matches.
 
@@ -65,6 +87,13 @@ def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name)[:100].lower(), names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
     raise UnknownName(f"unknown {kind} {shown(name)}{hint} Allowed: {', '.join(names)}")
+
+
+def unknown_flag(written: str, named: Iterable[str]) -> UnknownName:
+    """The error for a flag that is not among those of a command."""
+    close = difflib.get_close_matches(written, list(named), n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "--help shows all of them"
+    return UnknownName(f"unknown flag {shown(written)}; {hint}")
 
 
 def check_range(

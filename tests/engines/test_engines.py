@@ -62,6 +62,7 @@ from gtp_vit.measure.identity import tensors_fingerprint
 from gtp_vit.measure.slicing import slicing_of
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import deploy_method
+from gtp_vit.runs.files import Lock
 from gtp_vit.testing import families
 from support.engines import each_engine, lacking, needs, needs_onnxruntime
 from support.traces import traced as program_of
@@ -1065,3 +1066,69 @@ def test_the_page_says_how_equal_files_were():
     assert f"{len(compared) // len(ENGINES)} small random models" in page
     assert f"differ from torch by {worst:.1e} at most" in page
     assert f"GTP+ on all {len({row['family'] for row in found if row['method'] == 'gtp_plus'})} families" in page
+
+
+@needs("openvino")
+@pytest.mark.parametrize("how", ["missing", "cut off", "of another"])
+def test_weights_beside_a_file_that_are_broken_are_named(exported, tmp_path, how, capsys):
+    made = exported("openvino", "f32")
+    for path in (made, made.with_suffix(".bin")):
+        shutil.copy(path, tmp_path / path.name)
+    weights = tmp_path / made.with_suffix(".bin").name
+    if how == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:1000] if how == "cut off" else b"x" * 5000)
+    assert main(["evaluate", str(tmp_path / made.name)]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert weights.name in said
+    assert "core.cpp" not in said.split("(")[0]
+
+
+@needs_onnxruntime
+def test_a_file_is_benchmarked_in_its_engine(fashion, capsys):
+    assert main(["benchmark", str(fashion / FILE), "--rounds", "3", "--batch-size", "2", "--json"]) == Exit.OK
+    found = json.loads(capsys.readouterr().out)
+    (timed,) = found["timed"]
+    assert timed["engine"] == "onnxruntime"
+    assert [timing["name"] for timing in timed["timings"]] == ["unreduced", FILE, "eager torch, unreduced"]
+    assert found["settings"]["method"] == "gtp_plus"
+    assert main(["benchmark", str(fashion / FILE), "--engine", "openvino"]) == Exit.USAGE
+    assert "has its own engine, precision and weights; leave out --engine" in capsys.readouterr().err
+    assert main(["benchmark", "nowhere.onnx"]) == Exit.USAGE
+    assert "there is no file nowhere.onnx" in capsys.readouterr().err
+
+
+@needs("openvino")
+def test_an_export_that_is_killed_between_its_files_leaves_no_mixed_pair(ready, fast, images, tmp_path, monkeypatch):
+    path = tmp_path / "model.xml"
+    for each in (path, path.with_suffix(".bin"), tmp_path / "model.xml.md"):
+        each.write_bytes(b"of an earlier export")
+    monkeypatch.setattr(exporting, "_check", lambda *_: (exporting.Checked(1, 0.0, 1.0, 1, 1.0, None, None),))
+    replace, calls = os.replace, []
+
+    def killed(one, other):
+        calls.append(other)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        replace(one, other)
+
+    monkeypatch.setattr(exporting.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        exporting.export(fast, path, overwrite=True)
+    assert not path.exists()  # new weights beside an old program would run, and be wrong
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.bin", "model.xml.md"]
+
+
+@needs_onnxruntime
+def test_what_a_killed_export_left_is_deleted_by_the_next_of_that_file(ready, fast, trusted, tmp_path):
+    left, other = tmp_path / ".model.onnx.killed", tmp_path / ".other.onnx.killed"
+    running = tmp_path / ".model.onnx.running"
+    for folder in (left, other, running):
+        folder.mkdir()
+        (folder / "float.onnx").write_bytes(b"x")
+    lock = Lock(running / exporting.LOCK)
+    exporting.export(fast, tmp_path / "model.onnx")
+    lock.release()
+    found = sorted(each.name for each in tmp_path.iterdir())
+    assert found == [".model.onnx.running", ".other.onnx.killed", "model.onnx", "model.onnx.md"]

@@ -29,6 +29,7 @@ from gtp_vit.demo.subject import (
 )
 from gtp_vit.engines.description import Description
 from gtp_vit.errors import GTPError
+from gtp_vit.inputs.pictures import ORIENTATION
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.patch import host_of
 from gtp_vit.recipes import default_method
@@ -63,7 +64,7 @@ def test_exif_turns_a_picture_upright(tmp_path):
     picture = Image.new("RGB", (40, 20), "red")
     picture.paste("blue", (0, 0, 10, 20))  # left when upright
     exif = Image.Exif()
-    exif[upload.ORIENTATION] = 6  # stored turned by 90 degrees
+    exif[ORIENTATION] = 6  # stored turned by 90 degrees
     path = saved(tmp_path, picture.transpose(Image.Transpose.ROTATE_90), "photo.jpg", exif=exif, quality=95)
     found, notes = upload.read_upload(path)
     assert found.size == (40, 20)

@@ -260,3 +260,12 @@ def test_other_names_and_too_many_bytes_are_refused(address):
     kind = {"Content-Type": "multipart/form-data; boundary=e"}
     status, _ = ask(address, "POST", "upload", body + b"\r\n--e--\r\n", kind)
     assert status == 413
+
+
+def test_other_pages_can_neither_upload_nor_call(address):
+    body = b'--e\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nx\r\n--e--\r\n'
+    kind = {"Content-Type": "multipart/form-data; boundary=e"}
+    for foreign in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert ask(address, "POST", "upload", body, {**kind, **foreign})[0] == 403
+        assert ask(address, "POST", "call/look", "{}", {"Content-Type": "application/json", **foreign})[0] == 403
+    assert ask(address, "POST", "upload", body, {**kind, "Origin": address.rstrip("/")})[0] == 200

@@ -15,51 +15,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TextIO
 
+from gtp_vit.cli.commands import COMMANDS, HELP, RESUME_FLAG
 from gtp_vit.cli.help import listing
-from gtp_vit.errors import GTPError, Incomplete, check_name, shown
-
-# what each command does; its module, of the same name, is imported only when it runs
-COMMANDS = {
-    "tour": "Half a minute on a small model in the package: what it does, and a page with pictures",
-    "benchmark": "Measure the speed-up of a method on this machine, layer by layer cost included",
-    "evaluate": "Accuracy with a method on your images, against the unreduced model",
-    "compare": "All methods at equal MACs on the same images: table, plot, page",
-    "tune": "Give a target, get the schedule that changes the model least",
-    "embed": "Embeddings of a folder or data set, to files; many processes, resumes",
-    "export": "Write a model to a file for ONNX Runtime or OpenVINO, checked in its engine",
-    "finetune": "Train with a method active, on one machine or many; no labels needed",
-    "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
-    "demo": "A web page on this machine to play with: pictures, methods, what they do",
-    "reproduce": "A table or figure of the paper: printed value, our value, deviation",
-    "models": "List the models that can be patched",
-    "methods": "List the methods and their settings",
-    "macs": "Count MACs and tokens of each layer, without running the model",
-    "check": "Show versions, hardware and known traps of this machine",
-}
-
-# commands that resume where they were interrupted, if this flag says where
-RESUME_FLAG = {
-    "evaluate": "--results-file",
-    "reproduce": "--results-file",
-    "compare": "--output",
-    "tune": "--output",
-    "embed": "--output",
-    "finetune": "--output",
-}
-
-HELP = """\
-usage: gtp-vit COMMAND [flags]
-
-Make a pre-trained Vision Transformer faster in one call, without finetuning.
-
-examples:
-  gtp-vit benchmark deit_small_patch16_224 --batch-size 8
-  gtp-vit macs vit_base_patch8_224 --method gtp --propagate linear:10:40
-  gtp-vit check
-
-commands (gtp-vit COMMAND --help shows its flags):
-{commands}
-"""
+from gtp_vit.errors import GTPError, Incomplete, check_name, printable, shown
 
 
 class Exit(IntEnum):
@@ -74,6 +32,11 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if sys.stderr is None:  # closed by whoever started the command
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
+    if sys.stdout is None:
+        _complain("standard output is closed, so nothing can be answered; send it to a file, or to /dev/null")
+        return Exit.FAILED
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -94,7 +57,12 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning on one line, without the place in our source."""
-    print(f"gtp-vit: {message}".replace("\n", " "), file=sys.stderr)
+    _complain(str(message))
+
+
+def _complain(text: str) -> None:
+    """A line on standard error; names of files may have anything in them."""
+    print(printable(f"gtp-vit: {text}".replace("\n", " ")), file=sys.stderr)
 
 
 def _run_command(words: list[str]) -> int:
@@ -112,12 +80,12 @@ def _run_command(words: list[str]) -> int:
         name = check_name("command", words[0], COMMANDS)
         importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
     except Incomplete as error:
-        print(f"gtp-vit: {error}".replace("\n", " "), file=sys.stderr)
+        _complain(str(error))
         return Exit.INCOMPLETE
     except GTPError as error:
         if debug:
             raise
-        print(f"gtp-vit: {error}".replace("\n", " "), file=sys.stderr)
+        _complain(str(error))
         return Exit.USAGE
     except BrokenPipeError:
         raise
@@ -132,12 +100,9 @@ def _run_command(words: list[str]) -> int:
         if debug:
             raise
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # asking whether it exists is enough
-            print(
-                f"gtp-vit: {shown(error.filename)} is too long for the name of a file; give a shorter one",
-                file=sys.stderr,
-            )
+            _complain(f"{shown(error.filename)} is too long for the name of a file; give a shorter one")
             return Exit.USAGE
-        print(f"gtp-vit: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
+        _complain(f"{type(error).__name__}: {error} (--debug shows where)")
         return Exit.FAILED
     return Exit.OK
 

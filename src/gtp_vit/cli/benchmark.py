@@ -12,17 +12,20 @@ import torch
 import tyro
 
 from gtp_vit.cli import render
-from gtp_vit.cli.flags import MethodFlags, parse_with_method
+from gtp_vit.cli.exported import ExportedFile, timed_file
+from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
-from gtp_vit.engines import ENGINES, check_precision
-from gtp_vit.engines.loaded import in_engine
+from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
+from gtp_vit.engines.loaded import Sized, in_engine
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.inputs.data import Batch, batches
 from gtp_vit.measure.benchmark import PAUSE, against, interleave
 from gtp_vit.measure.macs import macs
 from gtp_vit.measure.slicing import slicing_of
+from gtp_vit.methods import method_from_dict
+from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import host_of, patch
 from gtp_vit.runs.files import check_writable
 from gtp_vit.show.page import Section, paragraph, table
@@ -46,6 +49,7 @@ class Benchmark(OutputFlags, MethodFlags, DataFlags):
       gtp-vit benchmark deit_small_patch16_224 --batch-size 1 8 32
       gtp-vit benchmark deit_small_patch16_224 --method tome --r 14 --compile
       gtp-vit benchmark deit_small_patch16_224 --method deploy --engine openvino --precision int8 --batch-size 1 8
+      gtp-vit benchmark out/vit_tiny_patch16_224-gtp_plus-int8.xml
     """
 
     batch_size: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-b"])] = (8,)  # type: ignore[assignment]
@@ -68,15 +72,18 @@ def main(words: Sequence[str]) -> None:
         check_range("--batch-size", size, 1, 65536, whole=True)
     check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
     check_writable(flags.report)
+    file = None
+    if is_exported(flags.model):
+        file, flags = _named_file(flags, chosen, words)
     check_engine(flags)
     dtype = getattr(torch, flags.dtype)
     model = make_model(flags).to(dtype)
-    method = chosen.for_model(model)
+    method = chosen.for_model(model) if file is None else method_of(file)
     fast: Any = patch(model, method)
     inputs, device = host_of(model).inputs, next(model.parameters()).device
     images = torch.randn(max(flags.batch_size), inputs.channels, *inputs.size, dtype=dtype, device=device)
     layers = cost_table(model, fast, images=images[:8])
-    timed = measure(flags, method, model, fast, images)
+    timed = measure(flags, method, model, fast, images, file)
     times = timing_table(timed)
     precise = flags.dtype if flags.engine == "torch" else flags.precision
     lead = f"{flags.engine}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {precise}"
@@ -94,6 +101,23 @@ def main(words: Sequence[str]) -> None:
     write_page(flags, words, flags.report, f"{flags.model} with {method}", lead, sections)
 
 
+def _named_file(flags: Benchmark, chosen: Chosen, words: Sequence[str]) -> tuple[ExportedFile, Benchmark]:
+    """The file that is named in place of a model, and the flags of the model it was made from, in its engine."""
+    own = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")
+    wrong = [word for word in words if word.partition("=")[0] in own]
+    if wrong:
+        raise GTPError(f"{flags.model} has its own engine, precision and weights; leave out {wrong[0]}")
+    file, flags = timed_file(flags, chosen, words)
+    engine, precision = engine_of(file.path), file.about.precision
+    return file, dataclasses.replace(flags, engine=engine.name, precision=precision)  # type: ignore[arg-type]
+
+
+def method_of(file: ExportedFile) -> Method:
+    """What a file was reduced by."""
+    stored = file.about.method
+    return Identity() if stored is None else method_from_dict(stored)
+
+
 def check_engine(flags: Benchmark) -> None:
     """Refuse combinations that make no sense."""
     if flags.engine == "torch":
@@ -107,17 +131,25 @@ def check_engine(flags: Benchmark) -> None:
         raise GTPError(f"{' and '.join(wrong)} is for torch; leave it out with --engine {flags.engine}")
 
 
-def measure(flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor) -> list[Timed]:
-    """Time all models at every batch size, and with loading of images where there are some."""
-    models = {"unreduced": model, method.name: fast}
-    sliced = slicing_of(fast.reducer)
+def measure(
+    flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor, file: ExportedFile | None = None
+) -> list[Timed]:
+    """Time all models at every batch size, and with loading of images where there are some.
+
+    A file stands for its model: the unreduced one beside it is exported for this, with random weights.
+    """
+    models = {"unreduced": model} if file is not None else {"unreduced": model, method.name: fast}
+    sliced = None if file is not None else slicing_of(fast.reducer)
     if sliced is not None and method.name != "identity":
         models[sliced.name] = patch(model, sliced, quiet=True)
     if flags.engine != "torch":
         with render.steps("exporting") as step:
-            step(f"{len(models)} models, some seconds each")
-            loaded = in_engine(flags.engine, flags.precision, models, images, torch.get_num_threads())
+            step(f"{len(models)} models, some seconds each" if len(models) > 1 else "the unreduced model, some seconds")
+            threads = torch.get_num_threads()
+            loaded = in_engine(flags.engine, flags.precision, models, images, threads)
             with loaded as ready:
+                if file is not None:
+                    ready[file.path.name] = Sized(ENGINES[flags.engine], file.path, flags.precision, threads)
                 return _measure(flags, {**ready, EAGER: model}, model, images)
     if flags.compile:
         models = {name: torch.compile(one) for name, one in models.items()}

@@ -75,9 +75,21 @@ def from_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tupl
                 f"{path.name} is compared with the float model it was made from, whose weights "
                 f"({weights or 'not named'}) are not here; give --checkpoint FILE or --pretrained"
             )
-    width = 0 if about.kind in ("features", "tokens") else about.width
-    sizes: dict[str, Any] = _sizes(name, about.size, width)
-    return file, dataclasses.replace(flags, model=name, **sizes)
+    return file, _with_sizes(flags, about)
+
+
+def timed_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tuple[ExportedFile, Flags]:
+    """The exported file that the flags name to be timed, and the flags of its model, whose weights do not matter."""
+    file = named_file(flags, chosen, words)
+    return file, _with_sizes(flags, file.about)
+
+
+def _with_sizes(flags: Flags, about: Description) -> Flags:
+    """The flags with the model that a file was made from, and its sizes."""
+    if has_own_weights(about.model) and about.model != embedded.NAME:
+        return dataclasses.replace(flags, model=about.model)
+    sizes: dict[str, Any] = _sizes(about.model, about.size, 0 if about.kind in ("features", "tokens") else about.width)
+    return dataclasses.replace(flags, model=about.model, **sizes)
 
 
 def _sizes(name: str, size: Sequence[int], width: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import tyro
@@ -40,12 +41,12 @@ class Models(OutputFlags):
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(Models, words)
     alike = names(flags.pattern)
-    refused = _refused(alike)
+    plain = not flags.details and not flags.json and flags.report is None
+    refused = _refused(alike, say=plain)  # a plain list, for pipes, while models are checked
     found = [name for name in alike if name not in refused]
     if not found:
         raise GTPError(_nothing(flags.pattern, refused))
-    if not flags.details and not flags.json and flags.report is None:
-        print("\n".join(found))  # a plain list, for pipes
+    if plain:
         return
     if not flags.details:
         answer_with_table(flags, words, "models", ["model"], [[name] for name in found], found)
@@ -59,16 +60,22 @@ def main(words: Sequence[str]) -> None:
     answer_with_table(flags, words, "models", columns, rows)
 
 
-def _refused(candidates: Sequence[str]) -> dict[str, str]:
-    """The models that `patch` refuses, and why; about 30 ms each."""
+def _refused(candidates: Sequence[str], *, say: bool) -> dict[str, str]:
+    """The models that `patch` refuses, and why; about 30 ms each. With `say`, print the others at once."""
     found = {}
-    with render.progress("checking each model") as progress:
+    with render.progress("checking each model") if not say else nullcontext(_nobody) as progress:
         for index, name in enumerate(candidates):
             reason = refusal(name)
             if reason is not None:
                 found[name] = reason
+            elif say:
+                print(name, flush=True)
             progress(index + 1, len(candidates))
     return found
+
+
+def _nobody(done: int, total: int) -> None:
+    """No bar: names come as fast."""
 
 
 def _nothing(pattern: str, refused: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gtp_vit.cli.grid import lines_of
 from gtp_vit.cli.help import width
+from gtp_vit.errors import printable
 from gtp_vit.show.results import plain
 
 PIPE = 220  # columns for a file or a pipe, which have no width
@@ -21,6 +22,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """Print a table in the available width; figures are never cut."""
     room = width() if sys.stdout.isatty() else PIPE
     text = "\n".join([*textwrap.wrap(title, room, break_long_words=False), *lines_of(columns, rows, room)])
+    text = printable(text)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # a terminal that cannot draw lines
@@ -30,6 +32,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def say(text: str) -> None:
     """Print sentences; on a terminal, broken between words."""
+    text = printable(text)
     print("\n".join(textwrap.fill(line, width()) for line in text.splitlines()) if sys.stdout.isatty() else text)
 
 

@@ -56,6 +56,8 @@ class Reproduce(OutputFlags, ResumeFlags):
     """Processes that read images."""
     limit: int = 0
     """Only the first images, at most this many; 0 = all."""
+    ignore_exif: bool = True
+    """Take pictures as they are stored, as the paper's figures were measured; other commands turn them upright."""
     model: str = embedded.NAME
     """Model of figure-oversmoothing."""
     checkpoint: Path | None = None
@@ -135,6 +137,7 @@ def _data_flags(flags: Reproduce) -> DataFlags:
         checkpoint=flags.checkpoint,
         pretrained=flags.pretrained,
         data_dir=flags.data_dir,
+        ignore_exif=flags.ignore_exif,
         limit=flags.limit,
         batch_size=flags.batch_size,
         workers=flags.workers,

@@ -60,6 +60,11 @@ class DataFlags(ModelFlags):
     """Share of the image that is evaluated, if different from the checkpoint's own."""
     interpolation: str = ""
     """How images are resized, if different from the checkpoint's own."""
+    ignore_exif: bool = False
+    """Take pictures as they are stored. Without it they are turned upright as their EXIF data say; data sets such as
+    ImageNet are scored without that, by timm and torchvision, too."""
+    count_links: bool = False
+    """Count a picture once for each name that leads to it, by links or hard links; without it, once."""
     device: str = "cpu"
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
 
@@ -158,6 +163,8 @@ def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
         img_size=flags.img_size,
         crop_pct=flags.crop_pct,
         interpolation=flags.interpolation,
+        ignore_exif=flags.ignore_exif,
+        count_links=flags.count_links,
         limit=flags.limit,
         labels=labels,
     )

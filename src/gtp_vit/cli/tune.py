@@ -24,7 +24,16 @@ from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIP
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.search.climb import fewest_images
 from gtp_vit.search.space import Limits
-from gtp_vit.search.tune import TARGETS, Progress, check_target, curve, tune
+from gtp_vit.search.tune import (
+    TARGETS,
+    Progress,
+    check_request,
+    check_search,
+    check_target,
+    curve,
+    the_target,
+    tune,
+)
 from gtp_vit.show.tuned import explain_recipes, recipe_sections, recipe_table
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
@@ -102,14 +111,17 @@ def main(words: Sequence[str]) -> None:
         check_range("--max-layers", flags.max_layers, 1, 1000, whole=True)
     check_engine(flags)
     targets: dict[str, Any] = {key: getattr(flags, key) for key in TARGETS if getattr(flags, key) is not None}
-    check_writable(flags.output, flags.report)
     if flags.curve and targets:
         raise GTPError("--curve has targets of its own; leave out the other")
+    if not flags.curve:
+        targets = dict([the_target(targets or {"macs": DEFAULT_SHARE})])
+    check_search(flags.evaluations, flags.minutes, flags.batch_size, flags.timing_batch)
+    check_writable(flags.output, flags.report)
     model = make_model(flags)
     method = chosen.for_model(model)
     measure = measure_of(model, flags.measure)
     for goal in targets:
-        check_target(goal, measure)
+        check_target(goal, measure)  # before images are read
     images, unreadable = read_images(flags, model, flags.images, fewest_images(measure))
     images = images.to(next(model.parameters()).device)
     settings: dict[str, Any] = {
@@ -127,6 +139,9 @@ def main(words: Sequence[str]) -> None:
         "name": public_name(flags.model),
         "data": flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded"),
     }
+    asked = {key: settings[key] for key in ("method", "limits", "engine", "precision")}
+    for wanted in [{"macs": share} for share in SHARES] if flags.curve else [targets]:
+        check_request(model, images, wanted, measure, **asked)  # before there is a journal
     # A longer search may reuse what was measured. Only times depend on threads.
     timed: dict[str, Any] = {}
     if flags.speedup:
@@ -140,7 +155,7 @@ def main(words: Sequence[str]) -> None:
         if flags.curve:
             recipes = curve(model, images, SHARES, **settings)
         else:
-            recipes = [tune(model, images, **(targets or {"macs": DEFAULT_SHARE}), **settings)]
+            recipes = [tune(model, images, **targets, **settings)]
         for path, recipe in written(flags, recipes).items():
             write_atomically(path, recipe.to_json())
         if journal is not None and recipes[-1].found["interrupted"]:

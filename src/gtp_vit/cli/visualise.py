@@ -15,8 +15,9 @@ from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import answer, write_page
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.core.reducer import Method
+from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError
-from gtp_vit.inputs.pictures import open_picture
+from gtp_vit.inputs.pictures import ENDINGS, open_picture
 from gtp_vit.inputs.view import view_of
 from gtp_vit.measure.dense import patch_features
 from gtp_vit.measure.eval_mode import eval_mode
@@ -44,6 +45,8 @@ class Visualise(MethodFlags, ModelFlags):
     """Which layers to draw, counted from 0; four of them by default."""
     features: bool = False
     """Draw features of the patches instead, unreduced and restored: principal components as colours, and segments."""
+    ignore_exif: bool = False
+    """Take pictures as they are stored, not upright as their EXIF data say."""
     output: Path = Path("visualised")
     """Folder for the pictures and index.html."""
     json: bool = False
@@ -52,6 +55,7 @@ class Visualise(MethodFlags, ModelFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Visualise, words)
+    _check_model_first(flags)
     check_weights(flags)
     check_writable(flags.output / "index.html")
     model = make_model(flags)
@@ -81,6 +85,18 @@ def main(words: Sequence[str]) -> None:
     write_page(flags, words, page, f"{flags.model} with {method}", lead, sections)
     result = {"page": page, "pictures": drawn, "settings": method.to_dict()}
     answer(flags, result, text=f"Written: {page} and {len(drawn)} pictures")
+
+
+def _check_model_first(flags: Visualise) -> None:
+    """Everybody writes the picture first."""
+    if Path(flags.model).suffix.lower() in ENDINGS:
+        more = " ".join(map(str, (flags.model, *flags.images)))
+        raise GTPError(
+            f"{flags.model} is a picture, and the model comes first: gtp-vit visualise {embedded.NAME} {more}, or "
+            "any other model with --pretrained or --checkpoint"
+        )
+    if is_exported(flags.model):
+        raise GTPError(f"{flags.model} does not show where its patches go; give the model that it was made from")
 
 
 def _draw_features(flags: Visualise, words: Sequence[str], model: Any, method: Method) -> None:
@@ -129,6 +145,6 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
     view = view_of(flags.model, model, img_size=flags.img_size)
     found = []
     for index, path in enumerate(flags.images):
-        picture, tensor = view(open_picture(path))
+        picture, tensor = view(open_picture(path, ignore_exif=flags.ignore_exif))
         found.append((f"{index}-{path.stem}", picture, tensor))
     return found

@@ -6,7 +6,6 @@ tyro's own answers take a dozen lines, and it silently accepts a flag that is gi
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import types
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from gtp_vit.errors import BadSetting, UnknownName, check_name, shown
+from gtp_vit.errors import BadSetting, UnknownName, check_name, shown, unknown_flag
 from gtp_vit.methods import METHODS
 
 
@@ -127,9 +126,7 @@ def _unknown(written: str, named: Iterable[str]) -> Flag:
         raise UnknownName(
             f"{written} is no setting of the chosen method; {' and '.join(owners)} {has} it: add --method {owners[0]}"
         )
-    close = difflib.get_close_matches(written, list(named), n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "--help shows all of them"
-    raise UnknownName(f"unknown flag {shown(written)}; {hint}")
+    raise unknown_flag(written, named)
 
 
 def _is_annotated(hint: Any) -> bool:

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from gtp_vit.demo.filed import Filed, FileStudy
@@ -15,6 +14,7 @@ from gtp_vit.demo.subject import Subject
 from gtp_vit.measure.benchmark import Timing
 from gtp_vit.measure.trace import Trace
 from gtp_vit.methods import method_from_dict
+from gtp_vit.show.page import escape
 
 CELL = 32  # pixels of a patch, if the picture has that many
 NEAR = 0.015  # a share this far from what was asked for needs no remark

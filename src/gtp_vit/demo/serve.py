@@ -12,39 +12,22 @@ import ipaddress
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gtp_vit.demo.guard import Guard
 from gtp_vit.demo.upload import MOST_BYTES
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.errors import GTPError, check_range, first_line, printable
 
 LOCAL = "127.0.0.1"
 PORT = 7860
+LOOK_FOR_WORK = 0.05  # seconds
 TRIED = 100  # ports, one after the other
 FOLDER = Path(__file__).parent
-INLINE = "'self' 'unsafe-inline'"  # Gradio's page has scripts and styles in it
-POLICY = "; ".join(
-    (
-        "default-src 'self' data: blob:",
-        f"script-src {INLINE} 'unsafe-eval' blob:",
-        f"style-src {INLINE}",
-        "img-src 'self' data: blob:",
-        "media-src 'self' data: blob: mediastream:",
-        "font-src 'self' data:",
-        "connect-src 'self' data: blob:",
-        "form-action 'self'",
-        "base-uri 'self'",
-        "frame-ancestors 'none'",
-    )
-)
-HEADERS = {
-    b"content-security-policy": POLICY.encode(),
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-}
 
 
 def check_extra() -> None:
@@ -110,7 +93,7 @@ def server_of(page: Any, host: str) -> Any:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, folder=Path(os.environ["GRADIO_TEMP_DIR"]))
     if is_local(host):  # a name on the web that leads here is not us
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOCAL, "localhost", "[::1]"])
     gr.mount_gradio_app(
@@ -130,20 +113,26 @@ def server_of(page: Any, host: str) -> Any:
         css_paths=FOLDER / "page.css",
         theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
     )
+    # Gradio looks every millisecond for work, which keeps a tenth of a core busy; 50 are not noticed.
+    page._queue.sleep_when_free = LOOK_FOR_WORK
+    _log_in_one_line()
     page.has_launched = True  # else Gradio does not check which files it may read: it does so after `launch` only
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
 
 
-class Guard:
-    """Adds the headers that keep a browser from loading anything from elsewhere."""
+class _OneLine:
+    """Stands for Python's module traceback where Gradio prints what programs made up that called it."""
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+    @staticmethod
+    def print_exc() -> None:
+        error = sys.exc_info()[1]
+        if error is not None:
+            print(printable(f"gtp-vit demo: {type(error).__name__}: {first_line(error)}"), file=sys.stderr)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def guarded(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *HEADERS.items()]
-            await send(message)
 
-        await self.app(scope, receive, guarded if scope["type"] == "http" else send)
+def _log_in_one_line() -> None:
+    """Gradio prints a traceback for every call that does not fit; a line says as much."""
+    for name in ("gradio.queueing", "gradio.routes", "gradio.utils"):
+        module = sys.modules.get(name)
+        if hasattr(module, "traceback"):
+            module.traceback = _OneLine  # type: ignore[union-attr]

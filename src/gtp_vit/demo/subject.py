@@ -21,6 +21,7 @@ from gtp_vit.engines.about import class_names
 from gtp_vit.errors import GTPError, check_name, check_range
 from gtp_vit.inputs.pictures import ENDINGS
 from gtp_vit.inputs.view import Seen, view_of
+from gtp_vit.inputs.walk import Walk
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.measure.measures import measure_of
 from gtp_vit.measure.outputs import Measure
@@ -115,7 +116,8 @@ def read_examples(folder: Path) -> list[Example]:
     """Pictures of a folder, spread over it; raises if there are none that can be read."""
     if not folder.is_dir():
         raise GTPError(f"--examples is {folder}; give a folder of pictures")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    walk = Walk(folder, lambda name: Path(name).suffix.lower() in ENDINGS)
+    paths = [path for path in map(Path, walk.paths) if path.is_file()]
     count = min(len(paths), MOST_EXAMPLES)
     found, problems = [], []
     for path in (paths[index * len(paths) // count] for index in range(count)):

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.errors import BadInput, GTPError, first_line
-from gtp_vit.inputs.pictures import check_is_file, decode
+from gtp_vit.inputs.pictures import check_is_file, decode, turn_of
 
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 50_000_000  # 150 MB when decoded
 LONGEST = 100  # times as long as wide; resizing the short side of a longer one would need any amount of memory
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-ORIENTATION, UPRIGHT = 0x0112, 1  # EXIF's tag, and the value that needs no turn
 
 
 def read_upload(path: str | Path) -> tuple[Any, list[str]]:
@@ -32,6 +31,7 @@ def read_upload(path: str | Path) -> tuple[Any, list[str]]:
             raise BadInput(f"the file is larger than {MOST_BYTES // 2**20} MB; make the picture smaller")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is stricter
+            warnings.filterwarnings("ignore", "Corrupt EXIF data")  # they turn nothing
             with Image.open(path, formats=formats) as image:
                 _check_size(*image.size)
                 return _decoded(image)
@@ -62,14 +62,12 @@ def _check_size(width: int, height: int) -> None:
 
 def _decoded(image: Any) -> tuple[Any, list[str]]:
     """The first frame of an open picture, upright, and what was done to get there."""
-    from PIL import ImageOps
-
     notes = []
-    frames, mode, turned = getattr(image, "n_frames", 1), image.mode, image.getexif().get(ORIENTATION, UPRIGHT)
+    frames, mode, turn = getattr(image, "n_frames", 1), image.mode, turn_of(image)
     if frames > 1 and image.format != "MPO":  # of a camera's MPO the others are previews
         notes.append(f"It has {frames} frames; this is the first.")
-    found = ImageOps.exif_transpose(decode(image))
-    if turned in range(2, 9):
+    found = decode(image)
+    if turn or turn_of(image):  # TIFF forgets it when it is decoded, PNG may not know it before
         notes.append("It was turned upright, as its EXIF data say.")
     if mode == "CMYK":
         notes.append("Its colours (CMYK) were converted to RGB.")

@@ -48,6 +48,7 @@ def card(file: str, about: Description, checks: Sequence[Checked], images: str) 
     prepare.append("divide by 255")
     if "mean" in given:
         prepare.append(f"subtract {_numbers(given['mean'])}, divide by {_numbers(given['std'])} (per channel)")
+    prepare[0] = f"turn the picture upright as its EXIF data say; {prepare[0]}"
     lines = [
         f"# {file}",
         "",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,10 @@ from gtp_vit.errors import BadInput, BadSetting, GTPError, first_line
 from gtp_vit.measure.classes import kl_per_image
 from gtp_vit.measure.eval_mode import eval_mode
 from gtp_vit.patch import host_of
-from gtp_vit.runs.files import explained
+from gtp_vit.runs.files import Lock, explained, is_locked, kept_if_used
 from gtp_vit.tensors import rescaled
 
+LOCK = ".lock"  # in the folder of an export that is running
 BATCHES = (1, 3, 8)
 MOST_IMAGES = 300  # more do not change the ranges of 8-bit numbers
 # A file is refused beyond these. A token that two implementations choose differently, for a rounding error, moves an
@@ -107,40 +110,60 @@ def export(
         for existing in (path, *_beside(path)):
             if existing.is_dir() or (existing.exists() and not overwrite):
                 raise GTPError(f"{existing} exists; give overwrite=True (--overwrite), or a different name")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        with explained(path):
-            description = about(model, engine, precision, classes, name, weights, preparation)
-            onnx, made = folder / "float.onnx", folder / path.name
-            say("tracing the model")
-            write_onnx(model, onnx)
-            say("finding the ranges of 8-bit numbers" if precision == "int8" else "writing the file")
-            some = None if images is None else images[:MOST_IMAGES].float().cpu().numpy()
-            try:
-                engine.make(onnx, made, precision, some, json.dumps(description.to_dict()))
-            except GTPError:
-                raise
-            except Exception as error:  # engines raise errors of many classes; a full disk is one of them
-                _check_space(folder, onnx)
-                raise GTPError(f"{engine.name} cannot make {path.name}: {first_line(error)}") from error
-            for each in folder.glob("float.onnx*"):
-                each.unlink()
-            say("comparing the file with torch")
-            _check_graph(engine, made, description)
-            checks = _check(model, made, precision, images)
-            what = "noise" if images is None else "images that were given"
-            text = card(path.name, description, checks, what)
-            _card_of(made).write_text(text, encoding="utf-8")
-            written = sorted(folder.iterdir(), key=lambda each: each.suffix == path.suffix)  # what names others last
-            for each in written:
-                with open(each, "rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(each, path.with_name(each.name))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with kept_if_used(path.parent), _temporary(path) as folder, explained(path):
+        description = about(model, engine, precision, classes, name, weights, preparation)
+        onnx, made = folder / "float.onnx", folder / path.name
+        say("tracing the model (half a minute for a small one)")
+        write_onnx(model, onnx)
+        say(
+            "finding the ranges of 8-bit numbers (a minute)"
+            if precision == "int8"
+            else "writing the file (some seconds)"
+        )
+        some = None if images is None else images[:MOST_IMAGES].float().cpu().numpy()
+        try:
+            engine.make(onnx, made, precision, some, json.dumps(description.to_dict()))
+        except GTPError:
+            raise
+        except Exception as error:  # engines raise errors of many classes; a full disk is one of them
+            _check_space(folder, onnx)
+            raise GTPError(f"{engine.name} cannot make {path.name}: {first_line(error)}") from error
+        for each in folder.glob("float.onnx*"):
+            each.unlink()
+        say("comparing the file with torch at batch 1, 3 and 8 (some seconds)")
+        _check_graph(engine, made, description)
+        checks = _check(model, made, precision, images)
+        what = "noise" if images is None else "images that were given"
+        text = card(path.name, description, checks, what)
+        _card_of(made).write_text(text, encoding="utf-8")
+        ready = [each for each in folder.iterdir() if each.name != LOCK]
+        written = sorted(ready, key=lambda each: each.suffix == path.suffix)  # what names others last
+        if len(ready) > 2:  # weights of their own: old and new ones must never be mixed, not even by a kill
+            path.unlink(missing_ok=True)
+        for each in written:
+            with open(each, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(each, path.with_name(each.name))
     files = tuple(path.with_name(each.name) for each in reversed(written))
     return Exported(path, files, description.to_dict(), checks, what)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A hidden folder beside a file that is being made; those of exports of it that were killed are deleted."""
+    with explained(path):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+            if left.is_dir() and not is_locked(left / LOCK):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    lock = None
+    try:
+        lock = Lock(folder / LOCK)
+        yield folder
+    finally:
+        if lock is not None:
+            lock.release()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _silent(_: str) -> None:

@@ -56,11 +56,11 @@ def in_engine(
             write_onnx(model, onnx)
             engine.make(onnx, path, precision, some, "", careful=careful)
             os.unlink(onnx)
-            found[key] = _Sized(engine, path, precision, threads)
+            found[key] = Sized(engine, path, precision, threads)
         yield found
 
 
-class _Sized:
+class Sized:
     """A file that is loaded once for every number of images, as a server with a fixed batch would."""
 
     def __init__(self, engine: Any, path: Path, precision: str, threads: int) -> None:

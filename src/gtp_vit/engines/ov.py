@@ -65,7 +65,7 @@ class OpenVINO(Engine):
         import openvino
 
         core = openvino.Core()
-        model = core.read_model(path)
+        model = _read(core, path)
         if batch is not None:
             shape = model.input(0).partial_shape
             shape[0] = batch
@@ -85,13 +85,7 @@ class OpenVINO(Engine):
     def open(self, path: Path) -> Stored:
         import openvino
 
-        weights = path.with_suffix(".bin")
-        if not weights.is_file():
-            raise GTPError(f"its weights, {weights.name}, are not beside it")
-        try:
-            model = openvino.Core().read_model(path)
-        except RuntimeError as error:
-            raise GTPError(f"{_reason(error)} (its weights are in {weights.name} beside it)") from error
+        model = _read(openvino.Core(), path)
         about = model.get_rt_info([METADATA]).astype(str) if model.has_rt_info([METADATA]) else None
         return Stored(about, lambda: _graph(model))
 
@@ -100,6 +94,20 @@ class OpenVINO(Engine):
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in self.needs}
+
+
+def _read(core: Any, path: Path) -> Any:
+    """The model in a file, whose weights are in a second one; OpenVINO's own errors name neither."""
+    weights = path.with_suffix(".bin")
+    if not weights.is_file():
+        raise GTPError(f"its weights, {weights.name}, are not beside it; copy both files")
+    try:
+        return core.read_model(path)
+    except RuntimeError as error:
+        raise GTPError(
+            f"it or its weights, {weights.name}, are damaged, or of two different exports ({_reason(error)}); copy both "
+            "files"
+        ) from error
 
 
 @functools.cache

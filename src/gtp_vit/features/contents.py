@@ -137,6 +137,13 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
+def forget_unused(folder: Path) -> None:
+    """Delete the manifest of a run that was refused before it wrote any file."""
+    stored = _stored_manifest(folder)
+    if stored is not None and not stored["finished"] and not _shards(folder):
+        (folder / MANIFEST).unlink(missing_ok=True)
+
+
 def read_embeddings(folder: str | Path) -> Iterator[Shard]:
     """What `gtp-vit embed` wrote, file by file in the order of the data set.
 

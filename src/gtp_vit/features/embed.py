@@ -36,6 +36,7 @@ def embed(
     normalise: bool = False,
     dtype: str = "float32",
     transform: Any = None,
+    ignore_exif: bool = False,
 ) -> Iterator[Embedded]:
     """The embeddings of all images in order, batch by batch; images are read while the model works.
 
@@ -59,11 +60,12 @@ def embed(
         dtype: float32 or float16.
         transform: a function from a picture of a folder to a tensor, where it is not known how the weights want it; of
             a Hugging Face model one that returns `processor(picture, return_tensors="pt")["pixel_values"][0]`.
+        ignore_exif: take the pictures of a folder as they are stored, not upright as their EXIF data say.
     """
     check_range("batch_size", batch_size, 1, 65536, whole=True)
     check_range("workers", workers, 0, 256, whole=True)
     embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
-    dataset = dataset_of(model, images, transform)
+    dataset = dataset_of(model, images, transform, ignore_exif=ignore_exif)
     if isinstance(dataset, ImageStream):
         return map(embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.share()))
     rank, processes = distributed.share()
@@ -72,13 +74,15 @@ def embed(
     return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))
 
 
-def dataset_of(model: nn.Module, images: Any, transform: Any = None) -> Any:
+def dataset_of(model: nn.Module, images: Any, transform: Any = None, *, ignore_exif: bool = False) -> Any:
     """Images of any kind as a data set with names and places."""
     if isinstance(images, (str, Path)):
         height, width = host_of(model).inputs.size
         size = height if height == width else None  # a model for any size is not for that of its weights alone
-        folder: dict[str, Any] = {"data_dir": Path(images), "split": "", "labels": False}
+        folder: dict[str, Any] = {"data_dir": Path(images), "split": "", "labels": False, "ignore_exif": ignore_exif}
         return open_images(model, DataSettings(**folder, img_size=size, transform=transform))
+    if ignore_exif:
+        raise BadInput("ignore_exif is for pictures in a folder; these images are prepared already")
     if transform is not None:
         raise BadInput("a transform is for pictures in a folder; these images are prepared already")
     if isinstance(images, Tensor):

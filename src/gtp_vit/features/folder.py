@@ -20,14 +20,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtp_vit.features.contents import finished_shards, make_manifest, name_of, prepare, write_manifest
+from gtp_vit.features.contents import (
+    finished_shards,
+    forget_unused,
+    make_manifest,
+    name_of,
+    prepare,
+    write_manifest,
+)
 from gtp_vit.features.embedder import Embedded, Embedder
 from gtp_vit.features.shards import FORMATS, VERSION, Shard, fingerprint
 from gtp_vit.inputs.data import Batch, ImageFiles, ImageStream, InMemory, batches, planned_batches
 from gtp_vit.inputs.rows import Rows
 from gtp_vit.inputs.tars import Tars
 from gtp_vit.runs import distributed
-from gtp_vit.runs.files import Lock, explained, write_atomically
+from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
 
 # Processes report to each other this often. Often enough that none waits until the network gives up (after half an
 # hour), seldom enough that waiting for the slowest costs nothing.
@@ -215,12 +222,10 @@ def _first_place(batch: Batch) -> int:
 @contextlib.contextmanager
 def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
     """The folder for this run alone: checked, or emptied of what is ours."""
-    lock = None
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if distributed.is_first():
-        lock = Lock(folder / LOCK)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept_if_used(folder))
+        if distributed.is_first():
+            stack.enter_context(_lock(folder))
         if distributed.is_first():
             prepare(folder, run, restart)
         distributed.gather(None)  # the others begin when this is done; what they find is on a disk of their own
@@ -228,11 +233,20 @@ def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
             prepare(folder, run, restart)
         distributed.gather(None)
         yield
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    lock = Lock(folder / LOCK)
+    try:
+        yield
+    except Exception:
+        forget_unused(folder)
+        raise
     finally:
-        if lock is not None:
-            with contextlib.suppress(OSError):
-                (folder / LOCK).unlink()
-            lock.release()
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink()
+        lock.release()
 
 
 def has_labels(dataset: Any) -> bool:

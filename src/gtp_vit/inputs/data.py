@@ -7,6 +7,7 @@ back with the reason, and the caller counts it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class DataSettings:
     img_size: int | None = None
     crop_pct: float | None = None
     interpolation: str = ""
+    ignore_exif: bool = False  # take pictures as they are stored, not upright as their EXIF data say
+    count_links: bool = False  # count a picture once for each name that leads to it
     limit: int = 0  # only the first images, at most this many; 0 = all
     labels: bool = True  # False: they are not used, so folders need not be the model's classes
     transform: Any = None  # from a picture to a tensor; None: timm's, as the checkpoint's preparation says
@@ -64,8 +67,11 @@ class DataSettings:
 class ImageFiles(Dataset[Item]):
     """A timm reader with a place for every image."""
 
-    def __init__(self, reader: Any, transform: Any, shape: tuple[int, ...], limit: int = 0) -> None:
+    def __init__(
+        self, reader: Any, transform: Any, shape: tuple[int, ...], limit: int = 0, *, ignore_exif: bool = False
+    ) -> None:
         self.reader, self.transform, self.shape, self.limit = reader, transform, shape, limit
+        self.ignore_exif = ignore_exif
 
     def __len__(self) -> int:
         return min(len(self.reader), self.limit or len(self.reader))
@@ -73,14 +79,15 @@ class ImageFiles(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         name = str(self.reader.filename(index)) if hasattr(self.reader, "filename") else f"image {index}"
         try:
-            if hasattr(self.reader, "samples"):  # timm's reader of folders, which would wait for a pipe
+            if hasattr(self.reader, "samples"):  # files of a folder: opening one would wait for a pipe
                 pictures.check_is_file(self.reader.filename(index, absolute=True))
             if isinstance(self.reader, Rows):  # whose names are in the rows
                 name, file, label = self.reader.named(index)
             else:
                 file, label = self.reader[index]
             with contextlib.closing(file):
-                return Item(index, self.transform(pictures.decode(file)), _number(label), name, "")
+                picture = pictures.decode(file, ignore_exif=self.ignore_exif)
+                return Item(index, self.transform(picture), _number(label), name, "")
         except Exception as error:  # decoders raise errors of many classes
             return Item(index, torch.zeros(self.shape), -1, name, first_line(error))
 
@@ -91,14 +98,24 @@ class ImageStream(IterableDataset[Item]):
     Readers of streams leave out what they cannot decode; if the stream says how many there are, these are reported.
     """
 
-    def __init__(self, stream: Iterable[Any], transform: Any, shape: tuple[int, ...], limit: int = 0) -> None:
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        transform: Any,
+        shape: tuple[int, ...],
+        limit: int = 0,
+        *,
+        ignore_exif: bool = False,
+    ) -> None:
         self.stream, self.transform, self.shape, self.limit = stream, transform, shape, limit
+        self.ignore_exif = ignore_exif
 
     def __iter__(self) -> Iterator[Item]:
         index = -1
         for index, (image, label) in enumerate(itertools.islice(self.stream, self.limit or None)):
             try:
-                yield Item(index, self.transform(pictures.decode(image)), _number(label), f"image {index}", "")
+                picture = pictures.decode(image, ignore_exif=self.ignore_exif)
+                yield Item(index, self.transform(picture), _number(label), f"image {index}", "")
             except Exception as error:
                 yield Item(index, torch.zeros(self.shape), -1, f"image {index}", first_line(error))
         try:
@@ -169,26 +186,35 @@ def open_pictures(
 
     _check_folder(settings)
     folder = settings.data_dir
+    dataset: Any = None
     try:
-        how = folders.how_to_read(settings.dataset)
-        dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
+        if settings.dataset:
+            folders.check_no_loop(folder, settings.dataset)
+            how = folders.how_to_read(settings.dataset)
+            dataset = timm.data.create_dataset(settings.dataset, root=str(folder), split=settings.split, **how)
+            reader: Any = getattr(dataset, "reader", None)
+        else:
+            reader = folders.Folder(folders.split_of(folder, settings.split), count_links=settings.count_links)
+    except GTPError:
+        raise
     except Exception as error:
-        none = f"no images in {folder}"
-        raise GTPError(f"{none}: {first_line(error)}" if settings.dataset else f"{none}; {WANTED}") from error
-    reader: Any = getattr(dataset, "reader", None)
+        raise GTPError(f"no images in {folder}: {first_line(error)}") from error
     files = _tar_files(settings, reader)
     if files is not None:
         reader = tars.Tars(files, folder)
     elif isinstance(dataset, IterableDataset):
-        return ImageStream(dataset, transform, shape, settings.limit)
+        return ImageStream(dataset, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
     elif reader is None:
-        reader = TorchvisionReader(dataset)
+        reader = TorchvisionReader(dataset, ignore_exif=settings.ignore_exif)
+        folders.leave_out_again(dataset, folder, count_links=settings.count_links)
     elif settings.dataset.startswith("hfds/"):
         reader = Rows(reader)
-    if not settings.dataset:
-        folders.name_others(Path(reader.root))
+    elif settings.dataset:  # a folder of ours has each once
+        folders.leave_out_again(reader, folder, count_links=settings.count_links)
     if len(reader) == 0:
         raise GTPError(f"no images in {folder}; {WANTED}")
+    if not settings.dataset:
+        folders.name_others(Path(reader.root))
     classes = len(getattr(reader, "class_to_idx", ()))
     if settings.labels and classes and wanted and classes != wanted:
         empty = folders.empty_classes(Path(getattr(reader, "root", folder)), reader.class_to_idx)
@@ -200,11 +226,13 @@ def open_pictures(
             f"{folder} has {classes} classes, but the model has {wanted}; give the model's own data, or a "
             f"model with {classes} classes (--num-classes)"
         )
-    return ImageFiles(reader, transform, shape, settings.limit)
+    return ImageFiles(reader, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
 
 
 def _check_folder(settings: DataSettings) -> None:
     folder = settings.data_dir
+    if not settings.dataset and folder.is_file():
+        raise GTPError(f"{folder} is a file; give the folder that it is in, and --limit 1 for one picture of it")
     if not settings.dataset and not folder.is_dir():
         near = [path.name for path in folder.parent.glob(f"{folder.name[:3]}*")] if folder.parent.is_dir() else []
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -215,7 +243,8 @@ def _tar_files(settings: DataSettings, reader: Any) -> list[Path] | None:
     """The tar files of a WebDataset that is on this disk; None for streams and everything else."""
     if not settings.dataset.startswith("wds/") or reader is None or reader.split_info.alt_label:
         return None
-    return tars.paths_of(settings.data_dir, reader.split_info.filenames)
+    found = tars.paths_of(settings.data_dir, reader.split_info.filenames)
+    return None if found is None else folders.tars_once(found, settings.data_dir, count_links=settings.count_links)
 
 
 def make_transform(config: dict[str, Any], augment: Mapping[str, Any] | None = None) -> Any:
@@ -261,10 +290,10 @@ class OneChannel:
 class TorchvisionReader:
     """A data set of torchvision with the interface of timm's readers."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, ignore_exif: bool = False) -> None:
         self.dataset, self.root = dataset, getattr(dataset, "root", "")
         if hasattr(dataset, "loader"):  # its own waits for pipes, and turns 16-bit grey into white
-            dataset.loader = pictures.load_picture
+            dataset.loader = functools.partial(pictures.load_picture, ignore_exif=ignore_exif)
 
     def __len__(self) -> int:
         return len(self.dataset)

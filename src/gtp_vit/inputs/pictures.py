@@ -21,6 +21,7 @@ ENDINGS = (
 # Formats of which some versions of Pillow open 16 bits of grey as 32-bit integers.
 SIXTEEN_BITS_AS_INTEGERS = ("PNG", "PPM")
 BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF's tags, and a value of the second
+ORIENTATION = 0x0112  # EXIF's tag
 
 
 def check_is_file(path: str | Path) -> None:
@@ -30,33 +31,73 @@ def check_is_file(path: str | Path) -> None:
         raise GTPError("it is not a file but a folder, pipe, socket or device")
 
 
-def open_picture(path: Path) -> Any:
+def open_picture(path: Path, *, ignore_exif: bool = False) -> Any:
     """A picture that the user named, or a clear error."""
     if not path.exists():
         raise GTPError(f"there is no picture {path}")
     try:
-        return load_picture(path)
+        return load_picture(path, ignore_exif=ignore_exif)
     except Exception as error:
         raise GTPError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def load_picture(path: str | Path) -> Any:
+def load_picture(path: str | Path, *, ignore_exif: bool = False) -> Any:
     """The first picture of a file; raises errors of many classes."""
     check_is_file(path)
     with open(path, "rb") as file:
-        return decode(file)
+        return decode(file, ignore_exif=ignore_exif)
 
 
-def decode(file: Any) -> Any:
-    """An RGB picture, of a file or of a picture of any mode; decompression bombs and truncated pictures raise."""
+def decode(file: Any, *, ignore_exif: bool = False) -> Any:
+    """An RGB picture, of a file or of a picture of any mode; decompression bombs and truncated pictures raise.
+
+    It is turned upright as its EXIF data say, or with `ignore_exif` left as it is stored, as timm and torchvision read
+    pictures. TIFF files are upright in both cases, as Pillow turns them by itself.
+    """
     from PIL import Image
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.filterwarnings("ignore", "Corrupt EXIF data")  # they turn nothing
         image = file if isinstance(file, Image.Image) else Image.open(file)
         if image.width * image.height > MOST_PIXELS:
             raise GTPError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS // 10**6} million")
-        return _eight_bits(image).convert("RGB")
+        image.load()  # before EXIF is asked for: in some files it comes last
+        found = _eight_bits(image).convert("RGB")
+        turn = None if ignore_exif else turn_of(image)
+        if turn is None:
+            return found
+        found = found.transpose(turn)
+        # Else whoever looks at the picture's EXIF again, as some transforms do, would turn it twice.
+        for key in ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"):
+            found.info.pop(key, None)
+        return found
+
+
+def turn_of(image: Any) -> Any:
+    """How an open picture must be turned to be upright, as one of Pillow's transpositions; None: not at all.
+
+    EXIF data that cannot be read turn nothing: such files are in every large data set.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            said = image.getexif().get(ORIENTATION)
+    except Exception:  # of many classes
+        return None
+    turns = Image.Transpose
+    known = {
+        2: turns.FLIP_LEFT_RIGHT,
+        3: turns.ROTATE_180,
+        4: turns.FLIP_TOP_BOTTOM,
+        5: turns.TRANSPOSE,
+        6: turns.ROTATE_270,
+        7: turns.TRANSVERSE,
+        8: turns.ROTATE_90,
+    }
+    return known.get(said) if isinstance(said, int) else None
 
 
 def _eight_bits(image: Any) -> Any:

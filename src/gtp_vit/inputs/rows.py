@@ -6,6 +6,9 @@ import io
 import os
 from typing import Any
 
+from gtp_vit.errors import GTPError
+from gtp_vit.inputs.pictures import check_is_file
+
 
 class Rows:
     """Rows of a data set that timm has opened, with the interface of its readers.
@@ -26,8 +29,14 @@ class Rows:
 
     def named(self, place: int) -> tuple[str, Any, Any]:
         """Name, image as a file, label."""
-        row = self.dataset[place]
-        image = row[self.image_key]
-        name = os.path.basename(image.get("path") or "") or f"image {place}"
-        file: Any = io.BytesIO(image["bytes"]) if image.get("bytes") else open(image["path"], "rb")  # noqa: SIM115
+        row: Any = self.dataset[place]
+        image = row[self.image_key] or {}
+        path: Any = image.get("path")
+        data: Any = image.get("bytes")
+        name = os.path.basename(path or "") or f"image {place}"
+        if not data and not path:
+            raise GTPError("the row has no image")
+        if not data:
+            check_is_file(path)  # opening a pipe would wait
+        file: Any = io.BytesIO(data) if data else open(path, "rb")  # noqa: SIM115
         return name, file, None if self.label_key is None else row[self.label_key]

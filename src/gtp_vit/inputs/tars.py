@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gtp_vit.errors import GTPError, first_line
+from gtp_vit.errors import GTPError, first_line, shown
 from gtp_vit.inputs import pictures
 from gtp_vit.runs import distributed
 
@@ -60,7 +60,7 @@ class Tars:
             raise GTPError(sample.problem)
         with open(self.paths[number], "rb") as file:
             image = _read(file, sample.offset, sample.size)
-            label = int(_read(file, sample.label_offset, sample.label_size)) if sample.label_size else None
+            label = _label(_read(file, sample.label_offset, sample.label_size)) if sample.label_size else None
         return io.BytesIO(image), label
 
     def filename(self, place: int) -> str:
@@ -75,6 +75,13 @@ class Tars:
     def _find(self, place: int) -> tuple[int, Sample]:
         number = bisect.bisect_right(self.begins, place) - 1
         return number, self.samples_of[number][place - self.begins[number]]
+
+
+def _label(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise GTPError(f"its label, in the .cls file, is {shown(text)}; it must be a whole number") from None
 
 
 def paths_of(root: Path, names: Iterable[str]) -> list[Path] | None:

@@ -118,15 +118,23 @@ def images_identity(dataset: Any) -> dict[str, Any]:
         inner = images_identity(dataset.dataset)
         return {**inner, "images": f"{inner['images']}, {len(dataset)} of them, {_digest(map(str, dataset.indices))}"}
     if isinstance(dataset, ImageFiles):
-        return {"images": f"{len(dataset)}, {_digest(_listed(dataset))}", "preparation": str(dataset.transform)}
+        return {"images": f"{len(dataset)}, {_digest(_listed(dataset))}", **_prepared(dataset)}
     if isinstance(dataset, ImageStream):
         stream: Any = dataset.stream
         root = Path(getattr(getattr(stream, "reader", None), "root", None) or "")
         count = len(stream) if hasattr(stream, "__len__") else "a stream"
         listed = f"{count}, {dataset.limit or 'all'}, {_digest(_files_below(root))}"
-        return {"images": listed, "preparation": str(dataset.transform)}
+        return {"images": listed, **_prepared(dataset)}
     # A user's own data set: only its number of images is known.
     return {"images": f"{len(dataset)} of {type(dataset).__name__}"}
+
+
+def _prepared(dataset: ImageFiles | ImageStream) -> dict[str, str]:
+    """What is done to each picture."""
+    return {
+        "preparation": str(dataset.transform),
+        "orientation": "as stored" if dataset.ignore_exif else "as EXIF says",
+    }
 
 
 def _listed(dataset: ImageFiles) -> Iterator[str]:

@@ -25,6 +25,7 @@ from gtp_vit.errors import BadSetting, GTPError, first_line
 from gtp_vit.measure.classes import Classes
 from gtp_vit.measure.dense import Dense
 from gtp_vit.measure.eval_mode import measures_in_eval_mode
+from gtp_vit.measure.given import check_has_weights, check_pixels
 from gtp_vit.measure.measures import measure_of
 from gtp_vit.measure.outputs import Measure
 from gtp_vit.measure.regression import Numbers
@@ -71,6 +72,7 @@ def learn_sensitivity(
         progress: called after every batch.
     """
     check_images(images)
+    check_has_weights(model)
     plain = unpatch(model)
     host = host_of(plain)
     chosen = measure_of(plain, measure)
@@ -138,6 +140,7 @@ def check_images(images: Any) -> None:
         )
     if len(images) < FEWEST_IMAGES:
         raise BadSetting(f"{len(images)} images are too few to learn from; give at least {FEWEST_IMAGES}, better 400")
+    check_pixels(images)
 
 
 def _check_fit(fit: list[float | None], images: int) -> None:

@@ -38,9 +38,9 @@ def check_writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None:
             with explained(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
                 _check_ordinary(path)
-                with tempfile.TemporaryFile(dir=path.parent):
+                # Nothing is made yet, as the command may still be refused: a folder is needed that exists.
+                with tempfile.TemporaryFile(dir=_nearest_folder(path)):
                     pass
 
 
@@ -50,6 +50,37 @@ def _check_ordinary(path: Path) -> None:
         raise IsADirectoryError(None, "it is a folder")
     if path.exists() and not path.is_file():
         raise OSError(None, "it is no ordinary file")
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The nearest folder above a path that exists; raises if a file is in the way."""
+    return next(each for each in path.absolute().parents if each.is_dir() or os.path.lexists(each))
+
+
+@contextlib.contextmanager
+def kept_if_used(folder: Path) -> Iterator[None]:
+    """Make a folder; if what follows fails, those that were made and are still empty are removed again."""
+    made = make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        remove_empty(made)
+        raise
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those above it; returns those that were not there, the innermost first."""
+    with explained(folder):
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove folders, up to the first that something is in."""
+    with contextlib.suppress(OSError):  # another process may be quicker, too
+        for each in folders:
+            each.rmdir()
 
 
 class Lock:
@@ -72,6 +103,17 @@ class Lock:
         if self in _held:
             _held.remove(self)
             os.close(self.handle)
+
+
+def is_locked(path: Path) -> bool:
+    """Does a run hold this lock now?"""
+    if not path.exists():
+        return False
+    try:
+        Lock(path).release()
+    except GTPError:
+        return True
+    return False
 
 
 def _lock(handle: int, path: Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.errors import GTPError
-from gtp_vit.runs.files import Lock, explained
+from gtp_vit.runs.files import Lock, explained, make_folder, remove_empty
 
 FORMAT = 1
 MAGIC = f"gtp-vit journal {FORMAT}\n".encode()  # the first line; a file without it is no journal
@@ -32,11 +32,12 @@ class Journal:
         self.path = path
         self.keep = False  # keep the file after a finished run
         self.note = ""  # for the user: what was damaged
+        self.used = True  # has it anything that a later start could use?
         with explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             existed = path.exists()
         if existed:
             _check_ours(path)
+        self.folders = make_folder(path.parent)
         self.lock = Lock(path)
         with explained(path):
             self.file = path.open("r+b", buffering=0)
@@ -45,6 +46,7 @@ class Journal:
         except BaseException:
             self.close(finished=False)
             raise
+        self.used = bool(self.entries)
 
     def _resume(self, run: dict[str, Any], restart: bool) -> list[Any]:
         """The entries of an earlier start of this run; damaged lines are cut off the file."""
@@ -74,6 +76,7 @@ class Journal:
 
     def append(self, entry: Any) -> None:
         """Write one line and flush it to disk."""
+        self.used = True
         text = json.dumps(entry, separators=(",", ":")).encode()
         self._write(b"%08x %s\n" % (zlib.crc32(text), text))
 
@@ -97,8 +100,10 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Delete the journal of a finished run; any other may be resumed."""
-        self.close(finished=kind is None and not self.keep)
+        """Delete the journal of a run that is finished, or that was refused before it began; others may be resumed."""
+        self.close(finished=(kind is None and not self.keep) or not self.used)
+        if not self.used:
+            remove_empty(self.folders)
 
     def close(self, *, finished: bool) -> None:
         """Close the file, and delete it if the run is finished."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.measure.given import check_has_weights, check_pixels
 from gtp_vit.measure.outputs import UNREDUCED, Arrays, Measure, check_base, decoded, encoded
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patch import patch, unpatch
@@ -49,6 +50,8 @@ def check_enough_images(images: Any, model: Any, fewest: int) -> None:
         )
     if len(images) < fewest:
         raise BadSetting(f"{len(images)} images are too few to tune on; give at least {fewest}, better 200")
+    check_has_weights(model)
+    check_pixels(images)
     with torch.no_grad():
         patch(model, Identity(), quiet=True)(images[:1])  # raises if they do not fit
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from gtp_vit.search.calibrate import calibrated
 from gtp_vit.search.climb import HELD_OUT, Best, Ruler, check_enough_images, fewest_images, search
 from gtp_vit.search.clock import Clock
 from gtp_vit.search.damage import Damage
-from gtp_vit.search.space import Limits, Space, cheapest
+from gtp_vit.search.space import Limits, Space, cheapest, unreachable
 
 # Targets and what they may be, from above the first to the second.
 TARGETS: dict[str, tuple[float, float]] = {
@@ -119,25 +119,15 @@ def tune(
     """
     targets = {"macs": macs, "speedup": speedup, "max_kl": max_kl, "min_agreement": min_agreement}
     targets |= {"min_cosine": min_cosine, "min_neighbours": min_neighbours, "max_error": max_error}
-    given = {key: value for key, value in targets.items() if value is not None}
-    if len(given) != 1:
-        raise BadSetting(f"{len(given)} targets are given; give one of {', '.join(targets)}")
-    goal, value = next(iter(given.items()))
-    check_range(goal, value, *TARGETS[goal], above_low=True)
-    check_range("evaluations", evaluations, 1, 10**6)
-    check_range("minutes", minutes, 0, 10**6)
-    check_range("batch_size", batch_size, 1, 65536, whole=True)
-    check_range("timing_batch", timing_batch, 1, 65536, whole=True)
+    goal, value = the_target(targets)
+    check_search(evaluations, minutes, batch_size, timing_batch)
     plain: Any = unpatch(model)
-    host = host_of(plain)
-    vit = host.vit
+    host, vit = host_of(plain), host_of(plain).vit
     chosen = measure_of(plain, measure)
-    check_target(goal, chosen)
-    check_enough_images(images, plain, fewest_images(chosen))
+    settings, space = check_request(
+        plain, images, {goal: value}, chosen, method=method, limits=limits, engine=engine, precision=precision
+    )
     clock = Clock(plain, engine, precision, chosen)
-    settings = starting_point(method, vit)
-    settings.build(vit)  # raises if they do not fit
-    space = Space(host.costs(), settings, limits)
     whole = space.whole
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     ruler = Ruler(plain, images[order.to(images.device)], batch_size, journal, chosen)
@@ -203,6 +193,49 @@ def tune(
 
 
 Run = Callable[..., Best]
+
+
+def the_target(targets: Mapping[str, float | None]) -> tuple[str, float]:
+    """The one target that is given; raises if it is none, several, or out of range."""
+    given = {key: value for key, value in targets.items() if value is not None}
+    if len(given) != 1:
+        raise BadSetting(f"{len(given)} targets are given; give one of {', '.join(TARGETS)}")
+    goal, value = next(iter(given.items()))
+    check_range(goal, value, *TARGETS[goal], above_low=True)
+    return goal, value
+
+
+def check_search(evaluations: float, minutes: float, batch_size: int, timing_batch: int) -> None:
+    """Refuse numbers of a search that make no sense."""
+    check_range("evaluations", evaluations, 1, 10**6)
+    check_range("minutes", minutes, 0, 10**6)
+    check_range("batch_size", batch_size, 1, 65536, whole=True)
+    check_range("timing_batch", timing_batch, 1, 65536, whole=True)
+
+
+def check_request(
+    plain: Any,
+    images: Tensor,
+    targets: Mapping[str, float],
+    measure: Measure,
+    *,
+    method: Method | str,
+    limits: Limits,
+    engine: str,
+    precision: str,
+) -> tuple[Method, Space]:
+    """Refuse all that can be refused before anything is measured or written; returns where the search begins."""
+    host = host_of(plain)
+    for goal in targets:
+        check_target(goal, measure)
+    check_enough_images(images, plain, fewest_images(measure))
+    Clock(plain, engine, precision, measure)  # raises if it has no such engine
+    settings = starting_point(method, host.vit)
+    settings.build(host.vit)  # raises if they do not fit
+    space = Space(host.costs(), settings, limits)
+    if "macs" in targets and not list(space.starts(targets["macs"] * space.whole)):
+        raise unreachable(space, targets["macs"] * space.whole)
+    return settings, space
 
 
 def check_target(goal: str, measure: Measure) -> None:

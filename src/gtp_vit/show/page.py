@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
+import html
 import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
+from gtp_vit.errors import printable
 from gtp_vit.measure.environment import environment
 from gtp_vit.runs.files import write_atomically
 from gtp_vit.show import live
@@ -43,6 +44,11 @@ pre { padding: 12px; overflow-x: auto; border-radius: 6px; }
   svg { max-height: 150mm; } figure img { max-width: 75%; }
 }
 """
+
+
+def escape(text: str, *, quote: bool = True) -> str:
+    """A text, which may be the name of a file, as HTML."""
+    return html.escape(printable(text), quote)
 
 
 @dataclass(frozen=True)

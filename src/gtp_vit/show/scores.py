@@ -32,6 +32,7 @@ def score_row(
         "img_size": settings.img_size or inputs.size[-1],
         "crop_pct": settings.crop_pct or wanted.get("crop_pct", ""),
         "interpolation": settings.interpolation or wanted.get("interpolation", ""),
+        "orientation": "as stored" if settings.ignore_exif else "as EXIF says",
         "method": "" if name == UNREDUCED else name,
         "gmacs": round(macs / 1e9, 6),
         "images": score.images,

@@ -20,7 +20,7 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.checkpoint import save_checkpoint, sizes_of_model
-from gtp_vit.runs.files import Lock, explained, write_atomically
+from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
 from gtp_vit.runs.journal import differences
 
 STATE, WEIGHTS = "state.pt", "weights.safetensors"
@@ -77,11 +77,14 @@ def write_weights(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that no second run writes into it."""
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    lock = Lock(folder / ".lock")
-    try:
-        yield
-    finally:
-        lock.release()
+    """Lock a folder, so that no second run writes into it; a run that fails before it writes leaves none behind."""
+    with kept_if_used(folder):
+        lock = Lock(folder / ".lock")
+        try:
+            yield
+        except BaseException:
+            if [each.name for each in folder.iterdir()] == [".lock"]:
+                (folder / ".lock").unlink()
+            raise
+        finally:
+            lock.release()

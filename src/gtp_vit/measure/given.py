@@ -1,0 +1,54 @@
+"""given: models and images that a caller gives, refused where no figure could come of them, with the image named."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gtp_vit.errors import BadInput, BadSetting
+
+LARGEST = 30  # prepared pixels are a few units; those of 0 to 255 were not scaled
+
+
+def check_has_weights(model: Any) -> None:
+    """Raise BadSetting for a model on torch's meta device, which has sizes and no numbers."""
+    if any(weight.is_meta for weight in model.parameters()):
+        raise BadSetting(
+            f"{type(model).__name__} is on the meta device, where it has no weights; load them first: "
+            "model.to_empty(device='cpu') and load_state_dict, or create it with its weights"
+        )
+
+
+def check_pixels(images: Tensor) -> None:
+    """Raise BadInput for images without numbers, or with some that are not finite; warn of those that teach nothing."""
+    if images.is_meta:
+        raise BadInput("the images are on the meta device, where they have no pixels; give them on the CPU")
+    rows = images.flatten(1)
+    bad = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        raise BadInput(f"{_named(bad)} pixels that are not finite; repair or leave out what they were made of")
+    if not len(rows):
+        return
+    flat = (rows.amax(dim=1) == rows.amin(dim=1)).nonzero().flatten().tolist()
+    if flat:
+        warnings.warn(f"{_named(flat)} one value in all pixels, from which nothing is learned; leave out", stacklevel=3)
+    elif len(rows) > 1 and bool((rows == rows[:1]).all()):
+        warnings.warn(f"all {len(rows)} images are the same one; give different ones", stacklevel=3)
+    wide = (rows.abs().amax(dim=1) > LARGEST).nonzero().flatten().tolist()
+    if wide:
+        warnings.warn(
+            f"{_named(wide)} values up to {float(rows.abs().max()):g}; give images as the model wants them, scaled and "
+            "with its mean and standard deviation",
+            stacklevel=3,
+        )
+
+
+def _named(places: Sequence[int]) -> str:
+    """The places of images, as the begin of a sentence."""
+    if len(places) == 1:
+        return f"image {places[0]} (counted from 0) has"
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return f"images {', '.join(map(str, places[:3]))}{more} (counted from 0) have"
