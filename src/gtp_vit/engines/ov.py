@@ -105,8 +105,8 @@ def _read(core: Any, path: Path) -> Any:
         return core.read_model(path)
     except RuntimeError as error:
         raise GTPError(
-            f"it or its weights, {weights.name}, are damaged, or of two different exports ({_reason(error)}); copy both "
-            "files"
+            f"it or its weights, {weights.name}, are damaged, or of two different exports ({_reason(error)}); "
+            "copy both files"
         ) from error
 
 
