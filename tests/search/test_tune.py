@@ -296,7 +296,7 @@ def test_accelerate_takes_any_target(model):
     [
         ({"images": [torch.zeros(3, 8, 8)] * 30}, "images is a list; give one tensor"),
         ({"images": torch.zeros(30, 3, 8)}, r"of shape \(30, 3, 8\); give one tensor"),
-        ({"images": torch.zeros(30, 3, 8, 8)}, "images are 8 x 8, but the model takes"),
+        ({"images": torch.randn(30, 3, 8, 8)}, "images are 8 x 8, but the model takes"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"timing_batch": 0}, "timing_batch is 0"),
     ],
@@ -491,7 +491,8 @@ def test_an_interrupted_search_for_a_damage_is_not_lost(model):
 
 
 def test_an_interrupted_command_can_go_on(words, tmp_path, capsys, monkeypatch):
-    def interrupted(*args, **settings):
+    def interrupted(*args, journal, **settings):
+        journal.append({"some": "work"})
         return dataclasses.replace(recipe, found={**recipe.found, "interrupted": True})
 
     recipe = tune(timm.create_model("test_vit").eval(), torch.randn(20, 3, 160, 160), macs=0.8, evaluations=7)
