@@ -136,9 +136,12 @@ def run(folder: Path, constraints: Path, text: str, *words: str) -> None:
 
 
 def command_line(folder: Path, text: str, command: list[str | Path]) -> None:
-    log = folder / "install.log"
+    log, downloads = folder / "install.log", folder / "downloads"
+    downloads.mkdir(exist_ok=True)  # here they are seen to grow, and a small /tmp does not overflow
+    inside = os.environ | {"TMPDIR": str(downloads)}
     with open(log, "w") as output, Ticker(folder, text):
-        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, check=False)
+        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=inside, check=False)
+    shutil.rmtree(downloads, ignore_errors=True)
     if done.returncode:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(("ERROR", "error"))]
         reason = lines[-1] if lines else "see its last lines"
