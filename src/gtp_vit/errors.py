@@ -52,6 +52,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """A number and what is counted.
+
+    >>> counted(1, "image is", "images are"), counted(2, "image is", "images are")
+    ('1 image is', '2 images are')
+    """
+    return f"{number} {one if number == 1 else many}"
+
+
 def printable(text: str) -> str:
     """A text that a terminal, a log or a page shows as it is: what would control them is written as an escape.
 

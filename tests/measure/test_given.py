@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from gtp_vit import GTPError, calibrate, tune
+from gtp_vit.inputs.data import InMemory
+from gtp_vit.measure.evaluate import evaluate
 from gtp_vit.measure.given import check_has_weights, check_pixels
+from gtp_vit.measure.outputs import UNREDUCED
 from gtp_vit.testing import families
 
 
@@ -28,6 +31,13 @@ def test_an_image_with_a_pixel_that_is_no_number_is_named(model, images, do):
     images[[7, 9, 11], 0, 0, 0] = float("inf")
     with pytest.raises(GTPError, match=r"images 5, 7, 9 and 1 more \(counted from 0\) have pixels"):
         do(model, images)
+
+
+def test_evaluate_names_the_image_by_its_place_in_the_data_set(model, images):
+    images[9, 0, 3, 3] = float("nan")
+    dataset = InMemory(images, torch.zeros(24, dtype=torch.long))
+    with pytest.raises(GTPError, match=r"image 9 \(counted from 0\) has pixels that are not finite; repair"):
+        evaluate({UNREDUCED: model}, dataset, batch_size=8, workers=0)
 
 
 def test_images_without_pixels_and_models_without_weights_are_refused(images):

@@ -128,6 +128,15 @@ def test_too_many_neighbours_are_refused():
         on(Embeddings(), [EAST] * 4, [EAST] * 4)
 
 
+def test_fewer_neighbours_are_no_advice_where_there_is_room_for_none():
+    for count in (1, 2):
+        with pytest.raises(GTPError, match=r"1 neighbour is asked for.*; give more images$") as refused:
+            on(Embeddings(k=1), [EAST] * count, [EAST] * count, [-1] * count)
+        assert ("among 1 image each has 0 others" in str(refused.value)) == (count == 1)
+    with pytest.raises(GTPError, match=r"give more images, or --nearest 1$"):
+        on(Embeddings(k=2), [EAST] * 3, [EAST] * 3, [-1] * 3)
+
+
 def test_embeddings_that_are_not_finite_are_counted_and_never_a_figure():
     images = InMemory(torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.long))
     vectors = [EAST, NORTH, WEST, NEARLY]

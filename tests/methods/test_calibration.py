@@ -270,6 +270,8 @@ class NoGradients(torch.nn.Module):
 
 def test_what_cannot_be_calibrated_is_refused(fashion):
     model, images = fashion
+    with pytest.raises(BadSetting, match=r"^1 image is too few to learn from; give at least 20"):
+        calibrate(model, images[:1])
     with pytest.raises(BadSetting, match="5 images are too few to learn from; give at least 20"):
         calibrate(model, images[:5])
     with pytest.raises(BadSetting, match="images is a list"):

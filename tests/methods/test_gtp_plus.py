@@ -12,9 +12,10 @@ from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
-from gtp_vit.methods.merging import conserve, damage, earlier_similarity
+from gtp_vit.methods.merging import conserve, conserve_by_probe, damage, earlier_similarity
 from gtp_vit.patch import host_of
 from gtp_vit.testing import families
+from support.merging import check_merged
 from support.operands import KINDS, values
 
 tensor = torch.tensor
@@ -106,37 +107,6 @@ def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype, s
     torch.testing.assert_close(one[0], other[0], **close)
 
 
-def by_definition(x, branch, importance, size, removed, floor, keep_norm, kept, gone, target):
-    """What merging by these decisions must give, in float64 and one token at a time; and each token's cost."""
-    features, prefix = (x.double() + branch.double())[0], x.shape[1] - importance.shape[1]
-    image, importance, size = features[prefix:], importance[0].double(), size[0].double()
-    unit = image / image.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    order = importance.sort(descending=True, stable=True).indices.tolist()
-    cosine, cost = unit @ unit.T, torch.full((len(order),), torch.inf, dtype=torch.float64)
-    for rank, token in enumerate(order):
-        before = order[:rank]
-        if before:
-            apart = (1 - cosine[token, before]).clamp(min=0) * (
-                size[token] * size[before] / (size[token] + size[before])
-            ).sqrt()
-            cost[token] = (importance[token] / importance.mean() + floor) * apart.min()
-    wanted = []
-    for place, token in enumerate(kept[0].tolist()):
-        group = [token, *(g for g, t in zip(gone[0].tolist(), target[0].tolist(), strict=True) if t == place)]
-        mean = (size[group].unsqueeze(1) * image[group]).sum(dim=0) / size[group].sum()
-        if keep_norm and len(group) > 1:
-            mean = mean * image[group].norm(dim=1).max().clamp(min=1e-12) / mean.norm().clamp(min=1e-12)
-        wanted.append((mean, float(size[group].sum())))
-    ranks = {token: rank for rank, token in enumerate(order)}
-    return (
-        torch.cat([features[:prefix], torch.stack([m for m, _ in wanted])]),
-        [s for _, s in wanted],
-        cost,
-        cosine,
-        ranks,
-    )
-
-
 @pytest.mark.time_limit(5)
 @needs_native
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -159,27 +129,47 @@ def test_kernel_and_twin_merge_by_the_definition(kind, of_importance, count, pre
     removed, floor = data.draw(st.integers(1, count - 1)), data.draw(st.sampled_from([0.0, 0.5, 20.0]))
     norm = (torch.randn(channels, generator=generator), torch.randn(channels, generator=generator), 1e-6)
     arguments = (x, branch, importance, size, removed, floor, keep_norm)
-    results = [kernel(*arguments, *norm) for kernel in (kernels.native.conserve, conserve.twin)]
-    for features, normed, new_size, kept, gone, target in results:
-        assert sorted(kept[0].tolist() + gone[0].tolist()) == list(range(count))
-        assert kept[0].tolist() == sorted(kept[0].tolist())
-        assert gone[0].tolist() == sorted(gone[0].tolist())
-        wanted, sizes, cost, cosine, ranks = by_definition(*arguments, kept, gone, target)
-        assert cost[gone[0]].max() <= cost[kept[0]].min() * (1 + 1e-4) + 2e-3 * (1 + floor)
-        for token, place in zip(gone[0].tolist(), target[0].tolist(), strict=True):
-            offers = [cosine[token, other] for other in kept[0].tolist() if ranks[other] < ranks[token]]
-            receiver = int(kept[0, place])
-            assert ranks[receiver] < ranks[token]
-            assert cosine[token, receiver] >= max(offers) - 1e-5
-        assert new_size[0].tolist() == pytest.approx(sizes)
-        scale = float(wanted.abs().max().clamp(min=1e-30))
-        length = wanted.norm(dim=1, keepdim=True)
-        opposed = keep_norm and bool((length < 1e-3 * scale).any())  # they cancel: what is left is rounding
-        if not opposed:
-            torch.testing.assert_close(features[0].double() / scale, wanted / scale, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(
-            normed, torch.nn.functional.layer_norm(features, (channels,), *norm), rtol=1e-4, atol=5e-3
-        )
+    for kernel in (kernels.native.conserve, conserve.twin):
+        check_merged(arguments, norm, kernel(*arguments, *norm))
+
+
+@needs_native
+@pytest.mark.parametrize("operator", [conserve, conserve_by_probe])
+def test_kernel_and_twin_break_ties_alike(operator):
+    """Of one channel all cosines are 1 or -1, and only how a unit vector is rounded decides who goes to whom."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        x, branch = torch.randn(2, 3, 20, 1, generator=generator)
+        importance, size = torch.rand(2, 3, 19, generator=generator) + 0.5
+        by = (importance, size) if operator is conserve else (torch.ones(1), size, None)
+        arguments = (x, branch, *by, 12, 0.5, True, None, None, 1e-6)
+        found, wanted = operator.by_set[Ops.NATIVE](*arguments), operator.twin(*arguments)
+        for one, other in zip(found[3:], wanted[3:], strict=True):
+            assert torch.equal(one, other), seed
+
+
+def test_the_definition_finds_a_wrong_decision():
+    """`check_merged` judges where rounding decides, so it must see what is wrong: who goes, to whom, what is made."""
+    x = torch.randn(1, 9, 1, generator=torch.Generator().manual_seed(5))  # one channel: all cosines are 1 or -1
+    arguments = (x, torch.zeros_like(x), torch.linspace(2, 1, 9)[None], None, 3, 0.5, False)
+    norm = (None, None, 1e-6)
+    right = conserve.twin(*arguments, *norm)
+    check_merged(arguments, norm, right)
+    kept, gone, target = right[3:]
+    sign = x[0, :, 0].sign()
+    other = next(i for i, token in enumerate(kept[0].tolist()) if sign[token] != sign[gone[0, 0]])
+    elsewhere = target.clone()
+    elsewhere[0, 0] = other
+    dear = kept.clone(), gone.clone()  # the most important token goes, and one of those that cost nothing stays
+    dear[0][0, 0], dear[1][0, 0] = gone[0, 0], kept[0, 0]
+    for wrong in (
+        (right[0] + 0.01, *right[1:]),
+        (*right[:2], right[2] + 1, *right[3:]),
+        (*right[:5], elsewhere),
+        (*right[:3], dear[0].sort(dim=1).values, dear[1].sort(dim=1).values, target),
+    ):
+        with pytest.raises(AssertionError):
+            check_merged(arguments, norm, wrong)
 
 
 def awkward(where: str, value: float):

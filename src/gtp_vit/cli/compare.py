@@ -17,7 +17,7 @@ from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
 from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.errors import GTPError, check_range, counted
 from gtp_vit.inputs.data import first_images
 from gtp_vit.inputs.libraries import public_name
 from gtp_vit.measure.classes import Classes
@@ -137,7 +137,7 @@ def run(
             for name in ("results.csv", "results.json"):
                 write_results(flags.output / name, stored)
             sections = comparison_sections(model, rows, found, timing_images, left_out)
-            lead = f"All methods at equal MACs on the same {found.scores[0].images} images."
+            lead = f"All methods at equal MACs on the same {counted(found.scores[0].images, 'image', 'images')}."
             title = f"Token reduction on {flags.model}"
             write_page(flags, words, flags.output / "report.html", title, lead, sections)
             text.append(f"Written: {flags.output / 'report.html'}, results.csv, results.json")

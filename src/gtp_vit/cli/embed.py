@@ -30,7 +30,7 @@ from gtp_vit.core.backbone import Output
 from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
 from gtp_vit.engines.export import export
 from gtp_vit.engines.loaded import ExportedModel
-from gtp_vit.errors import GTPError, Incomplete, check_range
+from gtp_vit.errors import GTPError, Incomplete, check_range, counted
 from gtp_vit.features.contents import MANIFEST, verify
 from gtp_vit.features.embedder import Embedder
 from gtp_vit.features.folder import Written, embed_to_folder
@@ -265,7 +265,12 @@ def _answer(flags: Embed, source: Source, found: Written) -> None:
     columns = ["embedding", "images", "embedded", "files", "new", "images/s"]
     counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), found.images]
     row = [f"{source.embedder.kind}, {flags.dtype}", *map(str, counts), rate]
-    text = f"Written: {found.folder / MANIFEST} and {len(manifest['shards'])} files beside it"
+    text = f"Written: {found.folder / MANIFEST} and {counted(len(manifest['shards']), 'file', 'files')} beside it"
+    if is_exported(flags.model) and source.embedder.kind is not None and source.embedder.kind.kind == "classes":
+        text += (
+            f". {source.title} was exported with its classifier, so these are class scores; of the model itself "
+            "gtp-vit embed takes features, and the two do not belong in one index"
+        )
     result = {"flags": flags, "seconds": found.seconds, "new": found.images, "manifest": manifest}
     answer(flags, result, (source.title, columns, [row]), text=text)
     if found.not_finite:

@@ -16,7 +16,7 @@ from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_result
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.engines import is_exported
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import GTPError, counted
 from gtp_vit.inputs.data import first_images
 from gtp_vit.measure.classes import Classes
 from gtp_vit.measure.evaluate import evaluate
@@ -108,7 +108,9 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
         columns, cells = score_table(found, costs)
         text, title = explain_scores(found), f"{flags.model} with {title}"
         sections = [Section("Figures", table(columns, cells) + paragraph(text))]
-        write_page(flags, words, flags.report, title, f"{found.scores[0].images} images.", sections)
+        write_page(
+            flags, words, flags.report, title, f"{counted(found.scores[0].images, 'image', 'images')}.", sections
+        )
     result = {"flags": flags, "rows": rows, "unreadable": found.unreadable}
     answer(flags, result, (title, columns, cells), text=text)
     check_complete(found)

@@ -17,7 +17,7 @@ from gtp_vit.cli.source import DataFlags, check_weights, make_model, read_images
 from gtp_vit.engines import FORMATS, check_precision
 from gtp_vit.engines.card import CHECK_COLUMNS, check_row
 from gtp_vit.engines.export import Exported, export
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.errors import GTPError, check_range, counted
 from gtp_vit.inputs.libraries import library_of, preparation_of, public_name
 from gtp_vit.patch import patch
 from gtp_vit.recipes import DEPLOY
@@ -124,7 +124,8 @@ def _images(flags: Export, model: Any) -> tuple[torch.Tensor | None, list[str]]:
         return None, []
     images, unreadable = read_images(flags, model, flags.images, FEWEST_IMAGES)
     if len(images) < FEWEST_IMAGES:
-        raise GTPError(f"{len(images)} images are too few; give at least {FEWEST_IMAGES}, better {flags.images}")
+        found = counted(len(images), "image is", "images are")
+        raise GTPError(f"{found} too few; give at least {FEWEST_IMAGES}, better {flags.images}")
     return images, unreadable
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from gtp_vit import embedded
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.core.costs import Convention
@@ -26,8 +27,9 @@ class Macs(OutputFlags, MethodFlags):
       gtp-vit macs deit_small_patch16_224 --method gtp --propagate 8 --convention torchprofile
     """
 
-    model: tyro.conf.Positional[str] = "deit_small_patch16_224"
-    """Name of a timm model; or hf:FOLDER_OR_NAME, open_clip:NAME, torchvision:NAME."""
+    model: tyro.conf.Positional[str] = embedded.NAME
+    """A timm model, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME, open_clip:NAME,
+    torchvision:NAME."""
     convention: Convention = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None

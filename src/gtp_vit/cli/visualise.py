@@ -16,7 +16,7 @@ from gtp_vit.cli.output import answer, write_page
 from gtp_vit.cli.source import ModelFlags, check_weights, make_model
 from gtp_vit.core.reducer import Method
 from gtp_vit.engines import is_exported
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import GTPError, counted
 from gtp_vit.inputs.pictures import ENDINGS, open_picture
 from gtp_vit.inputs.view import view_of
 from gtp_vit.measure.dense import patch_features
@@ -84,7 +84,7 @@ def main(words: Sequence[str]) -> None:
     lead = "A patch in colour shares its token with all of the same colour; grey ones are alone, white ones lost."
     write_page(flags, words, page, f"{flags.model} with {method}", lead, sections)
     result = {"page": page, "pictures": drawn, "settings": method.to_dict()}
-    answer(flags, result, text=f"Written: {page} and {len(drawn)} pictures")
+    answer(flags, result, text=f"Written: {page} and {counted(len(drawn), 'picture', 'pictures')}")
 
 
 def _check_model_first(flags: Visualise) -> None:
@@ -121,7 +121,7 @@ def _draw_features(flags: Visualise, words: Sequence[str], model: Any, method: M
     )
     write_page(flags, words, page, f"Features of {flags.model} with {method}", lead, sections)
     result = {"page": page, "pictures": drawn, "settings": method.to_dict()}
-    answer(flags, result, text=f"Written: {page} and {len(drawn)} pictures")
+    answer(flags, result, text=f"Written: {page} and {counted(len(drawn), 'picture', 'pictures')}")
 
 
 def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:

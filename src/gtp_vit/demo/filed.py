@@ -97,7 +97,7 @@ def look_at_file(
         return FileStudy(seen, (), _likely(filed, found), None, None, 0)
     with eval_mode(filed.original):
         base = filed.measure.outputs(UNREDUCED, filed.original, image)
-    check_base(base, [0])
+    check_base(base, [0], image)
     kept = filed.measure.kept(base, found, no_labels(1), torch.ones(1, dtype=torch.bool))
     damage = float(kept[filed.measure.searched][0])
     timing, rounds = None, 0

@@ -91,7 +91,7 @@ def look(subject: Subject, picture: Any, methods: Sequence[str], share: float) -
     chosen = [settings_at(subject, name, share) for name in methods]
     with torch.inference_mode(), eval_mode(subject.model):
         base = subject.measure.outputs(UNREDUCED, subject.model, image)
-        check_base(base, [0])
+        check_base(base, [0], image)
         columns = tuple(
             _column(subject, seen, base, name, method, share) for name, method in zip(methods, chosen, strict=True)
         )

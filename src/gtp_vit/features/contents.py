@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.errors import GTPError, first_line, shown
+from gtp_vit.errors import GTPError, counted, first_line, shown
 from gtp_vit.features.shards import FORMATS, VERSION, Shard, format_of, read_about, read_shard
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import write_atomically
@@ -115,7 +115,10 @@ def make_manifest(
     abouts = [every[number] for number in sorted(every)]
     images = sum(about["images"] for about in abouts)
     if total is not None and images != total:
-        raise GTPError(f"{images} of {total} images are in the shards; something has deleted files: start it again")
+        raise GTPError(
+            f"{images} of {counted(total, 'image', 'images')} are in the shards; something has deleted files: start it "
+            "again"
+        )
     made = {
         "version": VERSION,
         "finished": True,
@@ -167,7 +170,7 @@ def verify(folder: Path) -> dict[str, Any]:
     problems += [f"{path} is not in {MANIFEST}" for path in _shards(folder) if path.name not in named]
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        count = f"{len(problems)} of {len(named)} files are not as they were written"
+        count = f"{len(problems)} of {counted(len(named), 'file', 'files')} are not as they were written"
         raise GTPError(problems[0] if len(problems) == 1 else f"{count}: {'; '.join(problems[:5])}{more}")
     return manifest
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import BadSetting, GTPError, counted
 from gtp_vit.measure.identity import tensors_fingerprint
 from gtp_vit.measure.outputs import UNREDUCED, Array, Arrays, Figure, Measure, finite_rows, refuse_shape, values
 from gtp_vit.tensors import rescaled
@@ -90,9 +90,11 @@ class Embeddings(Measure):
         compared = np.logical_not(np.isnan(base["vector"]).all(axis=1))
         count = int(compared.sum())
         if 2 * self.k > count - 1:  # a model that knows nothing would keep more than half of them
+            most = (count - 1) // 2
             raise GTPError(
-                f"{self.k} neighbours are asked for, and among {count} images each has {count - 1} others, of which at "
-                f"most half may count; give more images, or --nearest {max((count - 1) // 2, 1)}"
+                f"{counted(self.k, 'neighbour is', 'neighbours are')} asked for, and among "
+                f"{counted(count, 'image', 'images')} each has {counted(count - 1, 'other', 'others')}, of which at "
+                f"most half may count; give more images{f', or --nearest {most}' if most else ''}"
             )
         zero = np.flatnonzero((base["vector"] == 0).all(axis=1))
         if len(zero):

@@ -197,7 +197,7 @@ def _run(
         seconds = time.perf_counter() - begin
         if base is None:
             measure.check_labels(labels, outputs.shape[1])
-            check_base(outputs, batch.place.tolist())
+            check_base(outputs, batch.place.tolist(), images)
             base = outputs
         found["models"][name] = {**encoded(measure.kept(base, outputs, labels, whole)), "seconds": seconds}
     return found

@@ -26,10 +26,8 @@ def check_pixels(images: Tensor) -> None:
     """Raise BadInput for images without numbers, or with some that are not finite; warn of those that teach nothing."""
     if images.is_meta:
         raise BadInput("the images are on the meta device, where they have no pixels; give them on the CPU")
+    check_finite(images, range(len(images)))
     rows = images.flatten(1)
-    bad = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
-    if bad:
-        raise BadInput(f"{_named(bad)} pixels that are not finite; repair or leave out what they were made of")
     if not len(rows):
         return
     flat = (rows.amax(dim=1) == rows.amin(dim=1)).nonzero().flatten().tolist()
@@ -44,6 +42,14 @@ def check_pixels(images: Tensor) -> None:
             "with its mean and standard deviation",
             stacklevel=3,
         )
+
+
+def check_finite(images: Tensor, place: Sequence[int]) -> None:
+    """Raise BadInput for images with pixels that are not finite; `place` is where each is in the data set."""
+    bad = (~images.flatten(1).isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        named = _named([place[number] for number in bad])
+        raise BadInput(f"{named} pixels that are not finite; repair or leave out what they were made of")
 
 
 def _named(places: Sequence[int]) -> str:

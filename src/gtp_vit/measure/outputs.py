@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.backbone import main_output
 from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.measure.given import check_finite
 
 UNREDUCED = "unreduced"
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,11 +92,12 @@ class Measure:
         return next(figure for figure in self.figures if figure.name == name)
 
 
-def check_base(outputs: Tensor, place: Sequence[int]) -> None:
+def check_base(outputs: Tensor, place: Sequence[int], images: Tensor) -> None:
     """Refuse outputs of the unreduced model that are not finite; `place` is where each image is in the data set."""
     finite = outputs.flatten(1).isfinite().all(dim=1).tolist()
     wrong = [where for where, fine in zip(place, finite, strict=True) if not fine]
     if wrong:
+        check_finite(images, place)  # then it is not the model
         raise GTPError(
             f"the unreduced model's outputs are not finite on {len(wrong)} of {len(finite)} images (the first is image "
             f"{wrong[0]}): there is nothing to compare with; check its weights, or use float32"

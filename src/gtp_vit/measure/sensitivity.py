@@ -21,7 +21,7 @@ from gtp_vit.core.attention import Ask, Stats
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadSetting, GTPError, first_line
+from gtp_vit.errors import BadSetting, GTPError, counted, first_line
 from gtp_vit.measure.classes import Classes
 from gtp_vit.measure.dense import Dense
 from gtp_vit.measure.eval_mode import measures_in_eval_mode
@@ -139,7 +139,8 @@ def check_images(images: Any) -> None:
             f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
         )
     if len(images) < FEWEST_IMAGES:
-        raise BadSetting(f"{len(images)} images are too few to learn from; give at least {FEWEST_IMAGES}, better 400")
+        found = counted(len(images), "image is", "images are")
+        raise BadSetting(f"{found} too few to learn from; give at least {FEWEST_IMAGES}, better 400")
     check_pixels(images)
 
 

@@ -170,7 +170,8 @@ def _merge(
         features = image.float()
         length = features.norm(dim=2).clamp(min=1e-12)
         order = importance.sort(dim=1, descending=True, stable=True).indices
-        similarity = earlier_similarity(select_rows(features / length.unsqueeze(2), order))
+        # As the kernel divides: of one channel all cosines are 1 or -1, and rounding alone decides between them.
+        similarity = earlier_similarity(select_rows(features * (1 / length.unsqueeze(2)), order))
         ranked = None
         if protected is not None:
             ranked = protected.gather(1, order)

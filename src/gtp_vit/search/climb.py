@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import BadSetting, GTPError, counted
 from gtp_vit.measure.given import check_has_weights, check_pixels
 from gtp_vit.measure.outputs import UNREDUCED, Arrays, Measure, check_base, decoded, encoded
 from gtp_vit.methods.identity import Identity
@@ -49,7 +49,8 @@ def check_enough_images(images: Any, model: Any, fewest: int) -> None:
             f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
         )
     if len(images) < fewest:
-        raise BadSetting(f"{len(images)} images are too few to tune on; give at least {fewest}, better 200")
+        found = counted(len(images), "image is", "images are")
+        raise BadSetting(f"{found} too few to tune on; give at least {fewest}, better 200")
     check_has_weights(model)
     check_pixels(images)
     with torch.no_grad():
@@ -79,7 +80,7 @@ class Ruler:
             self.known[settings, entry["first"], entry["last"]] = found, entry["seconds"]
         with torch.inference_mode():
             self.base = self._outputs(UNREDUCED, self.model, images)
-        check_base(self.base, range(len(images)))
+        check_base(self.base, range(len(images)), images)
         self.of_base = kept(measure, self.base, self.base)
 
     def _outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:

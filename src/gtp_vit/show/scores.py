@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from gtp_vit.errors import counted
 from gtp_vit.inputs.data import DataSettings
 from gtp_vit.measure.evaluate import Evaluation, Interval, Score
 from gtp_vit.measure.outputs import UNREDUCED, Figure
@@ -83,7 +84,9 @@ def figure_text(score: Score, figure: Figure) -> str:
 def explain_scores(found: Evaluation) -> str:
     """What the intervals mean, and what was not counted."""
     count = found.scores[0].images
-    text = f"{count} images; brackets are paired 95 % intervals over images. {found.measure.meaning}"
+    text = (
+        f"{counted(count, 'image', 'images')}; brackets are paired 95 % intervals over images. {found.measure.meaning}"
+    )
     text += _explain_neighbours(found)
     if found.unreadable:
         text += f" {len(found.unreadable)} could not be read and are not counted, e.g. {found.unreadable[0]}"
