@@ -62,7 +62,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that a terminal, a log or a page shows as it is: what would control them is written as an escape.
+    r"""A text that a terminal, a log or a page shows as it is: what would control them is written as an escape.
 
     >>> printable("red\x1b[31m.jpg")
     'red\\x1b[31m.jpg'

@@ -25,7 +25,15 @@ def fast(family=VIT, **settings):
 
 
 @pytest.mark.parametrize("family", families.FAMILIES["timm_vit"])
-@pytest.mark.parametrize("arguments", [{}, {"norm": True}, {"indices": 2}, {"indices": [0, 2], "stop_early": True}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"norm": True},
+        {"indices": [0, 2], "stop_early": True},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"indices": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_forward_intermediates_of_an_unreduced_model_is_timms(family, arguments):
     model, images = families.make(family), families.images(family)
     same = patch(model, Identity())

@@ -997,7 +997,11 @@ def by_default(model):
     return None
 
 
-@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.time_limit(5)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.slow if name in families.LIGHT else []) for name in families.NAMES],
+)
 def test_small_models_have_settings_for_engines_wherever_they_have_any(family):
     model, images = families.make(family), families.images(family)
     problem = by_default(model)

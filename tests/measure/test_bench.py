@@ -300,7 +300,14 @@ def test_streams_are_counted_and_resumed(model, folder):
     assert places == [[3, 4, 5], [6]]
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "identity"])
+# A schedule, a share, and numbers with limits of their own.
+QUICKEST = ("gtp_plus", "evit", "mctf")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICKEST else pytest.mark.slow) for name in METHODS if name != "identity"],
+)
 def test_every_method_reaches_a_budget(name):
     with torch.device("meta"):
         model = timm.create_model("deit_tiny_patch16_224")

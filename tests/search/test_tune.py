@@ -90,6 +90,7 @@ def test_the_hand_made_schedules_are_its_starts(model):
     assert quick(model).measured["kl"] <= best + 1e-6
 
 
+@pytest.mark.time_limit(4)
 def test_the_same_seed_finds_the_same(model):
     one, other = quick(model, seed=3), quick(model, seed=3)
     assert one.method == other.method
