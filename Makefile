@@ -20,7 +20,7 @@ PAGE :=
 page: tools ## a web page to play with, on this machine only; Ctrl+C ends it
 	$(VENV)/bin/gtp-vit demo $(PAGE)
 
-test: lint ## format, lint, types, and the tests that are not marked slow: 6 minutes on two cores
+test: lint ## format, lint, types, and the tests that are not marked slow: 5 to 8 minutes on two cores
 	$(PYTEST) -m "not slow"
 
 test-slow: tools ## the tests that `make test` leaves out
