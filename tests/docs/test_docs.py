@@ -123,6 +123,14 @@ def test_a_backbone_defines_what_the_page_says():
     assert named == {name for name in [*vars(Backbone), *Backbone.__annotations__] if not name.startswith("_")}
 
 
+def test_every_promise_is_on_the_page_of_the_test_kit_in_its_own_words():
+    from gtp_vit.testing import PROMISES, SLOW_PROMISES
+
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/testing.md").read_text(), re.M)
+    promises = (*PROMISES, *SLOW_PROMISES)
+    assert rows == [(promise.__name__, promise.__doc__.splitlines()[0]) for promise in promises]
+
+
 def test_every_command_is_on_a_page():
     text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     for command in COMMANDS:

@@ -32,8 +32,7 @@ PICTURES = 3
 COLUMNS = ["method", "MACs", "top-1 %", "same answer %", "KL", "speed-up"]
 LEGEND = (
     "MACs: work per image. Same answer: how often the class is that of the unreduced model. KL: how far the "
-    "probabilities move, 0 is best. Speed-up: measured here, median; in brackets the middle half of the rounds. This "
-    "model is tiny, so the fixed cost of each layer eats most of the gain: a larger one gains more."
+    "probabilities move, 0 is best. Speed-up: measured here, median; in brackets the middle half of the rounds."
 )
 NEXT = """\
 Next, with your own model:
