@@ -3,7 +3,6 @@
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 from timm.layers import LayerNorm
 
 from gtp_vit import Identity, patch, trace
@@ -32,21 +31,17 @@ def shipped():
 
 @pytest.fixture(scope="module")
 def deit_tiny(data):
-    model = timm.create_model("deit_tiny_patch16_224").eval()
-    weights = data / "assets" / "weights" / "deit_tiny_patch16_224.rounded-layernorm.safetensors"
-    model.load_state_dict(load_file(weights))
-    return model
+    return goldens.deit_tiny(data)
 
 
 @pytest.fixture(scope="module")
 def images(data):
-    return load_file(data / "golden" / "inputs.safetensors")["images"]
+    return goldens.inputs(data)
 
 
 @pytest.fixture
 def part(request):
-    """part(entry, images): what is compared of an entry."""
-    return goldens.of_two_images if request.param == "two images" else lambda *whole: whole
+    return goldens.part_of(request.param)
 
 
 def compare(entry, model, images, kernels):

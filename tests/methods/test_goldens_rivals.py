@@ -48,22 +48,17 @@ def shipped():
 
 @pytest.fixture(scope="module")
 def deit_tiny(data):
-    model = timm.create_model("deit_tiny_patch16_224").eval()
-    model.load_state_dict(
-        load_file(data / "assets" / "weights" / "deit_tiny_patch16_224.rounded-layernorm.safetensors")
-    )
-    return model
+    return goldens.deit_tiny(data)
 
 
 @pytest.fixture(scope="module")
 def images(data):
-    return load_file(data / "golden" / "inputs.safetensors")["images"]
+    return goldens.inputs(data)
 
 
 @pytest.fixture
 def part(request):
-    """part(entry, images): what is compared of an entry."""
-    return goldens.of_two_images if request.param == "two images" else lambda *whole: whole
+    return goldens.part_of(request.param)
 
 
 def observed(model, images):

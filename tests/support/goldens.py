@@ -1,9 +1,12 @@
 """The stored outputs of the original implementations: a few beside the tests, all of them in GTP_VIT_DATA."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -35,6 +38,24 @@ def read(folder: Path, *methods: str) -> dict[str, dict]:
             entry["data"] = {key.split("/", 1)[1]: t for key, t in tensors.items() if key.startswith(name + "/")}
             entries[name] = entry
     return entries
+
+
+def deit_tiny(data: Path) -> Any:
+    """The model that the outputs were recorded with."""
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    weights = data / "assets" / "weights" / "deit_tiny_patch16_224.rounded-layernorm.safetensors"
+    model.load_state_dict(load_file(weights))
+    return model
+
+
+def inputs(data: Path) -> Tensor:
+    """The images that the outputs were recorded with."""
+    return load_file(data / "golden" / "inputs.safetensors")["images"]
+
+
+def part_of(name: str) -> Callable[[dict, Tensor], tuple[dict, Tensor]]:
+    """part(entry, images): what is compared of an entry."""
+    return of_two_images if name == "two images" else lambda *whole: whole
 
 
 def of_two_images(entry: dict, images: Tensor) -> tuple[dict, Tensor]:
