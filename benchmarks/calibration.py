@@ -22,9 +22,9 @@ import tyro
 
 from gtp_vit import GTPPlus
 from gtp_vit.core.schedule import LEARNED, SEARCHED
-from gtp_vit.measure.sensitivity import learn_sensitivity
-from gtp_vit.methods import merging
-from gtp_vit.search.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus.method import merge
+from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
 from subject import Subject, change
 
 
@@ -72,8 +72,8 @@ def main(flags: Flags) -> None:
         shapes = {", old shape": SEARCHED} if variant else {", old shape": SEARCHED, "": LEARNED}
         for shape, plan in shapes.items():
             method = subject.at_share(dataclasses.replace(settings, propagate=plan), flags.share)
-            power = 0.0 if variant.startswith("averages") else merging.SHARE_POWER
-            with mock.patch.object(merging, "SHARE_POWER", power):
+            power = 0.0 if variant.startswith("averages") else merge.SHARE_POWER
+            with mock.patch.object(merge, "SHARE_POWER", power):
                 found = subject.damage(method, kernels="torch")
             add(f"calibrated{variant and f', without {variant}'}{shape}", found, method)
     if flags.json is not None:

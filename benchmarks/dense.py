@@ -35,15 +35,15 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.schedule import LEARNED
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.inputs.data import DataSettings, first_images, open_images, spread_images
-from gtp_vit.measure.evaluate import bootstrap
+from gtp_vit.data.dataset import DataSettings, first_images, open_images, spread_images
 from gtp_vit.methods import METHODS
-from gtp_vit.patch import host_of
+from gtp_vit.metrics.evaluate import bootstrap
+from gtp_vit.patching import host_of
+from gtp_vit.profiling.budget import at_cost
 from gtp_vit.recipes import read_recipe
-from gtp_vit.search.budget import at_cost
-from gtp_vit.search.space import Limits, Space
-from gtp_vit.show.features import feature_panels
+from gtp_vit.report.patch_features import feature_panels
 from gtp_vit.tensors import select_rows, split
+from gtp_vit.tuning.space import Limits, Space
 from subject import at_share
 
 SHARES = (0.8, 0.65, 0.55)

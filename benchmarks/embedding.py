@@ -34,11 +34,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from gtp_vit import create_model, patch
-from gtp_vit.features.embedder import Embedder
-from gtp_vit.features.folder import embed_to_folder
-from gtp_vit.inputs.data import DataSettings, InMemory, open_images
-from gtp_vit.measure.benchmark import against, interleave
-from gtp_vit.measure.environment import environment
+from gtp_vit.data.dataset import DataSettings, InMemory, open_images
+from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.writer import embed_to_folder
+from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.environment import environment
 
 
 @dataclass(frozen=True)

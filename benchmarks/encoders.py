@@ -21,13 +21,13 @@ import tyro
 from torch import Tensor, nn
 
 from gtp_vit import calibrate, create_model
-from gtp_vit.inputs.data import DataSettings, first_images, open_images, spread_images
-from gtp_vit.measure.classes import kl_per_image
-from gtp_vit.measure.embeddings import Embeddings
-from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.outputs import Arrays, Figure, values
+from gtp_vit.data.dataset import DataSettings, first_images, open_images, spread_images
+from gtp_vit.metrics.base import Arrays, Figure, values
+from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.metrics.embeddings import Embeddings
+from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.recipes import Recipe, read_recipe
-from gtp_vit.search.compare import models_of, plan
+from gtp_vit.tuning.compare import models_of, plan
 from gtp_vit.weights import load_weights
 
 MODELS = {

@@ -36,18 +36,19 @@ from torch import Tensor
 import gtp_vit
 from gtp_vit import METHODS, GTPError, create_model, make_method, patch
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.engines import ENGINES, program
+from gtp_vit.data.dataset import DataSettings, open_images, spread_images
+from gtp_vit.engines import ENGINES
+from gtp_vit.engines import onnx_export as program
 from gtp_vit.engines.export import export
-from gtp_vit.engines.loaded import ExportedModel, in_engine
-from gtp_vit.engines.program import check_exportable, output_of, write_onnx
-from gtp_vit.inputs.data import DataSettings, open_images, spread_images
-from gtp_vit.measure.benchmark import PAUSE, against, interleave
-from gtp_vit.measure.environment import environment
-from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.macs import macs
-from gtp_vit.measure.outputs import UNREDUCED
-from gtp_vit.measure.slicing import slicing_of
-from gtp_vit.patch import tower_of
+from gtp_vit.engines.onnx_export import check_exportable, output_of, write_onnx
+from gtp_vit.engines.runtime import ExportedModel, in_engine
+from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.evaluate import evaluate
+from gtp_vit.patching import tower_of
+from gtp_vit.profiling.benchmark import PAUSE, against, interleave
+from gtp_vit.profiling.environment import environment
+from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.slicing import slicing_of
 from gtp_vit.runs.files import write_atomically
 
 EAGER = "eager torch, unreduced"
@@ -303,7 +304,14 @@ def _code() -> str:
     root = Path(gtp_vit.__file__).parent
     digest = hashlib.sha256()
     makers = [
-        root / name for name in ("patch.py", "tensors.py", "engines/program.py", "engines/ort.py", "engines/ov.py")
+        root / name
+        for name in (
+            "patching.py",
+            "tensors.py",
+            "engines/onnx_export.py",
+            "engines/onnxruntime.py",
+            "engines/openvino.py",
+        )
     ]
     for name in ("backbones", "core", "kernels", "methods", "models", "paper"):
         makers += sorted((root / name).rglob("*.py"))

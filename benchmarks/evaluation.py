@@ -16,10 +16,10 @@ import torch
 import tyro
 
 from gtp_vit import GTP, create_model, patch
-from gtp_vit.inputs.data import InMemory
-from gtp_vit.measure.benchmark import against, interleave
-from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.outputs import UNREDUCED
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.evaluate import evaluate
+from gtp_vit.profiling.benchmark import against, interleave
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import torch
 import tyro
 
 from gtp_vit import GTPPlus, create_model, patch
-from gtp_vit.measure.benchmark import against, interleave
-from gtp_vit.measure.environment import environment
-from gtp_vit.measure.slicing import slicing_of
+from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.environment import environment
+from gtp_vit.profiling.slicing import slicing_of
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from gtp_vit import ToMe, patch
 from gtp_vit.backbones import rotary
-from gtp_vit.embedded import normalise
-from gtp_vit.measure.classes import kl_per_image
+from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.models.bundled import normalise
 
 BATCH, IMAGES = 128, 24_000
 

@@ -26,10 +26,10 @@ import torch.nn.functional as F
 import tyro
 
 from gtp_vit import GTP, make_method, patch, unpatch
-from gtp_vit.measure.benchmark import against, interleave
-from gtp_vit.measure.environment import environment
-from gtp_vit.methods.calibration import Calibration
-from gtp_vit.patch import host_of
+from gtp_vit.methods.gtp_plus.calibration import Calibration
+from gtp_vit.patching import host_of
+from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.environment import environment
 from memory import in_a_child, peak_of
 
 CASES = (

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from gtp_vit import embedded
+from gtp_vit.models import bundled
 
 IMAGES = 64
 IDLE = 0.5  # share of a run in which Python starts and there is nothing to lose
@@ -76,7 +76,7 @@ def main() -> int:
 
 def write_images(folder: Path) -> None:
     """Some images of the package as files, a folder for each class."""
-    images, classes = embedded.test_images()
+    images, classes = bundled.test_images()
     for number, (image, label) in enumerate(zip(images[:IMAGES], classes[:IMAGES].tolist(), strict=True)):
         path = folder / f"{label:02d}" / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gtp_vit import GTPPlus, create_model, patch
-from gtp_vit.inputs.data import DataSettings, first_images, open_images
-from gtp_vit.measure.classes import kl_per_image
-from gtp_vit.patch import host_of
-from gtp_vit.search.space import Limits, Space
+from gtp_vit.data.dataset import DataSettings, first_images, open_images
+from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.patching import host_of
+from gtp_vit.tuning.space import Limits, Space
 
 
 @dataclass(frozen=True)

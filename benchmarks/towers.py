@@ -25,10 +25,10 @@ import torch
 import tyro
 
 from gtp_vit import Identity, patch
-from gtp_vit.measure.benchmark import against, interleave
-from gtp_vit.measure.environment import environment
-from gtp_vit.measure.slicing import slicing_of
-from gtp_vit.patch import tower_of
+from gtp_vit.patching import tower_of
+from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.environment import environment
+from gtp_vit.profiling.slicing import slicing_of
 from libraries import hugging_face
 
 # name -> the tower, and how many images

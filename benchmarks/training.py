@@ -26,8 +26,8 @@ from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 
 from gtp_vit import GTP, patch
-from gtp_vit.measure.benchmark import against, interleave
-from gtp_vit.measure.environment import environment
+from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.environment import environment
 from memory import in_a_child, peak_of
 
 CASES = ("deit_small_patch16_224:16:14", "vit_tiny_patch16_224:16:14")

@@ -21,13 +21,13 @@ import tyro
 
 from gtp_vit import GTPPlus, create_model, patch, read_recipe
 from gtp_vit.core.reducer import Method
-from gtp_vit.inputs.data import DataSettings, batches, open_images
-from gtp_vit.measure.classes import Classes
-from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.outputs import UNREDUCED
-from gtp_vit.patch import host_of
-from gtp_vit.search.climb import Ruler, search
-from gtp_vit.search.space import SHAPES, Limits, Space
+from gtp_vit.data.dataset import DataSettings, batches, open_images
+from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.classes import Classes
+from gtp_vit.metrics.evaluate import evaluate
+from gtp_vit.patching import host_of
+from gtp_vit.tuning.local_search import Ruler, search
+from gtp_vit.tuning.space import SHAPES, Limits, Space
 
 HAND_MADE = (*SHAPES, "three layers", "as DiffRate")  # in the order of Space.starts, behind the default's
 

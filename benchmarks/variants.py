@@ -5,8 +5,8 @@
 With a calibration: tokens compared on fewer channels, those with the largest part of their length (free) or the first
 principal components (whose projection is counted), at the same schedule and at the same MACs; other powers of the
 average and of the size. Without one: tokens far longer than the image's median neither leave nor receive. Each variant
-replaces a function of methods/merging.py in this process. KL to the unreduced model on images that the calibration has
-not seen, and the paired difference to GTP+ as it is, calibrated or not.
+replaces a function of methods/gtp_plus/merge.py in this process. KL to the unreduced model on images that the
+calibration has not seen, and the paired difference to GTP+ as it is, calibrated or not.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from torch import Tensor
 from gtp_vit import GTPPlus, patch
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import LEARNED, SEARCHED
-from gtp_vit.measure.sensitivity import LONG, Watch, learn_sensitivity
-from gtp_vit.methods import gtp_plus, merging
-from gtp_vit.methods.gtp_plus import CalibratedReducer
-from gtp_vit.patch import host_of
-from gtp_vit.search.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus import merge as merging
+from gtp_vit.methods.gtp_plus import method as gtp_plus
+from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus.method import CalibratedReducer
+from gtp_vit.methods.gtp_plus.sensitivity import LONG, Watch, learn_sensitivity
+from gtp_vit.patching import host_of
 from subject import Subject, change
 
 

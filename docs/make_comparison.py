@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.show.plot import curves
+from gtp_vit.report.plot import curves
 
 FOLDER = Path(__file__).parent
 MODELS = {

@@ -12,7 +12,7 @@ import torch
 
 from gtp_vit import METHODS, Identity, Method, macs
 from gtp_vit.errors import GTPError
-from gtp_vit.paper_tables.experiments import EXPERIMENTS
+from gtp_vit.reproduction.experiments import EXPERIMENTS
 
 PAGE = """\
 # The methods

@@ -9,10 +9,11 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from gtp_vit import create_model, embedded, patch, trace
-from gtp_vit.methods.merging import damage, earlier_similarity, relative
-from gtp_vit.show.plot import curves
-from gtp_vit.show.tokens import panels
+from gtp_vit import create_model, patch, trace
+from gtp_vit.methods.gtp_plus.merge import damage, earlier_similarity, relative
+from gtp_vit.models import bundled
+from gtp_vit.report.plot import curves
+from gtp_vit.report.tokens import panels
 
 FOLDER = Path(__file__).parent / "pictures"
 IMAGE, LAYER = 0, 2  # a boot; the first layer that removes anything
@@ -104,8 +105,8 @@ def middle(cell: int) -> tuple[int, int]:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    stored = embedded.test_images()[0][IMAGE : IMAGE + 1]
-    images, picture = embedded.normalise(stored), Image.fromarray(stored[0].numpy())
+    stored = bundled.test_images()[0][IMAGE : IMAGE + 1]
+    images, picture = bundled.normalise(stored), Image.fromarray(stored[0].numpy())
     fast = patch(create_model("fashion_vit"))
     one_layer(fast, images, picture).save(FOLDER / "one-layer.png", optimize=True)
     found = trace(fast, images)

@@ -17,8 +17,8 @@ import timm.data
 import torch
 
 import gtp_vit
+from gtp_vit.data.image_file import open_picture
 from gtp_vit.errors import printable
-from gtp_vit.inputs.pictures import open_picture
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Trains the model that ships with the package: a ViT with 14 x 14 patches, on Fashion-MNIST.
 
-    python training/embedded.py --data-dir /usr/share/datasets/fashion-mnist --out build/embedded
+    python training/models/bundled.py --data-dir /usr/share/datasets/fashion-mnist --out build/embedded
 
 The data is in Debian's package dataset-fashion-mnist (MIT licence). Most epochs see a random quarter or half of each
 image's patches, which is several times as fast and regularises; the last ones see all. There are four rounds, each
@@ -25,7 +25,7 @@ import tyro
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gtp_vit.embedded import create, normalise
+from gtp_vit.models.bundled import create, normalise
 
 PACKAGE = Path(__file__).parents[1] / "src" / "gtp_vit" / "embedded"
 

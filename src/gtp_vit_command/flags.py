@@ -26,7 +26,7 @@ class Class:
 def classes(source: Path) -> dict[str, Class]:
     """The classes of commands, methods and training, by name."""
     found = {}
-    for path in [*source.glob("cli/*.py"), *source.glob("methods/*.py"), source / "training/settings.py"]:
+    for path in [*source.glob("cli/*.py"), *source.glob("methods/**/*.py"), source / "training/settings.py"]:
         for part in re.split(r"^class (?=\w)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
             head, _, body = part.partition(":\n")
             name, _, bases = head.partition("(")

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gtp_vit import GTP, patch
-from gtp_vit.cli import benchmark, evaluate, source
+from gtp_vit.cli import benchmark, evaluate, model_flags
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.errors import BadSetting
-from gtp_vit.measure.benchmark import Timing, against, interleave
-from gtp_vit.show.timing import Timed, verdict
+from gtp_vit.profiling.benchmark import Timing, against, interleave
+from gtp_vit.report.timing import Timed, verdict
 from gtp_vit.testing import families
 
 TINY = ["test_vit", "--method", "gtp", "--propagate", "4"]
@@ -235,7 +235,7 @@ def test_the_examples_of_every_help_text_can_be_parsed(command):
 )
 def test_places_that_cannot_be_written_are_refused_before_the_work(capsys, tmp_path, monkeypatch, words):
     (tmp_path / "file").write_text("no folder")
-    monkeypatch.setattr(source, "create_model", lambda *_, **__: pytest.fail("it began to work"))
+    monkeypatch.setattr(model_flags, "create_model", lambda *_, **__: pytest.fail("it began to work"))
     code, out, err = run(capsys, *(word.replace("FILE", str(tmp_path / "file")) for word in words))
     assert (code, out) == (Exit.USAGE, "")
     assert "cannot write" in err

@@ -10,7 +10,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.demo.markup import message_html
 from gtp_vit.errors import printable
-from gtp_vit.show.page import paragraph, table
+from gtp_vit.report.page import paragraph, table
 
 EVIL = "esc\x1b[31mRED\x1b]0;pwn\x07\x9b2J\u202egpj.\r\x00"
 SIGNS = ("\x1b", "\x07", "\x9b", "\u202e", "\r", "\x00")

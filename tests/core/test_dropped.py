@@ -12,7 +12,7 @@ from torch import nn
 from gtp_vit import GTP, patch
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.core.loop import run
-from gtp_vit.patch import tower_of
+from gtp_vit.patching import tower_of
 from gtp_vit.testing import families
 
 DROPPING = GTP(propagate=(20, 0, 9, 0), graph="none", proportional_attention=False)

@@ -30,9 +30,9 @@ from gtp_vit import (
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.loop import run
+from gtp_vit.data.dataset import InMemory
 from gtp_vit.errors import UnsupportedBackbone
-from gtp_vit.inputs.data import InMemory
-from gtp_vit.patch import host_of
+from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 
 

@@ -13,7 +13,7 @@ from gtp_vit.core.attention import Ask, Projections, attend, first_look
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, UnsupportedBackbone
 from gtp_vit.paper.sparsity import Sparsify
-from gtp_vit.patch import host_of
+from gtp_vit.patching import host_of
 from gtp_vit.testing import Case, check, families
 from gtp_vit.testing.promises import it_exports_with_a_dynamic_batch
 

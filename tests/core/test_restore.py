@@ -8,15 +8,15 @@ import timm
 import torch
 
 from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, load_pretrained, patch
+from gtp_vit.backbones.lvvit_network import LVViT
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.loop import all_features, run
 from gtp_vit.core.reducer import Reducer, VitInfo
 from gtp_vit.core.restoring import adopted, followed, remembered, restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import UnsupportedBackbone
-from gtp_vit.models.lvvit import LVViT
-from gtp_vit.patch import tower_of
-from gtp_vit.show.features import segments
+from gtp_vit.patching import tower_of
+from gtp_vit.report.patch_features import segments
 from gtp_vit.testing import families
 from support.engines import needs_onnxruntime
 

@@ -103,7 +103,7 @@ def test_files_that_the_design_names_exist(title, root):
 def test_the_method_on_the_page_is_one(monkeypatch):
     """The example as it stands, with the imports of tests/support/toy_method.py."""
     from gtp_vit import create_model, macs, patch
-    from gtp_vit.search.budget import at_macs
+    from gtp_vit.profiling.budget import at_macs
     from gtp_vit.tensors import split
     from support import toy_method
 

@@ -17,9 +17,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import gtp_vit
-from gtp_vit import embedded
-from gtp_vit.cli.app import main as gtp_vit_command
-from gtp_vit.engines.program import torch_can_export
+from gtp_vit.cli.app import main
+from gtp_vit.engines.onnx_export import torch_can_export
+from gtp_vit.models import bundled
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -52,7 +52,7 @@ def run(monkeypatch, capsys):
 def photos(tmp_path_factory):
     """Eight pictures of clothes, and their classes by name."""
     folder = tmp_path_factory.mktemp("photos")
-    images, _ = embedded.test_images()
+    images, _ = bundled.test_images()
     for index in range(8):
         Image.fromarray(images[index].numpy()).save(folder / f"{index}.png")
     return folder
@@ -61,22 +61,22 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def right():
     """The first class of each picture, by the reduced model in torch."""
-    images, _ = embedded.test_images()
+    images, _ = bundled.test_images()
     fast = gtp_vit.patch(gtp_vit.create_model("fashion_vit"), "deploy")
     with torch.inference_mode():
-        best = fast(embedded.normalise(images[:8])).softmax(-1).max(-1)
-    return [(embedded.CLASSES[index], share) for share, index in zip(*map(torch.Tensor.tolist, best), strict=True)]
+        best = fast(bundled.normalise(images[:8])).softmax(-1).max(-1)
+    return [(bundled.CLASSES[index], share) for share, index in zip(*map(torch.Tensor.tolist, best), strict=True)]
 
 
 def test_a_folder_is_classified(run, photos, tmp_path):
     names = tmp_path / "names.txt"
-    names.write_text("\n".join(embedded.CLASSES))
+    names.write_text("\n".join(bundled.CLASSES))
     code, out, err = run("classify", photos, "--model", "fashion_vit", "--names", names)
     assert (code, err) == (0, "")
     lines = [line.split("\t") for line in out.splitlines()]
     assert [Path(name).name for name, _, _ in lines] == [f"{index}.png" for index in range(8)]
-    _, labels = embedded.test_images()
-    hits = sum(found == embedded.CLASSES[label] for (_, found, _), label in zip(lines, labels[:8], strict=True))
+    _, labels = bundled.test_images()
+    hits = sum(found == bundled.CLASSES[label] for (_, found, _), label in zip(lines, labels[:8], strict=True))
     assert hits >= 7
 
     table = tmp_path / "classes.csv"
@@ -119,7 +119,7 @@ def test_the_nearest_picture_is_the_picture_itself(run, photos, tmp_path):
 
     vectors = tmp_path / "vectors"
     words = ["embed", "test_vit", "--checkpoint", weights, "--data-dir", photos, "--normalise", "--output", vectors]
-    assert gtp_vit_command([*map(str, words), "-j", "0"]) == 0
+    assert main([*map(str, words), "-j", "0"]) == 0
     code, again, _ = run("search", vectors, photos / "3.png", *model, "--count", "3")
     assert code == 0
     found = [line.split("\t") for line in again.splitlines() if line.count("\t") == 1]

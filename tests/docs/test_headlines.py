@@ -3,10 +3,10 @@
 import pytest
 
 from gtp_vit import GTPPlus, create_model, macs, patch
-from gtp_vit.inputs.data import DataSettings, open_images
-from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.outputs import UNREDUCED
-from gtp_vit.search.budget import at_macs
+from gtp_vit.data.dataset import DataSettings, open_images
+from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.evaluate import evaluate
+from gtp_vit.profiling.budget import at_macs
 
 IMAGES = 64  # of 2,000
 

@@ -23,9 +23,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import gtp_vit
-from gtp_vit import METHODS, embedded
+from gtp_vit import METHODS
 from gtp_vit.cli.app import COMMANDS, main
-from gtp_vit.engines.program import torch_can_export
+from gtp_vit.engines.onnx_export import torch_can_export
+from gtp_vit.models import bundled
 from gtp_vit.testing import families
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,7 @@ def test_blocks_say_what_they_are(page):
 def folders(tmp_path_factory):
     """Pictures as the pages name them, and small models in place of those that would be downloaded."""
     root = tmp_path_factory.mktemp("reader")
-    images, labels = embedded.test_images()
+    images, labels = bundled.test_images()
     for label in range(10):
         (root / "photos" / str(label)).mkdir(parents=True)
         for index in torch.nonzero(labels == label)[:6].flatten().tolist():
@@ -149,7 +150,7 @@ def changed(words, fashion):
         return words
     if {"openvino", "int8"} & set(rest) or "--engine" in rest:
         return None
-    if command == "demo":  # it ends by Ctrl+C: tests/pages/test_demo_browser.py
+    if command == "demo":  # it ends by Ctrl+C: tests/demo/test_demo_browser.py
         return None
     if any(map(EXPORTED.fullmatch, rest)):
         if not torch_can_export():
@@ -246,7 +247,7 @@ def names_for(page):
     """What a page takes as given."""
     names = {"gtp_vit": gtp_vit, "timm": timm, "torch": torch, "data_dir": Path("imagenet")}
     names["model"] = gtp_vit.create_model("fashion_vit")
-    names["images"] = embedded.normalise(embedded.test_images()[0][:40])
+    names["images"] = bundled.normalise(bundled.test_images()[0][:40])
     if page.name == "features.md":
         names["images"] = torch.randn(2, 3, 160, 160)
     if page.name == "speed-up.md" and families.HAS_TRANSFORMERS:

@@ -24,13 +24,13 @@ from gtp_vit import GTP, GTPError, ToMe, embed, patch, read_embeddings
 from gtp_vit.backbones.headless import remove_classifier
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.backbone import Output
-from gtp_vit.features import embedder as embedding
-from gtp_vit.features.contents import finished_shards, prepare
-from gtp_vit.features.folder import _locked, embed_to_folder
-from gtp_vit.inputs import tars
-from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_images
-from gtp_vit.inputs.rows import Rows
-from gtp_vit.patch import host_of
+from gtp_vit.data import tar_index
+from gtp_vit.data.dataset import DataSettings, InMemory, batches, open_images
+from gtp_vit.data.hf_dataset import Rows
+from gtp_vit.embeddings import embedder as embedding
+from gtp_vit.embeddings.manifest import finished_shards, prepare
+from gtp_vit.embeddings.writer import _locked, embed_to_folder
+from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 
 SIZES = {"img_size": 64, "num_classes": 4}
@@ -162,10 +162,11 @@ def test_an_interrupted_run_resumes_and_is_not_read_before_it_has_finished(
 SCRIPT = """
 import os, signal, sys
 from gtp_vit.cli.app import main
-from gtp_vit.features import embedder, folder
+from gtp_vit.embeddings import embedder
+from gtp_vit.embeddings import writer
 from gtp_vit.runs import distributed
 
-folder.SECONDS_BETWEEN_REPORTS = 0.01
+writer.SECONDS_BETWEEN_REPORTS = 0.01
 first, second = sys.argv[1:3]
 with distributed.group():
     whole = main([*sys.argv[3:], "--output", first])
@@ -713,11 +714,11 @@ def test_web_datasets_have_names_need_no_labels_and_can_be_shared(folder, tmp_pa
 def test_tar_files_with_labels_and_damaged_ones(tmp_path):
     path = tmp_path / "x.tar"
     write_tar(path, [(f"{n}.{e}", png(n) if e == "jpg" else b"%d" % n) for n in range(4) for e in ("cls", "jpg")])
-    reader = tars.Tars([path], tmp_path)
+    reader = tar_index.Tars([path], tmp_path)
     assert [reader[place][1] for place in range(4)] == [0, 1, 2, 3]
     assert [reader.filename(place) for place in range(4)] == [f"x.tar/{number}.jpg" for number in range(4)]
     path.write_bytes(path.read_bytes()[: 3 * 2048 - 500])  # in the middle of the third picture
-    *whole, broken = tars.index(path)
+    *whole, broken = tar_index.index(path)
     assert [sample.name for sample in whole[:2]] == ["0.jpg", "1.jpg"]
     assert "the tar file is damaged behind its image" in broken.problem
 

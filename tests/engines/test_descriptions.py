@@ -10,12 +10,13 @@ from PIL import Image
 from torch import nn
 
 import gtp_vit
-from gtp_vit import GTPError, create_model, embedded, export, patch
+from gtp_vit import GTPError, create_model, export, patch
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.data.dataset import make_transform
 from gtp_vit.engines import ENGINES
 from gtp_vit.engines import export as exporting
-from gtp_vit.engines.about import file_fingerprint, read_about
-from gtp_vit.inputs.data import make_transform
+from gtp_vit.engines.metadata import file_fingerprint, read_about
+from gtp_vit.models import bundled
 from support.engines import needs, needs_onnxruntime
 
 FILE = "fashion_vit-gtp_plus-f32.onnx"
@@ -295,7 +296,7 @@ def test_a_file_that_would_contradict_itself_is_not_left_behind(tmp_path, fashio
 def test_a_file_is_read_as_it_was_written(fashion):
     about = read_about(fashion / FILE)
     assert about.to_dict() == json.loads(json.dumps(about.to_dict()))
-    assert about.preparation == {"mean": [embedded.MEAN], "std": [embedded.STD]}
+    assert about.preparation == {"mean": [bundled.MEAN], "std": [bundled.STD]}
     graph = ENGINES["onnxruntime"].open(fashion / FILE).graph()
     assert graph.macs == pytest.approx(gtp_vit.macs(patch(create_model("fashion_vit"), "deploy")).total, rel=0.04)
 

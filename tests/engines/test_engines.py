@@ -50,19 +50,20 @@ from gtp_vit import (
     read_recipe,
     trace,
 )
-from gtp_vit.cli import source
+from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.engines import ENGINES, child, engine_of, ov
+from gtp_vit.engines import ENGINES, engine_of, engine_process
 from gtp_vit.engines import export as exporting
-from gtp_vit.engines.about import about, read_about
-from gtp_vit.engines.loaded import ExportedModel
-from gtp_vit.engines.program import OPSET, torch_can_export
-from gtp_vit.measure.classes import kl_per_image
-from gtp_vit.measure.identity import tensors_fingerprint
-from gtp_vit.measure.slicing import slicing_of
-from gtp_vit.patch import host_of
+from gtp_vit.engines import openvino as ov
+from gtp_vit.engines.metadata import about, read_about
+from gtp_vit.engines.onnx_export import OPSET, torch_can_export
+from gtp_vit.engines.runtime import ExportedModel
+from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.patching import host_of
+from gtp_vit.profiling.slicing import slicing_of
 from gtp_vit.recipes import deploy_method
 from gtp_vit.runs.files import Lock
+from gtp_vit.runs.identity import tensors_fingerprint
 from gtp_vit.testing import families
 from support.engines import each_engine, lacking, needs, needs_onnxruntime
 from support.traces import traced as program_of
@@ -553,7 +554,7 @@ def test_a_crash_of_the_engine_is_one_line_that_names_the_signal(tmp_path, ready
     killed = tmp_path / "python"
     killed.write_text("#!/bin/sh\nkill -ILL $$\n")
     killed.chmod(0o755)
-    monkeypatch.setattr(child.sys, "executable", str(killed))
+    monkeypatch.setattr(engine_process.sys, "executable", str(killed))
     (tmp_path / "out").mkdir()
     with pytest.raises(GTPError, match=r"^onnxruntime crashed .* \(SIGILL\); nothing was written.*$") as caught:
         export(fast, tmp_path / "out" / "fashion.onnx", images=images[:16])
@@ -567,7 +568,7 @@ def test_a_file_that_the_engine_cannot_run_is_one_line(tmp_path):
     path = tmp_path / "text.onnx"
     path.write_text("no model")
     with pytest.raises(GTPError, match=r"^onnxruntime cannot run the exported file: .+; nothing was written$"):
-        child.outputs_of(path, "f32", {"1": np.zeros((1, 1, 28, 28), np.float32)})
+        engine_process.outputs_of(path, "f32", {"1": np.zeros((1, 1, 28, 28), np.float32)})
 
 
 @pytest.fixture
@@ -603,9 +604,9 @@ def test_a_file_that_is_used_runs_in_a_process_whose_end_is_one_line(doubling):
 def test_the_name_of_every_signal_is_known(tmp_path, monkeypatch):
     for number in (signal.SIGILL, signal.SIGSEGV, signal.SIGKILL):
         done = subprocess.CompletedProcess([], -number, "", "")
-        monkeypatch.setattr(child.subprocess, "run", lambda *_, done=done, **__: done)
+        monkeypatch.setattr(engine_process.subprocess, "run", lambda *_, done=done, **__: done)
         with pytest.raises(GTPError, match=f"openvino crashed on the exported file .{number.name}.; nothing"):
-            child.outputs_of(tmp_path / "x.xml", "f32", {})
+            engine_process.outputs_of(tmp_path / "x.xml", "f32", {})
 
 
 def full(*_, **__):
@@ -903,7 +904,7 @@ def test_a_file_is_not_compared_with_other_weights(tmp_path, fashion, monkeypatc
 
     other = create_model("fashion_vit")
     other.head.bias.data[0] += 1e-3
-    monkeypatch.setattr(source, "create_model", lambda *_, **__: other)
+    monkeypatch.setattr(model_flags, "create_model", lambda *_, **__: other)
     assert "was made from other weights" in refused(capsys, "evaluate", fashion / FILE)
 
 
@@ -925,7 +926,7 @@ def test_the_weights_of_a_file_must_be_here(tmp_path, fashion, capsys):
 def test_benchmark_in_an_engine(monkeypatch, capsys):
     short = create_model("fashion_vit")
     short.blocks = short.blocks[:3]
-    monkeypatch.setattr(source, "create_model", lambda *_, **__: short)
+    monkeypatch.setattr(model_flags, "create_model", lambda *_, **__: short)
     words = ["--engine", "onnxruntime", "--method", "deploy", "--rounds", "3", "--batch-size", "2", "--json"]
     code, out, err = run(capsys, "benchmark", "fashion_vit", *words)
     assert code == Exit.OK, err

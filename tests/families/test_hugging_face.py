@@ -30,9 +30,9 @@ from gtp_vit import (
     trace,
     unpatch,
 )
-from gtp_vit.backbones.roots import REFUSED
+from gtp_vit.backbones.wrappers import REFUSED
 from gtp_vit.errors import BadInput, BadSetting, UnsupportedBackbone
-from gtp_vit.patch import host_of, tower_of
+from gtp_vit.patching import host_of, tower_of
 from gtp_vit.recipes import Recipe, sizes_of_vit
 from gtp_vit.testing import families
 

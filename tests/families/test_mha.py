@@ -15,9 +15,9 @@ from torch import nn
 from torchvision.models import vision_transformer
 
 from gtp_vit import GTP, EvoViT, GTPError, GTPPlus, Identity, ToMe, Training, finetune, macs, patch, unpatch
+from gtp_vit.data.dataset import DataSettings, InMemory, make_transform, preparation
 from gtp_vit.errors import BadSetting, UnsupportedBackbone
-from gtp_vit.inputs.data import DataSettings, InMemory, make_transform, preparation
-from gtp_vit.patch import host_of
+from gtp_vit.patching import host_of
 from gtp_vit.testing import Case, check, families
 from gtp_vit.testing.promises import close, it_compiles_as_one_graph, it_exports_with_a_dynamic_batch
 from gtp_vit.testing.subject import Subject

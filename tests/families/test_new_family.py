@@ -5,7 +5,7 @@ import torch
 
 from gtp_vit import METHODS, Training, finetune, macs, patch, trace, tune
 from gtp_vit.backbones import BACKBONES
-from gtp_vit.inputs.data import InMemory
+from gtp_vit.data.dataset import InMemory
 from gtp_vit.testing import cases, check, families
 from support.toy_family import ToyBackbone, ToyViT
 

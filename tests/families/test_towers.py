@@ -6,7 +6,7 @@ import torch
 
 from gtp_vit import GTPPlus, Identity, macs, patch, trace
 from gtp_vit.errors import BadInput, UnsupportedBackbone
-from gtp_vit.patch import host_of
+from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 
 transformers = pytest.importorskip("transformers", reason="transformers needs Python 3.11")

@@ -15,18 +15,18 @@ from torch import nn
 from gtp_vit import GTPError, kernels, read_embeddings, read_recipe
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.core.backbone import Output
-from gtp_vit.engines import about as descriptions
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.manifest import verify
+from gtp_vit.embeddings.writer import embed_to_folder
 from gtp_vit.engines import engine_of
-from gtp_vit.engines.about import read_about
+from gtp_vit.engines import metadata as descriptions
 from gtp_vit.engines.graph import Graph, Port, Stored
-from gtp_vit.features.contents import verify
-from gtp_vit.features.embedder import Embedder
-from gtp_vit.features.folder import embed_to_folder
-from gtp_vit.inputs.data import InMemory
-from gtp_vit.kernels import native, twins
+from gtp_vit.engines.metadata import read_about
+from gtp_vit.kernels import native, reference
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.atc import cluster
-from gtp_vit.methods.merging import conserve
+from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.runs.journal import Journal
 from support.fuzz import cases, damaged, harmed
 from support.merging import check_merged
@@ -276,7 +276,7 @@ def reduce_of(chance):
     left = chance.randint(2, patches)
     x, branch = some(chance, batch, prefix + left, channels), some(chance, batch, prefix + left, channels)
     similarity = torch.rand(batch, patches, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31)))
-    lists, root = twins.neighbours(
+    lists, root = reference.neighbours(
         similarity, side, side, chance.choice((0, 4, 8)), chance.randint(1, min(3, patches - 1))
     )
     order = torch.rand(batch, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31))).argsort(dim=1)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from gtp_vit import GTP, kernels, patch
-from gtp_vit.kernels import native, sources, twins
+from gtp_vit.kernels import native, reference, sources
 from gtp_vit.methods.atc import cluster
-from gtp_vit.methods.merging import conserve
+from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.testing import families
 from support.operands import operands
 
@@ -193,21 +193,21 @@ def awkward_calls(dtype: torch.dtype):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         for removed, over_heads in ((0, 1), (tokens * tokens // 3, 2), (0, 0)):
             asked = ([True, True, True], over_heads, min(1, over_heads))
-            yield native.attention, twins.attention, (q, k, v, size, 0.2, removed, tokens, *asked)
-        yield native.attention, twins.attention, (q[:, :, :4], k, v, size, 0.2, 0, 4, [False, False, True], 2, 1)
+            yield native.attention, reference.attention, (q, k, v, size, 0.2, removed, tokens, *asked)
+        yield native.attention, reference.attention, (q[:, :, :4], k, v, size, 0.2, 0, 4, [False, False, True], 2, 1)
     for batch, rows, columns, channels in ((2, 5, 7, 33), (1, 14, 14, 192), (3, 4, 9, 17)):
         patches = rows * columns
         similarity = torch.randn(batch, patches, patches)
         for spatial, semantic in ((8, 3), (0, 20), (4, 1)):
-            yield native.neighbours, twins.neighbours, (similarity, rows, columns, spatial, semantic)
-        lists = twins.neighbours(similarity, rows, columns, 8, 3)
+            yield native.neighbours, reference.neighbours, (similarity, rows, columns, spatial, semantic)
+        lists = reference.neighbours(similarity, rows, columns, 8, 3)
         x, branch = torch.randn(2, batch, 2 + patches, channels).to(dtype)
         scores, size = torch.rand(batch, patches), torch.rand(batch, 2 + patches) + 0.5
         position = torch.stack([torch.randperm(patches) for _ in range(batch)])
         norm = (*torch.randn(2, channels).to(dtype), 1e-6)
         for norms, sizes in ((norm, size), ((None, None, 0.0), None)):
             arguments = (x, branch, scores, position, sizes, *lists, patches // 3, 0.3, True, *norms)
-            yield native.reduce, twins.reduce, arguments
+            yield native.reduce, reference.reduce, arguments
         for norms, keep_norm in ((norm, True), ((None, None, 0.0), False)):
             arguments = (x, branch, scores, size[:, 2:], patches // 3, 0.5, keep_norm, *norms)
             yield native.conserve, conserve.twin, arguments

@@ -11,11 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gtp_vit import GTP, GTPPlus, embedded, kernels, patch
+from gtp_vit import GTP, GTPPlus, kernels, patch
 from gtp_vit.core.loop import run
 from gtp_vit.errors import UnknownName
-from gtp_vit.kernels import Ops, native, twins
-from gtp_vit.methods.merging import conserve
+from gtp_vit.kernels import Ops, native, reference
+from gtp_vit.methods.gtp_plus.merge import conserve
+from gtp_vit.models import bundled
 from gtp_vit.testing import families
 from support.operands import KINDS, operands, values
 
@@ -43,7 +44,7 @@ def test_attention_equals_its_twin(kind, batch, heads, tokens, depth, seed, layo
     asked = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
     arguments = (q, k, v, size if with_size else None, depth**-0.5, 0, queries, asked, over_heads, first)
     out, statistics = native.attention(*arguments)
-    expected, expected_statistics = twins.attention(*arguments)
+    expected, expected_statistics = reference.attention(*arguments)
     assert statistics.shape == expected_statistics.shape
     # logits of several thousand have rounding errors of 1e-3, and softmax raises e to their power
     close = {"rtol": 5e-3, "atol": 5e-2} if kind == "huge" else {"rtol": 1e-5, "atol": 1e-5}
@@ -56,7 +57,7 @@ def test_attention_of_many_tokens(tokens):
     q, k, v, size = operands("normal", 1, 2, tokens, 64, 0)
     for removed in (0, tokens * tokens // 2):
         arguments = (q, k, v, size, 0.125, removed, tokens, [True, True, True], 1, 1)
-        for found, expected in zip(native.attention(*arguments), twins.attention(*arguments), strict=True):
+        for found, expected in zip(native.attention(*arguments), reference.attention(*arguments), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -96,11 +97,11 @@ def test_sparsified_attention_keeps_the_same_entries(kind, heads, tokens, depth,
     v = torch.nn.functional.pad(v, (0, max(0, depth - tokens)))
     arguments = (q, k, v, size, depth**-0.5, removed, tokens, [True, True, True], 0, 0)
     out, _ = native.attention(*arguments)
-    expected, _ = twins.attention(*arguments)
+    expected, _ = reference.attention(*arguments)
     width = max(depth, tokens)
     found = out.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
     wanted = expected.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
-    dense = twins.attention(*arguments[:5], 0, *arguments[6:])[0].unflatten(2, (heads, width)).transpose(1, 2)
+    dense = reference.attention(*arguments[:5], 0, *arguments[6:])[0].unflatten(2, (heads, width)).transpose(1, 2)
     differ = (found == 0) != (wanted == 0)
     if removed:
         # Only an entry that rounding alone puts on the other side of the threshold may differ: within 2e-6 of it.
@@ -130,13 +131,13 @@ def test_reduce_equals_its_twin(kind, batch, grid, prefix, channels, with_size, 
     removed = data.draw(st.integers(1, count - 1))
     position = torch.stack([torch.randperm(patches, generator=generator)[:count].sort().values for _ in range(batch)])
     similarity = values(kind, 1 if shared_graph else batch, patches, patches, generator=generator)
-    lists = twins.neighbours(similarity, *grid, 8, min(4, patches - 1))
+    lists = reference.neighbours(similarity, *grid, 8, min(4, patches - 1))
     x, branch = (values(kind, batch, prefix + count, channels, generator=generator) for _ in range(2))
     scores = values(kind, batch, count, generator=generator)
     size = torch.rand(batch, prefix + count, generator=generator) + 0.1 if with_size else None
     norm = (torch.randn(channels), torch.randn(channels), 1e-6) if with_norm else (None, None, 0.0)
     arguments = (x, branch, scores, position, size, *lists, removed, 0.3, data.draw(st.booleans()), *norm)
-    found, expected = native.reduce(*arguments), twins.reduce(*arguments)
+    found, expected = native.reduce(*arguments), reference.reduce(*arguments)
     assert torch.equal(found[3], expected[3])
     for one, other in zip(found[:3], expected[:3], strict=True):
         # a row of nearly equal numbers has no variance: LayerNorm multiplies its rounding by up to 1000
@@ -156,7 +157,7 @@ def test_neighbours_equal_their_twin(kind, batch, grid, spatial, seed, data):
     patches = grid[0] * grid[1]
     semantic = data.draw(st.integers(1, min(patches - 1, 40)))
     similarity = values(kind, batch, patches, patches, generator=torch.Generator().manual_seed(seed))
-    found, expected = (kind.neighbours(similarity, *grid, spatial, semantic) for kind in (native, twins))
+    found, expected = (kind.neighbours(similarity, *grid, spatial, semantic) for kind in (native, reference))
     assert torch.equal(found[0].sort(dim=-1).values, expected[0].sort(dim=-1).values)
     torch.testing.assert_close(found[1], expected[1])
 
@@ -171,12 +172,12 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
         for removed in (0, 150):
             rest = (0.25, removed, 20, [True, True, True], 1, 1)
             for found, expected in zip(
-                native.attention(*arguments, *rest), twins.attention(*arguments, *rest), strict=True
+                native.attention(*arguments, *rest), reference.attention(*arguments, *rest), strict=True
             ):
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     similarity = torch.full((1, 36, 36), torch.nan)
     similarity[0, 5, 7] = 0.5
-    for kind in (native, twins):
+    for kind in (native, reference):
         found, root = kind.neighbours(similarity, 6, 6, 0, 3)
         assert found[0, 5].tolist() == [7, 36, 36]  # 36 is nobody
         assert found[0, 0].tolist() == [36, 36, 36]
@@ -185,18 +186,18 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
 
 def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin():
     """The one difference left between the two, as docs/design.md has it: the twin's product multiplies NaN by zero."""
-    lists = twins.neighbours(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
+    lists = reference.neighbours(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
     x, scores = torch.zeros(1, 16, 8), torch.arange(16.0, 0, -1).unsqueeze(0)
     x[0, 15] = torch.nan  # the least important, so it goes
     arguments = (x, x, scores, torch.arange(16).unsqueeze(0), None, *lists, 1, 0.2, True, None, None, 0.0)
     receivers = (lists[0][0, :15] == 15).any(dim=1)
     assert 0 < receivers.sum() < 15
     assert torch.equal(native.reduce(*arguments)[0][0].isnan().all(dim=1), receivers)
-    assert twins.reduce(*arguments)[0].isnan().all()
+    assert reference.reduce(*arguments)[0].isnan().all()
 
 
 def test_reduce_takes_strided_tensors():
-    lists = twins.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
+    lists = reference.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
     x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
     position = torch.arange(9).expand(2, -1)
     arguments = (
@@ -213,7 +214,7 @@ def test_reduce_takes_strided_tensors():
         torch.rand(16),
         1e-6,
     )
-    for found, wanted in zip(native.reduce(*arguments), twins.reduce(*arguments), strict=True):
+    for found, wanted in zip(native.reduce(*arguments), reference.reduce(*arguments), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -221,7 +222,7 @@ def test_gradients_through_the_operators_are_the_twins():
     q, k, v, size = operands("normal", 1, 2, 10, 8, 0)
     q = q.clone().requires_grad_()
     rest = (k, v, size, 0.3, 0, 10, [True, True, False], 1, 1)
-    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in twins.attention(q, *rest)), q)
+    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in reference.attention(q, *rest)), q)
     (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.attention(q, *rest)), q)
     assert torch.equal(found, wanted)
 
@@ -278,8 +279,8 @@ def test_bfloat16_statistics_and_thresholds_are_those_of_a_float32_map(asked, re
     q, k, v, size = operands("normal", 2, 3, 50, 64, 0)
     q, k, v = (t.bfloat16() for t in (q, k, v))
     rest = (size, 0.125, removed, 50, asked, 1, 1)
-    exact = twins.attention(q.double(), k.double(), v.double(), *rest)
-    found, expected = native.attention(q, k, v, *rest), twins.attention(q, k, v, *rest)
+    exact = reference.attention(q.double(), k.double(), v.double(), *rest)
+    found, expected = native.attention(q, k, v, *rest), reference.attention(q, k, v, *rest)
     for statistics in (found[1], expected[1]):
         torch.testing.assert_close(statistics, exact[1].float(), rtol=1e-5, atol=1e-6)
     nearly_always_equal(found[0], expected[0])
@@ -295,7 +296,7 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
     reduction = (x, branch, scores, position, size, *lists, 9, 0.2, True, *norm)
     merging = (x, branch, scores, size[:, 1:].contiguous(), 9, 0.5, True, *norm)
     for kernel, twin, arguments in (
-        (native.reduce, twins.reduce, reduction),
+        (native.reduce, reference.reduce, reduction),
         (native.conserve, conserve.twin, merging),
     ):
         found, expected = kernel(*arguments), twin(*arguments)
@@ -312,8 +313,8 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bfloat16_keeps_the_same_tokens_on_both_kernels(method, autocast):
     """Not quite all: docs/design.md says why, and how many. 168 of 196 tokens leave, so that what differs adds up."""
-    model, (images, _) = embedded.create(), embedded.test_images()
-    x = embedded.normalise(images[:24])
+    model, (images, _) = bundled.create(), bundled.test_images()
+    x = bundled.normalise(images[:24])
     if not autocast:
         model, x = model.bfloat16(), x.bfloat16()
     kept = []
@@ -352,7 +353,7 @@ def test_a_norm_with_a_life_of_its_own_is_called():
 def test_operators_pass_torchs_own_check():
     q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
     similarity = torch.rand(2, 9, 9)
-    lists = twins.neighbours(similarity, 3, 3, 8, 2)
+    lists = reference.neighbours(similarity, 3, 3, 8, 2)
     x, position = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1)
     norm = (torch.rand(16), torch.rand(16), 1e-6)
     calls = {
@@ -379,7 +380,7 @@ def test_schemas_are_what_exported_programs_have_in_them():
 def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
     similarity = torch.rand(2, 9, 9)
     for found, wanted in zip(
-        kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2), twins.neighbours(similarity, 3, 3, 8, 2), strict=True
+        kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2), reference.neighbours(similarity, 3, 3, 8, 2), strict=True
     ):
         assert torch.equal(found, wanted)
     monkeypatch.setitem(kernels.neighbours.by_set, Ops.TORCH, lambda *arguments: arguments[1:])

@@ -7,12 +7,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gtp_vit import GTPError, kernels
-from gtp_vit.kernels import Ops, checks, native, twins
-from gtp_vit.methods.merging import conserve
+from gtp_vit.kernels import Ops, checks, native, reference
+from gtp_vit.methods.gtp_plus.merge import conserve
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
 OPERATORS = {each.name: each for each in (kernels.attention, kernels.reduce, conserve, kernels.neighbours)}
-LISTS = twins.neighbours(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
+LISTS = reference.neighbours(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
 
 
 def good(operator: str) -> dict:
@@ -301,5 +301,5 @@ def test_lists_that_are_filled_up_are_no_duplicates():
     lists[:, :, 1:] = 9
     arguments |= {"neighbours": lists, "size": None}
     found = torch.ops.gtp_vit.reduce(*arguments.values())
-    for one, other in zip(found, twins.reduce(*arguments.values()), strict=True):
+    for one, other in zip(found, reference.reduce(*arguments.values()), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

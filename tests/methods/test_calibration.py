@@ -21,13 +21,13 @@ from gtp_vit import (
 from gtp_vit.core.schedule import learned
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
-from gtp_vit.measure import sensitivity
-from gtp_vit.measure.classes import kl_per_image
-from gtp_vit.measure.sensitivity import direction, learn_sensitivity
-from gtp_vit.methods.calibration import calibration_from_text
-from gtp_vit.methods.merging import conserve_by_probe
-from gtp_vit.patch import host_of
-from gtp_vit.search.calibrate import with_calibration
+from gtp_vit.methods.gtp_plus.calibrate import with_calibration
+from gtp_vit.methods.gtp_plus.calibration import calibration_from_text
+from gtp_vit.methods.gtp_plus.merge import conserve_by_probe
+from gtp_vit.methods.gtp_plus.method import sensitivity
+from gtp_vit.methods.gtp_plus.sensitivity import direction, learn_sensitivity
+from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 from support.flops import torch_flops
 

@@ -20,7 +20,7 @@ from gtp_vit import (
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.patch import tower_of
+from gtp_vit.patching import tower_of
 from gtp_vit.testing import Case, cases, check, families, fits
 from gtp_vit.testing.promises import (
     COST_PROMISES,

@@ -12,8 +12,8 @@ from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
-from gtp_vit.methods.merging import conserve, conserve_by_probe, damage, earlier_similarity
-from gtp_vit.patch import host_of
+from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe, damage, earlier_similarity
+from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 from support.merging import check_merged
 from support.operands import KINDS, values

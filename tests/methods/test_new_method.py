@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gtp_vit import METHODS, GTPError, Training, create_model, embedded, finetune, macs, patch, read_recipe, tune
+from gtp_vit import METHODS, GTPError, Training, create_model, finetune, macs, patch, read_recipe, tune
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.inputs.data import InMemory
-from gtp_vit.search.budget import at_macs
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.models import bundled
+from gtp_vit.profiling.budget import at_macs
 from gtp_vit.testing import cases, check, families
 from support.toy_method import Toy
 
@@ -22,8 +23,8 @@ def _registered(monkeypatch):
 
 
 def images(count):
-    pixels, labels = embedded.test_images()
-    return embedded.normalise(pixels[:count]), labels[:count]
+    pixels, labels = bundled.test_images()
+    return bundled.normalise(pixels[:count]), labels[:count]
 
 
 @pytest.mark.parametrize("case", cases([Toy(dropped=5)], {name: families.factory_of(name) for name in ("vit", "gap")}))

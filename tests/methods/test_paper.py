@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gtp_vit.paper import complexity, graph
+from gtp_vit.paper import graph
 from gtp_vit.paper.propagation import propagate, share_out, summarise
 from gtp_vit.paper.selection import (
     AGGREGATES,
@@ -17,6 +17,7 @@ from gtp_vit.paper.selection import (
     regeneration_difficulty,
 )
 from gtp_vit.paper.sparsity import Sparsify, keep_largest
+from gtp_vit.reproduction import complexity
 from gtp_vit.tensors import split
 
 T = torch.tensor

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from gtp_vit import GTPError
-from gtp_vit.features.contents import read_embeddings
-from gtp_vit.features.embedder import Embedder
-from gtp_vit.features.folder import embed_to_folder
-from gtp_vit.inputs.data import DataSettings, InMemory, batches, open_pictures
+from gtp_vit.data.dataset import DataSettings, InMemory, batches, open_pictures
+from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.manifest import read_embeddings
+from gtp_vit.embeddings.writer import embed_to_folder
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.runs.journal import Journal
 from gtp_vit.training.checkpoint import STATE, read_state, write_state

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 
 from gtp_vit import GTP, GTPError, Training, finetune
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.inputs.data import InMemory, batches
-from gtp_vit.measure import evaluate as evaluation
+from gtp_vit.data.dataset import InMemory, batches
+from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
 from gtp_vit.testing import families
-from gtp_vit.training.trainee import Trainee
+from gtp_vit.training.trainer import Trainee
 
 SETTINGS = {"epochs": 2, "batch_size": 8, "micro_batch": 2, "repeats": 1, "lr": 1e-3, "distill": 0.5, "save_every": 2}
 SCRIPT = """
@@ -32,7 +32,7 @@ import torch
 import test_distributed as own
 from gtp_vit.cli.app import main
 from gtp_vit.runs import distributed
-from gtp_vit.training.trainee import Trainee
+from gtp_vit.training.trainer import Trainee
 
 torch.set_num_threads(1)
 take = Trainee.take
@@ -75,7 +75,7 @@ def go_together(output):
 def stop_and_resume(output):
     """In each of two processes: a run that keeps no outputs, and one that is stopped and resumed."""
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr("gtp_vit.measure.kept.MOST_BYTES", 0)
+        monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", 0)
         go(output / "whole")
     own = output / ("parts" if distributed.is_first() else "unseen")  # as on two machines without a common disk
     take, sent = Trainee.take, []
@@ -251,7 +251,7 @@ class Numbered(torch.utils.data.Dataset):
         return self.count
 
     def __getitem__(self, index):
-        from gtp_vit.inputs.data import Item
+        from gtp_vit.data.dataset import Item
 
         return Item(index, torch.zeros(1, 2, 2), index, f"image {index}", "")
 

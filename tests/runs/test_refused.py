@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.features.embedder import Embedder
-from gtp_vit.features.folder import embed_to_folder
-from gtp_vit.inputs.data import InMemory
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.writer import embed_to_folder
 from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.journal import Journal
 

@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 
 from gtp_vit import GTP, DynamicViT, GTPError, create_model, patch
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.inputs.data import DataSettings, InMemory, make_transform, open_images
-from gtp_vit.measure import evaluate as evaluation
-from gtp_vit.measure import identity as identities
-from gtp_vit.measure.identity import identity, images_identity, tensors_fingerprint
+from gtp_vit.data.dataset import DataSettings, InMemory, make_transform, open_images
+from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
+from gtp_vit.runs import identity as identities
 from gtp_vit.runs.files import Lock, check_writable, write_atomically
+from gtp_vit.runs.identity import identity, images_identity, tensors_fingerprint
 from gtp_vit.runs.journal import MAGIC, Journal, differences
-from gtp_vit.search import climb as search
+from gtp_vit.tuning import local_search
 from support.process import run_python, start_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -79,7 +79,7 @@ def interrupted(command, after=2):
 
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(evaluation, "_run", stop(evaluation._run))
-        monkey.setattr(search.Ruler, "damage", stop(search.Ruler.damage))
+        monkey.setattr(local_search.Ruler, "damage", stop(local_search.Ruler.damage))
         assert main(command) == Exit.INTERRUPTED
 
 
@@ -113,12 +113,12 @@ def test_other_weights_under_the_same_name_are_refused(place, capsys, command):
 
 def test_reproduce_refuses_other_weights_under_the_same_name(place, capsys, monkeypatch):
     from gtp_vit.cli import reproduce as command
-    from gtp_vit.paper_tables.experiments import Cell, Experiment
+    from gtp_vit.reproduction.experiments import Cell, Experiment
 
     cells = [Cell("r", "c", "test_vit", None), Cell("r", "d", "test_vit", GTP(propagate=4))]
     monkeypatch.setitem(command.EXPERIMENTS, "graph-type", Experiment("toy", tuple(cells)))
     real = create_model
-    monkeypatch.setattr("gtp_vit.paper_tables.reproduce.create_model", lambda *a, **k: real(*a, **k, num_classes=4))
+    monkeypatch.setattr("gtp_vit.reproduction.reproduce.create_model", lambda *a, **k: real(*a, **k, num_classes=4))
     (place / "weights").mkdir()
     weights(place / "weights" / "test_vit.safetensors", 0)
     line = ["reproduce", "graph-type", "--weights-dir", str(place / "weights"), "--data-dir", str(place / "data")]
@@ -424,7 +424,7 @@ def test_a_second_run_is_refused_while_the_first_one_lives(tmp_path):
 # Runs evaluate with readers that outlive it, as those of a killed run do for some seconds.
 SLOW = """
 import sys, time
-from gtp_vit.measure import evaluate
+from gtp_vit.metrics import evaluate
 real = evaluate._run
 def slow(*arguments):
     time.sleep(0.3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtp_vit.engines import ENGINES
-from gtp_vit.engines.program import OLDEST_TORCH, torch_can_export
+from gtp_vit.engines.onnx_export import OLDEST_TORCH, torch_can_export
 
 
 def lacking(engine):

@@ -6,7 +6,7 @@ from typing import ClassVar
 from gtp_vit import Method
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.reducer import Reducer
-from gtp_vit.kernels import twins
+from gtp_vit.kernels import reference
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -21,5 +21,5 @@ class Probe(Method):
         reducer = Reducer(vit)
         reducer.ask = lambda layer, tokens: Ask(self.statistics, look=self.look)
         reducer.look = lambda layer, tokens, probs: (tokens, probs)
-        reducer.weigh = lambda probs, v, queries: twins.weigh(probs[:, :, :queries], v)
+        reducer.weigh = lambda probs, v, queries: reference.weigh(probs[:, :, :queries], v)
         return reducer

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from torch import nn
 
-from gtp_vit.engines.program import write_onnx
+from gtp_vit.engines.onnx_export import write_onnx
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/traces"
 ROOMS = ("backbones", "core", "engines", "kernels", "methods", "models", "paper", "testing")
-FILES = ("patch.py", "tensors.py", "weights.py")
+FILES = ("patching.py", "tensors.py", "weights.py")
 LIBRARIES = ("torch", "timm", "transformers", "open-clip-torch", "onnx", "onnxscript")
 
 

@@ -42,9 +42,9 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.inputs.data import Batch, DataSettings, InMemory, Item, make_transform, open_images
-from gtp_vit.measure import identity
-from gtp_vit.measure.kept import Kept
+from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, make_transform, open_images
+from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.runs import identity
 from gtp_vit.testing import families
 from gtp_vit.training import dynamicvit
 from gtp_vit.training.checkpoint import locked
@@ -52,7 +52,7 @@ from gtp_vit.training.data import Draws, Mixer, open_training_images, order, par
 from gtp_vit.training.log import Log
 from gtp_vit.training.loop import check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
-from gtp_vit.training.trainee import NotFinite, Trainee, install
+from gtp_vit.training.trainer import NotFinite, Trainee, install
 from support.process import start_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -490,7 +490,7 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
         compute = Kept.compute
         with pytest.MonkeyPatch.context() as monkey:
             monkey.setattr(Kept, "compute", count)
-            monkey.setattr("gtp_vit.measure.kept.MOST_BYTES", most_bytes)
+            monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", most_bytes)
             with stopped_at(stop) if stop else contextlib.nullcontext():
                 finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
             if stop:
@@ -822,7 +822,7 @@ KILLED = """
 import os, signal, sys
 import torch
 from gtp_vit.cli.app import main
-from gtp_vit.training.trainee import Trainee
+from gtp_vit.training.trainer import Trainee
 
 torch.set_num_threads(1)
 take = Trainee.take

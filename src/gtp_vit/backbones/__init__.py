@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
+from gtp_vit.backbones.modules import no_features, quiet_copy
 from gtp_vit.backbones.open_clip_vit import OpenClipViT
-from gtp_vit.backbones.parts import no_features, quiet_copy
-from gtp_vit.backbones.roots import ROOTS, Root, has_classes, labels, refused
 from gtp_vit.backbones.timm_beit import TimmBeit
 from gtp_vit.backbones.timm_eva import TimmEva
 from gtp_vit.backbones.timm_qwen import TimmQwen
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.backbones.torchvision_vit import TorchvisionViT
+from gtp_vit.backbones.wrappers import ROOTS, Root, has_classes, labels, refused
 from gtp_vit.core.backbone import Backbone, Inputs, Output
 from gtp_vit.core.costs import Convention, Costs, measure_costs
 from gtp_vit.core.reducer import VitInfo

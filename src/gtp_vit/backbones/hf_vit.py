@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import (
+from gtp_vit.backbones.modules import (
     check_images,
     has_hooks,
     is_overridden,

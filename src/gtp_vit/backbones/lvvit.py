@@ -1,4 +1,4 @@
-"""LV-ViT, the network of models/lvvit.py: residuals divided by skip_lam, a second head over the remaining tokens."""
+"""LV-ViT (lvvit_network.py): residuals divided by skip_lam, a second head over the remaining tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import check_images, class_refusal, is_overridden, project, project_some
+from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, project, project_some
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.tokens import Tokens
@@ -18,11 +18,11 @@ class LVViTBackbone(TimmViT):
     """Backbone of our LV-ViT, whose attributes and entry points are named as in timm."""
 
     def matches(self, model: nn.Module) -> bool:
-        lvvit = sys.modules.get("gtp_vit.models.lvvit")
+        lvvit = sys.modules.get("gtp_vit.backbones.lvvit_network")
         return lvvit is not None and isinstance(model, lvvit.LVViT)
 
     def refusal(self, model: Any) -> str | None:
-        lvvit = sys.modules["gtp_vit.models.lvvit"]
+        lvvit = sys.modules["gtp_vit.backbones.lvvit_network"]
         reason = class_refusal(model, lvvit.LVViT)
         if reason is not None:
             return reason

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import is_overridden, project_packed, unknown_part
+from gtp_vit.backbones.modules import is_overridden, project_packed, unknown_part
 from gtp_vit.core.attention import Projections
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
 from gtp_vit.backbones.intermediates import block_indices, to_grid
-from gtp_vit.backbones.parts import (
+from gtp_vit.backbones.modules import (
     check_images,
     class_refusal,
     is_overridden,

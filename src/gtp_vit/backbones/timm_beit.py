@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import class_refusal
+from gtp_vit.backbones.modules import class_refusal
 from gtp_vit.backbones.timm_blocks import Kinds, attention_dropout, blocks_refusal
 from gtp_vit.backbones.timm_eva import ATTENTION, BLOCK, TimmEva, queries_keys_values
 from gtp_vit.backbones.timm_vit import MODEL

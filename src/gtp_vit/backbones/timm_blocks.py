@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import is_overridden, through
+from gtp_vit.backbones.modules import is_overridden, through
 
 POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")  # x + norm(attention(x)), x + norm(mlp(x))
 # Token-wise MLPs; GlobalResponseNormMlp, for one, mixes tokens.

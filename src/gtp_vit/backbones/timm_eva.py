@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import class_refusal, project, split_heads, through
+from gtp_vit.backbones.modules import class_refusal, project, split_heads, through
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.backbones.timm_blocks import (
     Kinds,

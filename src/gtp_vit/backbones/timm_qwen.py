@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import class_refusal, unknown_part
+from gtp_vit.backbones.modules import class_refusal, unknown_part
 from gtp_vit.backbones.rotary import Rotations
 from gtp_vit.backbones.timm_blocks import Kinds, blocks_refusal, is_timm_layer
 from gtp_vit.backbones.timm_eva import ATTENTION, BLOCK, TimmEva

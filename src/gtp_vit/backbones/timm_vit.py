@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.parts import (
+from gtp_vit.backbones.modules import (
     check_images,
     class_refusal,
     no_features,

@@ -14,22 +14,22 @@ import tyro
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, timed_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
+from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
-from gtp_vit.cli.source import DataFlags, make_dataset, make_model
 from gtp_vit.core.reducer import Method
+from gtp_vit.data.dataset import Batch, batches
 from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
-from gtp_vit.engines.loaded import Sized, in_engine
+from gtp_vit.engines.runtime import Sized, in_engine
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.inputs.data import Batch, batches
-from gtp_vit.measure.benchmark import PAUSE, against, interleave
-from gtp_vit.measure.macs import macs
-from gtp_vit.measure.slicing import slicing_of
 from gtp_vit.methods import method_from_dict
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import host_of, patch
+from gtp_vit.patching import host_of, patch
+from gtp_vit.profiling.benchmark import PAUSE, against, interleave
+from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.slicing import slicing_of
+from gtp_vit.report.page import Section, paragraph, table
+from gtp_vit.report.timing import Timed, cost_table, timing_table, verdict
 from gtp_vit.runs.files import check_writable
-from gtp_vit.show.page import Section, paragraph, table
-from gtp_vit.show.timing import Timed, cost_table, timing_table, verdict
 
 EAGER = "eager torch, unreduced"
 

@@ -10,9 +10,9 @@ from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.engines import ENGINES
 from gtp_vit.engines.engine import Engine, missing
-from gtp_vit.engines.ov import ISA, SAFE_ISA, trap
-from gtp_vit.measure.environment import bf16_verdict, environment
-from gtp_vit.show.results import plain
+from gtp_vit.engines.openvino import ISA, SAFE_ISA, trap
+from gtp_vit.profiling.environment import bf16_verdict, environment
+from gtp_vit.report.results import plain
 
 
 @dataclass(frozen=True)

@@ -13,24 +13,24 @@ from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
+from gtp_vit.cli.measure_flags import EmbeddingFlags, chosen_measure
+from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
 from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
+from gtp_vit.data.dataset import first_images
 from gtp_vit.errors import GTPError, check_range, counted
-from gtp_vit.inputs.data import first_images
-from gtp_vit.inputs.libraries import public_name
-from gtp_vit.measure.classes import Classes
-from gtp_vit.measure.macs import macs
-from gtp_vit.measure.outputs import Measure
+from gtp_vit.metrics.base import Measure
+from gtp_vit.metrics.classes import Classes
+from gtp_vit.models.sources import public_name
+from gtp_vit.profiling.macs import macs
 from gtp_vit.recipes import Recipe, read_recipe
+from gtp_vit.report.comparison import comparison_rows, comparison_sections, comparison_table
+from gtp_vit.report.results import write_results
+from gtp_vit.report.scores import explain_scores
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.search.climb import FEWEST_IMAGES, fewest_images
-from gtp_vit.search.compare import Plan, budgets_of, check_plans, compare, models_of, plan
-from gtp_vit.search.tuned import searchable, tune_each
-from gtp_vit.show.comparison import comparison_rows, comparison_sections, comparison_table
-from gtp_vit.show.results import write_results
-from gtp_vit.show.scores import explain_scores
+from gtp_vit.tuning.all_methods import searchable, tune_each
+from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan
+from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
 
 
 @dataclass(frozen=True)

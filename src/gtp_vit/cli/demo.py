@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import check_processor, from_file, load_file, named_file
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.source import ModelFlags, check_weights, make_model
+from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
+from gtp_vit.data.preview import view_of
 from gtp_vit.demo import page, serve
-from gtp_vit.demo.filed import Filed, make_filed
-from gtp_vit.demo.subject import Example, Subject, embedded_examples, make_subject, read_examples
+from gtp_vit.demo.demo_model import Example, Subject, embedded_examples, make_subject, read_examples
+from gtp_vit.demo.exported_model import Filed, make_filed
 from gtp_vit.engines import is_exported
-from gtp_vit.engines.loaded import ExportedModel
+from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError
-from gtp_vit.inputs.libraries import public_name
-from gtp_vit.inputs.view import view_of
+from gtp_vit.models import bundled
+from gtp_vit.models.sources import public_name
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _subject(flags: Demo) -> Subject:
 def _examples(flags: Demo) -> list[Example]:
     if flags.examples is not None:
         return read_examples(flags.examples)
-    return embedded_examples() if flags.model == embedded.NAME else []
+    return embedded_examples() if flags.model == bundled.NAME else []
 
 
 def _python(flags: Demo) -> str:

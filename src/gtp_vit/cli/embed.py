@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gtp_vit import __version__
 from gtp_vit.backbones.headless import remove_classifier
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, images_of_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
-from gtp_vit.cli.output import answer, check_readable
-from gtp_vit.cli.resume import ResumeFlags
-from gtp_vit.cli.source import (
+from gtp_vit.cli.model_flags import (
     DataFlags,
     check_preparation,
     check_reading,
@@ -26,21 +23,24 @@ from gtp_vit.cli.source import (
     make_dataset,
     make_model,
 )
+from gtp_vit.cli.output import answer, check_readable
+from gtp_vit.cli.resume import ResumeFlags
 from gtp_vit.core.backbone import Output
+from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.manifest import MANIFEST, verify
+from gtp_vit.embeddings.shards import FORMATS
+from gtp_vit.embeddings.writer import Written, embed_to_folder
 from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
 from gtp_vit.engines.export import export
-from gtp_vit.engines.loaded import ExportedModel
+from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError, Incomplete, check_range, counted
-from gtp_vit.features.contents import MANIFEST, verify
-from gtp_vit.features.embedder import Embedder
-from gtp_vit.features.folder import Written, embed_to_folder
-from gtp_vit.features.shards import FORMATS
-from gtp_vit.inputs.libraries import public_name
-from gtp_vit.measure.identity import identity, images_identity
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import host_of, patch
+from gtp_vit.models.sources import public_name
+from gtp_vit.patching import host_of, patch
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import check_writable
+from gtp_vit.runs.identity import identity, images_identity
+from gtp_vit.version import __version__
 
 LARGEST_SHARD = 100_000
 

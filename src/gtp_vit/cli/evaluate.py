@@ -11,23 +11,23 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, from_file, images_of_file, load_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
-from gtp_vit.cli.measuring import EmbeddingFlags, chosen_measure
+from gtp_vit.cli.measure_flags import EmbeddingFlags, chosen_measure
+from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import DataFlags, check_weights, data_settings, make_dataset, make_model
+from gtp_vit.data.dataset import first_images
 from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted
-from gtp_vit.inputs.data import first_images
-from gtp_vit.measure.classes import Classes
-from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.macs import macs
-from gtp_vit.measure.outputs import UNREDUCED
-from gtp_vit.patch import patch
+from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.classes import Classes
+from gtp_vit.metrics.evaluate import evaluate
+from gtp_vit.patching import patch
+from gtp_vit.profiling.macs import macs
+from gtp_vit.report.page import Section, paragraph, table
+from gtp_vit.report.results import write_results
+from gtp_vit.report.scores import explain_scores, score_row, score_table
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import check_writable
-from gtp_vit.show.page import Section, paragraph, table
-from gtp_vit.show.results import write_results
-from gtp_vit.show.scores import explain_scores, score_row, score_table
 
 
 @dataclass(frozen=True)

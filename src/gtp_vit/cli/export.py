@@ -9,20 +9,20 @@ from typing import Any, Literal
 
 import torch
 
-from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
+from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
-from gtp_vit.cli.source import DataFlags, check_weights, make_model, read_images
 from gtp_vit.engines import FORMATS, check_precision
-from gtp_vit.engines.card import CHECK_COLUMNS, check_row
 from gtp_vit.engines.export import Exported, export
+from gtp_vit.engines.model_card import CHECK_COLUMNS, check_row
 from gtp_vit.errors import GTPError, check_range, counted
-from gtp_vit.inputs.libraries import library_of, preparation_of, public_name
-from gtp_vit.patch import patch
+from gtp_vit.models import bundled
+from gtp_vit.models.sources import library_of, preparation_of, public_name
+from gtp_vit.patching import patch
 from gtp_vit.recipes import DEPLOY
+from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.runs.files import check_writable
-from gtp_vit.show.page import Section, paragraph, table
 
 FEWEST_IMAGES = 8
 
@@ -116,7 +116,7 @@ def _told(found: Exported) -> str:
 
 def _images(flags: Export, model: Any) -> tuple[torch.Tensor | None, list[str]]:
     """The images of the flags; None if there are none and none are needed."""
-    if flags.data_dir is None and not flags.dataset and flags.model != embedded.NAME:
+    if flags.data_dir is None and not flags.dataset and flags.model != bundled.NAME:
         if flags.precision == "int8":
             raise GTPError(
                 "int8 needs images to find the ranges of its numbers; give --data-dir, a folder of some dozens"
@@ -134,7 +134,7 @@ def _weights(flags: Export) -> str:
     if flags.checkpoint is not None:
         return str(flags.checkpoint)
     found = library_of(flags.model)
-    return "the package" if flags.model == embedded.NAME else "timm" if found is None else public_name(flags.model)
+    return "the package" if flags.model == bundled.NAME else "timm" if found is None else public_name(flags.model)
 
 
 def _class_names(path: Path | None) -> list[str] | None:

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtp_vit import embedded
 from gtp_vit.cli.flags import Chosen
-from gtp_vit.cli.source import DataFlags, ModelFlags, check_reading, data_settings, embedded_images
+from gtp_vit.cli.model_flags import DataFlags, ModelFlags, check_reading, data_settings, embedded_images
+from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
 from gtp_vit.engines import check_precision, engine_of
-from gtp_vit.engines.about import file_fingerprint, read_about
 from gtp_vit.engines.description import Description
-from gtp_vit.engines.loaded import ExportedModel
+from gtp_vit.engines.metadata import file_fingerprint, read_about
+from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError
-from gtp_vit.inputs.data import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
-from gtp_vit.inputs.libraries import preparation_of, transform_of
-from gtp_vit.inputs.models import has_own_weights
-from gtp_vit.measure.identity import tensors_fingerprint
-from gtp_vit.measure.macs import macs
 from gtp_vit.methods import method_from_dict
-from gtp_vit.patch import host_of
+from gtp_vit.models import bundled
+from gtp_vit.models.factory import has_own_weights
+from gtp_vit.models.sources import preparation_of, transform_of
+from gtp_vit.patching import host_of
+from gtp_vit.profiling.macs import macs
+from gtp_vit.runs.identity import tensors_fingerprint
 
 Flags = TypeVar("Flags", bound=ModelFlags)
 
@@ -61,11 +61,11 @@ def from_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tupl
     file = named_file(flags, chosen, words)
     path, about = file.path, file.about
     name, weights = about.model, about.weights
-    if has_own_weights(name) and name != embedded.NAME:  # of Hugging Face: a name on the hub, or a folder
+    if has_own_weights(name) and name != bundled.NAME:  # of Hugging Face: a name on the hub, or a folder
         if flags.checkpoint is not None:
             name, flags = f"hf:{flags.checkpoint}", dataclasses.replace(flags, checkpoint=None)
         return file, dataclasses.replace(flags, model=name)
-    if flags.checkpoint is None and not flags.pretrained and name != embedded.NAME:
+    if flags.checkpoint is None and not flags.pretrained and name != bundled.NAME:
         if weights == "timm":
             flags = dataclasses.replace(flags, pretrained=True)
         elif weights and Path(weights).is_file():
@@ -86,7 +86,7 @@ def timed_file(flags: Flags, chosen: Chosen | None, words: Sequence[str]) -> tup
 
 def _with_sizes(flags: Flags, about: Description) -> Flags:
     """The flags with the model that a file was made from, and its sizes."""
-    if has_own_weights(about.model) and about.model != embedded.NAME:
+    if has_own_weights(about.model) and about.model != bundled.NAME:
         return dataclasses.replace(flags, model=about.model)
     sizes: dict[str, Any] = _sizes(about.model, about.size, 0 if about.kind in ("features", "tokens") else about.width)
     return dataclasses.replace(flags, model=about.model, **sizes)
@@ -94,7 +94,7 @@ def _with_sizes(flags: Flags, about: Description) -> Flags:
 
 def _sizes(name: str, size: Sequence[int], width: int) -> dict[str, int]:
     """Image size and number of classes, for models that can have different ones."""
-    if name == embedded.NAME:
+    if name == bundled.NAME:
         return {}
     if size[0] != size[1]:
         raise GTPError(f"the file takes images of {size[0]} x {size[1]}; only square ones can be evaluated")
@@ -151,11 +151,11 @@ def images_of_file(
     own = embedded_images(dataclasses.replace(flags, model=about.model))
     if own is not None:
         words = about.preparation
-        if (words.get("mean"), words.get("std")) != ([embedded.MEAN], [embedded.STD]) or about.size != own.images.shape[
+        if (words.get("mean"), words.get("std")) != ([bundled.MEAN], [bundled.STD]) or about.size != own.images.shape[
             2:
         ]:
             raise GTPError(
-                f"{file.path.name} wants its images prepared in another way than those of {embedded.NAME} are; give "
+                f"{file.path.name} wants its images prepared in another way than those of {bundled.NAME} are; give "
                 "--data-dir, a folder with one folder for each class"
             )
         count = flags.limit or len(own)

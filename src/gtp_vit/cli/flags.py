@@ -12,7 +12,7 @@ from gtp_vit.cli.words import check_words, flags_of, looks_like_flag
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods import METHODS
-from gtp_vit.patch import host_of
+from gtp_vit.patching import host_of
 from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_method, is_recipe, read_recipe
 
 Command = TypeVar("Command")

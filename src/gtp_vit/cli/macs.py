@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import tyro
 
-from gtp_vit import embedded
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.core.costs import Convention
-from gtp_vit.inputs.models import create_model
-from gtp_vit.measure.macs import macs
-from gtp_vit.patch import patch
-from gtp_vit.show.timing import cost_table
+from gtp_vit.models import bundled
+from gtp_vit.models.factory import create_model
+from gtp_vit.patching import patch
+from gtp_vit.profiling.macs import macs
+from gtp_vit.report.timing import cost_table
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Macs(OutputFlags, MethodFlags):
       gtp-vit macs deit_small_patch16_224 --method gtp --propagate 8 --convention torchprofile
     """
 
-    model: tyro.conf.Positional[str] = embedded.NAME
+    model: tyro.conf.Positional[str] = bundled.NAME
     """A timm model, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME, open_clip:NAME,
     torchvision:NAME."""
     convention: Convention = "model"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import tyro
 
-from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.errors import GTPError, shown
-from gtp_vit.inputs.models import create_model, names, nearest, refusal
-from gtp_vit.measure.macs import macs
-from gtp_vit.patch import host_of
+from gtp_vit.models import bundled
+from gtp_vit.models.factory import create_model, names, nearest, refusal
+from gtp_vit.patching import host_of
+from gtp_vit.profiling.macs import macs
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _nothing(pattern: str, refused: dict[str, str]) -> str:
         name, reason = next(iter(refused.items()))
         return f"no model called {shown(pattern)} can be patched; {name}: {reason}"
     near = nearest(pattern.strip("*?"), 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"e.g. gtp-vit models 'deit*' or {embedded.NAME}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"e.g. gtp-vit models 'deit*' or {bundled.NAME}"
     return f"no model is called {shown(pattern)}; {hint}"
 
 

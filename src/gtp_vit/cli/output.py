@@ -10,8 +10,8 @@ from typing import Any
 
 from gtp_vit.cli import render
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
-from gtp_vit.measure.evaluate import Evaluation
-from gtp_vit.show.page import Section, table, write_report
+from gtp_vit.metrics.evaluate import Evaluation
+from gtp_vit.report.page import Section, table, write_report
 
 
 @dataclass(frozen=True)

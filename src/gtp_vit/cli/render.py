@@ -13,7 +13,7 @@ from typing import Any
 from gtp_vit.cli.grid import lines_of
 from gtp_vit.cli.help import width
 from gtp_vit.errors import printable
-from gtp_vit.show.results import plain
+from gtp_vit.report.results import plain
 
 PIPE = 220  # columns for a file or a pipe, which have no width
 

@@ -11,21 +11,21 @@ from typing import Any
 
 import tyro
 
-from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
+from gtp_vit.cli.model_flags import CORES, DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import CORES, DataFlags, check_weights, make_dataset, make_model
+from gtp_vit.data.dataset import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
-from gtp_vit.inputs.data import batches
-from gtp_vit.paper_tables.experiments import COMPUTED, EXPERIMENTS
-from gtp_vit.paper_tables.reproduce import Failed, oversmoothing, reproduce
+from gtp_vit.models import bundled
+from gtp_vit.report.page import Section, table
+from gtp_vit.report.results import write_results
+from gtp_vit.reproduction.experiments import COMPUTED, EXPERIMENTS
+from gtp_vit.reproduction.report import Reproduction, show_cells, show_complexity, show_oversmoothing
+from gtp_vit.reproduction.reproduce import Failed, oversmoothing, reproduce
 from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.journal import Journal
-from gtp_vit.show.page import Section, table
-from gtp_vit.show.reproduced import Reproduction, show_cells, show_complexity, show_oversmoothing
-from gtp_vit.show.results import write_results
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Reproduce(OutputFlags, ResumeFlags):
     """Only the first images, at most this many; 0 = all."""
     ignore_exif: bool = True
     """Take pictures as they are stored, as the paper's figures were measured; other commands turn them upright."""
-    model: str = embedded.NAME
+    model: str = bundled.NAME
     """Model of figure-oversmoothing."""
     checkpoint: Path | None = None
     """File of weights for figure-oversmoothing."""

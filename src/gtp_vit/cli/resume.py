@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.inputs.data import InMemory
-from gtp_vit.measure.identity import identity
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.report.results import plain
 from gtp_vit.runs import distributed
+from gtp_vit.runs.identity import identity
 from gtp_vit.runs.journal import Journal
-from gtp_vit.show.results import plain
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,20 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor, nn
 
-from gtp_vit import embedded
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import answer, check_complete, write_page
+from gtp_vit.data.dataset import InMemory
 from gtp_vit.errors import check_range
-from gtp_vit.inputs.data import InMemory
-from gtp_vit.inputs.models import create_model
-from gtp_vit.measure.macs import macs
-from gtp_vit.measure.trace import trace
-from gtp_vit.patch import patch
+from gtp_vit.models import bundled
+from gtp_vit.models.factory import create_model
+from gtp_vit.patching import patch
+from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.trace import trace
+from gtp_vit.report.page import Section, paragraph, picture, table
+from gtp_vit.report.tokens import panels, png, some_layers
 from gtp_vit.runs.files import check_writable
-from gtp_vit.search.compare import Row, compare, models_of, plan
-from gtp_vit.show.page import Section, paragraph, picture, table
-from gtp_vit.show.tokens import panels, png, some_layers
+from gtp_vit.tuning.compare import Row, compare, models_of, plan
 
 METHODS = ("gtp", "tome", "gtp_plus")
 NAMES = {"gtp": "GTP (the paper)", "tome": "ToMe", "gtp_plus": "GTP+ (ours)"}
@@ -67,9 +67,9 @@ def main(words: Sequence[str]) -> None:
     check_range("--limit", flags.limit, 0, 10**6, whole=True)
     page = flags.output / "report.html"
     check_writable(page)
-    model = create_model(embedded.NAME)
-    images, labels = (tensor[: flags.limit or None] for tensor in embedded.test_images())
-    pixels = embedded.normalise(images)
+    model = create_model(bundled.NAME)
+    images, labels = (tensor[: flags.limit or None] for tensor in bundled.test_images())
+    pixels = bundled.normalise(images)
     plans, _ = plan(model, METHODS, [SHARE * macs(model).total])
     with render.progress("evaluating") as progress:
         rows, evaluation = compare(
@@ -82,7 +82,7 @@ def main(words: Sequence[str]) -> None:
             progress=progress,
         )
     lines = [_line(row, rows[0]) for row in rows]
-    title = f"{embedded.NAME} on {len(images)} images of Fashion-MNIST, at {SHARE:.0%} of the work"
+    title = f"{bundled.NAME} on {len(images)} images of Fashion-MNIST, at {SHARE:.0%} of the work"
     lesson = in_one_sentence({row.plan.label: row.score["kl"].value for row in rows[1:]})
     sections = [
         Section("What it does to the answers", table(COLUMNS, lines) + paragraph(lesson) + paragraph(LEGEND)),

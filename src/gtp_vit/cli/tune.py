@@ -12,19 +12,20 @@ import torch
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
-from gtp_vit.cli.measuring import MeasureFlags
+from gtp_vit.cli.measure_flags import MeasureFlags
+from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.cli.source import DataFlags, check_weights, make_model, read_images
 from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.inputs.libraries import public_name
-from gtp_vit.measure.measures import measure_of
+from gtp_vit.metrics.registry import measure_of
+from gtp_vit.models.sources import public_name
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
+from gtp_vit.report.tuned import explain_recipes, recipe_sections, recipe_table
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.search.climb import fewest_images
-from gtp_vit.search.space import Limits
-from gtp_vit.search.tune import (
+from gtp_vit.tuning.local_search import fewest_images
+from gtp_vit.tuning.space import Limits
+from gtp_vit.tuning.tune import (
     TARGETS,
     Progress,
     check_request,
@@ -34,7 +35,6 @@ from gtp_vit.search.tune import (
     the_target,
     tune,
 )
-from gtp_vit.show.tuned import explain_recipes, recipe_sections, recipe_table
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 import tyro
 
-from gtp_vit import embedded
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
+from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
 from gtp_vit.cli.output import answer, write_page
-from gtp_vit.cli.source import ModelFlags, check_weights, make_model
+from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
+from gtp_vit.data.image_file import ENDINGS, open_picture
+from gtp_vit.data.preview import view_of
 from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted
-from gtp_vit.inputs.pictures import ENDINGS, open_picture
-from gtp_vit.inputs.view import view_of
-from gtp_vit.measure.dense import patch_features
-from gtp_vit.measure.eval_mode import eval_mode
-from gtp_vit.measure.trace import trace
-from gtp_vit.patch import host_of, patch
+from gtp_vit.metrics.dense import patch_features
+from gtp_vit.models import bundled
+from gtp_vit.patching import host_of, patch
+from gtp_vit.profiling.trace import trace
+from gtp_vit.report.page import Section, paragraph, picture, table
+from gtp_vit.report.patch_features import feature_panels, same_segment
+from gtp_vit.report.tokens import lost_text, panels, png, some_layers, token_table
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.show.features import feature_panels, same_segment
-from gtp_vit.show.page import Section, paragraph, picture, table
-from gtp_vit.show.tokens import lost_text, panels, png, some_layers, token_table
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _check_model_first(flags: Visualise) -> None:
     if Path(flags.model).suffix.lower() in ENDINGS:
         more = " ".join(map(str, (flags.model, *flags.images)))
         raise GTPError(
-            f"{flags.model} is a picture, and the model comes first: gtp-vit visualise {embedded.NAME} {more}, or "
+            f"{flags.model} is a picture, and the model comes first: gtp-vit visualise {bundled.NAME} {more}, or "
             "any other model with --pretrained or --checkpoint"
         )
     if is_exported(flags.model):
@@ -129,16 +129,16 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
     from PIL import Image
 
     if not flags.images:
-        if flags.model != embedded.NAME:
+        if flags.model != bundled.NAME:
             raise GTPError(
                 f"{flags.model} has no pictures of its own; give some: gtp-vit visualise {flags.model} cat.jpg"
             )
-        images, labels = embedded.test_images()
+        images, labels = bundled.test_images()
         return [
             (
-                f"{index}-{embedded.CLASSES[int(labels[index])]}",
+                f"{index}-{bundled.CLASSES[int(labels[index])]}",
                 Image.fromarray(images[index].numpy()),
-                embedded.normalise(images[index : index + 1])[0],
+                bundled.normalise(images[index : index + 1])[0],
             )
             for index in range(3)
         ]

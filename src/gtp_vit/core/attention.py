@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gtp_vit import kernels
 from gtp_vit.core.masking import masked_softmax
-from gtp_vit.kernels import Ops, twins
+from gtp_vit.kernels import Ops, reference
 from gtp_vit.tensors import at_least_float32, full_precision
 
 HEADS = ("each", "max", "mean")
@@ -106,11 +106,11 @@ def attend(
         edited = probs if ask.edit is None else ask.edit(probs)
         out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
         probs = probs if ask.before_edit else edited
-        found = twins.statistics(probs, asked, heads, first)
+        found = reference.statistics(probs, asked, heads, first)
     elif bias is not None:  # native kernels have none
-        out = twins.fused(q[:, :, :queries], k, v, scale, size, bias[:, :, :queries])
+        out = reference.fused(q[:, :, :queries], k, v, scale, size, bias[:, :, :queries])
         row = _class_row(projections, size) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
-        found = twins.statistics(row, asked, heads, first)
+        found = reference.statistics(row, asked, heads, first)
     else:
         out, found = kernels.attention(ops, q, k, v, size, scale, rank, queries, asked, heads, first)
     diagonal, column_sums, class_row = asked  # `found` holds the statistics asked for, in this order
@@ -134,9 +134,9 @@ def _map(projections: Projections, ask: Ask, size: Tensor | None) -> Tensor:
     """The whole map: in float32 or better where a method reads or edits it, else in the model's precision."""
     q, k, _, scale, _, bias, _ = projections
     if ask.edit is None and ask.statistics <= NOT_OF_THE_MAP:
-        return _softmax(twins.logits(q, k, scale, size, bias), ask.mask)
+        return _softmax(reference.logits(q, k, scale, size, bias), ask.mask)
     with full_precision(q):
-        return _softmax(twins.logits(at_least_float32(q), at_least_float32(k), scale, size, bias), ask.mask)
+        return _softmax(reference.logits(at_least_float32(q), at_least_float32(k), scale, size, bias), ask.mask)
 
 
 def _softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -146,7 +146,7 @@ def _softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 def _class_row(projections: Projections, size: Tensor | None) -> Tensor:
     """The first token's row of the map, [B, H, 1, N]."""
     q, k, _, scale, _, bias, _ = projections
-    return twins.softmax(q[:, :, :1], k, scale, size, None if bias is None else bias[:, :, :1])
+    return reference.softmax(q[:, :, :1], k, scale, size, None if bias is None else bias[:, :, :1])
 
 
 def _keys(projections: Projections) -> Tensor:
@@ -156,5 +156,5 @@ def _keys(projections: Projections) -> Tensor:
 def first_look(projections: Projections, ask: Ask, size: Tensor | None, first: int) -> Stats:
     """The statistics `Reducer.choose` gets, before the output is computed: class row, keys and values."""
     heads = HEADS.index(ask.heads)
-    class_row = twins.statistics(_class_row(projections, size), [False, False, True], heads, first)[0]
+    class_row = reference.statistics(_class_row(projections, size), [False, False, True], heads, first)[0]
     return Stats(class_row=class_row, keys=_keys(projections)[:, :, first:], values=projections.v[:, :, first:])

@@ -8,13 +8,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gtp_vit.demo.filed import Filed, FileStudy
-from gtp_vit.demo.study import Column, Likely, Neighbour, Study
-from gtp_vit.demo.subject import Subject
-from gtp_vit.measure.benchmark import Timing
-from gtp_vit.measure.trace import Trace
+from gtp_vit.demo.demo_model import Subject
+from gtp_vit.demo.exported_model import Filed, FileStudy
+from gtp_vit.demo.inspection import Column, Likely, Neighbour, Study
 from gtp_vit.methods import method_from_dict
-from gtp_vit.show.page import escape
+from gtp_vit.profiling.benchmark import Timing
+from gtp_vit.profiling.trace import Trace
+from gtp_vit.report.page import escape
 
 CELL = 32  # pixels of a patch, if the picture has that many
 NEAR = 0.015  # a share this far from what was asked for needs no remark

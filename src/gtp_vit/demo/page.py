@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.demo.filed import Filed, look_at_file
+from gtp_vit.demo.demo_model import HIGHEST, LOWEST, Subject, python_for, recipe_at
+from gtp_vit.demo.exported_model import Filed, look_at_file
+from gtp_vit.demo.inspection import look, time_columns
 from gtp_vit.demo.markup import file_html, message_html, study_html
-from gtp_vit.demo.study import look, time_columns
-from gtp_vit.demo.subject import HIGHEST, LOWEST, Subject, python_for, recipe_at
 from gtp_vit.demo.upload import read_upload
 from gtp_vit.errors import GTPError
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE

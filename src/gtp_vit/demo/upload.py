@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from gtp_vit.data.image_file import check_is_file, decode, turn_of
 from gtp_vit.errors import BadInput, GTPError, first_line
-from gtp_vit.inputs.pictures import check_is_file, decode, turn_of
 
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 50_000_000  # 150 MB when decoded

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gtp_vit.engines.engine import Engine, check_installed
-from gtp_vit.engines.ort import OnnxRuntime
-from gtp_vit.engines.ov import OpenVINO
+from gtp_vit.engines.onnxruntime import OnnxRuntime
+from gtp_vit.engines.openvino import OpenVINO
 from gtp_vit.errors import BadSetting, check_name
 
 _EVERY: tuple[Engine, ...] = (OnnxRuntime(), OpenVINO())

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gtp_vit.core.backbone import FIELDS
+from gtp_vit.data.dataset import INTERPOLATIONS
 from gtp_vit.engines.engine import INPUT, Engine
 from gtp_vit.engines.graph import Graph, Port
 from gtp_vit.errors import GTPError, shown
-from gtp_vit.inputs.data import INTERPOLATIONS
 from gtp_vit.methods import method_from_dict
 
 FORMAT = 1

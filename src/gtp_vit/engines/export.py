@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from gtp_vit.core.backbone import main_output
+from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.engines import check_precision, engine_of
-from gtp_vit.engines.about import about
-from gtp_vit.engines.card import card
-from gtp_vit.engines.child import outputs_of
 from gtp_vit.engines.description import Description
 from gtp_vit.engines.engine import Engine
-from gtp_vit.engines.program import check_exportable, output_of, write_onnx
+from gtp_vit.engines.engine_process import outputs_of
+from gtp_vit.engines.metadata import about
+from gtp_vit.engines.model_card import card
+from gtp_vit.engines.onnx_export import check_exportable, output_of, write_onnx
 from gtp_vit.errors import BadInput, BadSetting, GTPError, first_line
-from gtp_vit.measure.classes import kl_per_image
-from gtp_vit.measure.eval_mode import eval_mode
-from gtp_vit.patch import host_of
+from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.patching import host_of
 from gtp_vit.runs.files import Lock, explained, is_locked, kept_if_used
 from gtp_vit.tensors import rescaled
 

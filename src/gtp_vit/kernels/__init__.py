@@ -14,8 +14,8 @@ from torch import Tensor
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import native
 from gtp_vit.kernels.checks import DTYPES
-from gtp_vit.kernels.operators import Operator, Ops
-from gtp_vit.kernels.ops import attention, neighbours, reduce
+from gtp_vit.kernels.dispatch import Operator, Ops
+from gtp_vit.kernels.shared_ops import attention, neighbours, reduce
 from gtp_vit.tensors import exporting
 
 Kernels = Literal["auto", "native", "torch"]

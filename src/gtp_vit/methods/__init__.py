@@ -14,7 +14,7 @@ from gtp_vit.methods.dynamicvit import DynamicViT
 from gtp_vit.methods.evit import EViT
 from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.methods.gtp import GTP
-from gtp_vit.methods.gtp_plus import GTPPlus
+from gtp_vit.methods.gtp_plus.method import GTPPlus
 from gtp_vit.methods.identity import Identity
 from gtp_vit.methods.mctf import MCTF
 from gtp_vit.methods.pitome import PiToMe

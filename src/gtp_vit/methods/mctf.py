@@ -26,7 +26,7 @@ from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule, spread
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import check_name, check_range
-from gtp_vit.kernels import twins
+from gtp_vit.kernels import reference
 from gtp_vit.tensors import behind_prefix, full_precision, in_order, largest_first, select_rows
 
 Pooling = Literal["importance", "size", "max", "mean"]
@@ -235,8 +235,8 @@ def by_merged_map(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
     probs, prefix, pairs, weights, retain = seen
     values = v.gather(2, _places(pairs, prefix)[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3]))
     if queries is not None:  # of prefix tokens, which do not merge
-        return twins.weigh(probs[:, :, :queries], values)
-    out = twins.weigh(probs, values)
+        return reference.weigh(probs[:, :, :queries], values)
+    out = reference.weigh(probs, values)
     own = select_rows(out, behind_prefix(pairs.kept, prefix)) * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(2).to(
         out
     )
@@ -251,7 +251,7 @@ def by_largest_rows(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
     places = _places(pairs, prefix)[:, None, None].expand(-1, *probs.shape[1:3], -1)
     columns = probs.new_zeros(*probs.shape[:3], v.shape[2]).scatter_add(3, places, probs)
     rows = largest(columns.transpose(1, 2).flatten(2), prefix, pairs).unflatten(2, (probs.shape[1], -1)).transpose(1, 2)
-    return twins.weigh(rows[:, :, :queries], v)
+    return reference.weigh(rows[:, :, :queries], v)
 
 
 def _places(pairs: Pairs, prefix: int) -> Tensor:

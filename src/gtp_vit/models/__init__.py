@@ -1,1 +1,1 @@
-"""Networks that timm does not have, with timm's interface: forward_features, then forward_head."""
+"""Models by name, from files and folders, and the small one in the package."""

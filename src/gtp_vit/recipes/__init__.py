@@ -19,7 +19,7 @@ from gtp_vit.core.schedule import whole_tokens
 from gtp_vit.core.settings import checked
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
 from gtp_vit.methods import METHODS, method_from_dict
-from gtp_vit.methods.gtp_plus import GTPPlus
+from gtp_vit.methods.gtp_plus.method import GTPPlus
 from gtp_vit.recipes.files import BESIDE as BESIDE
 from gtp_vit.recipes.files import METADATA as METADATA
 from gtp_vit.recipes.files import is_file, is_folder, read_json

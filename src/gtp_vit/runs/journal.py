@@ -1,6 +1,6 @@
 """The journal of a long run: finished work survives a kill, nothing is counted twice, two runs never mix.
 
-The first line is the run's identity (measure/identity.py); every other line is one finished piece of work. Each line
+The first line is the run's identity (runs/identity.py); every other line is one finished piece of work. Each line
 begins with its checksum, so that a damaged one is found, also where it still looks like JSON. A line that was cut off
 by a kill is dropped when the run resumes.
 """

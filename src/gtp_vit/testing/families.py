@@ -18,8 +18,8 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import ConvStem
 from torch import nn
 
-from gtp_vit.methods.calibration import Calibration
-from gtp_vit.patch import host_of
+from gtp_vit.methods.gtp_plus.calibration import Calibration
+from gtp_vit.patching import host_of
 from gtp_vit.testing.subject import primary, random_images, randomised
 
 SMALL: dict[str, Any] = {
@@ -98,7 +98,7 @@ def mobile_clip() -> nn.Module:
 
 
 def lvvit(**sizes: object) -> nn.Module:
-    from gtp_vit.models.lvvit import LVViT
+    from gtp_vit.backbones.lvvit_network import LVViT
 
     return LVViT(**{**SMALL, "stem_width": 8, **sizes})
 

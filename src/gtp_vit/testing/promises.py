@@ -17,11 +17,11 @@ from torch import Tensor
 from gtp_vit.core.costs import Costs
 from gtp_vit.core.reducer import Method, Step, VitInfo
 from gtp_vit.errors import GTPError
-from gtp_vit.measure.macs import macs
-from gtp_vit.measure.trace import trace
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import host_of, patch, unpatch
+from gtp_vit.patching import host_of, patch, unpatch
+from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.trace import trace
 from gtp_vit.testing.subject import Subject, output
 
 # Operators that ONNX or OpenVINO do not have.

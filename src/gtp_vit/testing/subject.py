@@ -15,8 +15,8 @@ from gtp_vit.core.costs import Costs
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.measure.trace import Trace, trace
-from gtp_vit.patch import host_of, patch, tower_of
+from gtp_vit.patching import host_of, patch, tower_of
+from gtp_vit.profiling.trace import Trace, trace
 
 
 def primary(result: Any) -> Tensor:

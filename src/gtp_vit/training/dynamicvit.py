@@ -14,7 +14,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.errors import BadSetting
 from gtp_vit.methods.dynamicvit import DynamicViTReducer
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patch import is_patched, patch
+from gtp_vit.patching import is_patched, patch
 from gtp_vit.training.kl import kl_from_teacher
 
 

@@ -15,24 +15,24 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
+from gtp_vit.data.dataset import Item
 from gtp_vit.errors import BadSetting, GTPError, check_range
-from gtp_vit.inputs.data import Item
-from gtp_vit.measure.environment import bf16_verdict
-from gtp_vit.measure.evaluate import evaluate
-from gtp_vit.measure.identity import identity, images_identity
-from gtp_vit.measure.kept import Kept
-from gtp_vit.measure.macs import macs
-from gtp_vit.measure.measures import check_class_output
-from gtp_vit.measure.outputs import UNREDUCED
-from gtp_vit.patch import host_of, patch, unpatch
+from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.evaluate import evaluate
+from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.metrics.registry import check_class_output
+from gtp_vit.patching import host_of, patch, unpatch
+from gtp_vit.profiling.environment import bf16_verdict
+from gtp_vit.profiling.macs import macs
 from gtp_vit.recipes import Recipe, resolve
 from gtp_vit.runs import distributed
+from gtp_vit.runs.identity import identity, images_identity
 from gtp_vit.training.checkpoint import STATE, locked, read_state, write_state, write_weights
 from gtp_vit.training.data import load, steps_of_epoch, without_labels
 from gtp_vit.training.log import Entry, Log
 from gtp_vit.training.protocols import protocol_of
 from gtp_vit.training.settings import Training
-from gtp_vit.training.trainee import NotFinite, Trainee
+from gtp_vit.training.trainer import NotFinite, Trainee
 
 StepsDone = Callable[[int, int, Entry], None]  # steps done, their total, and the figures of the last ones
 

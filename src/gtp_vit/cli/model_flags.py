@@ -1,0 +1,178 @@
+"""Flags that several commands share: which model and which images, and how to open them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+from gtp_vit.data.dataset import INTERPOLATIONS, DataSettings, InMemory, batches, open_images, spread_images
+from gtp_vit.errors import GTPError, UnsupportedBackbone, check_name, check_range
+from gtp_vit.models import bundled
+from gtp_vit.models.factory import check_model_name, create_model, has_own_weights, refusal
+from gtp_vit.models.sources import transform_of
+from gtp_vit.runs import distributed
+
+CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Which model to use."""
+
+    model: tyro.conf.Positional[str] = bundled.NAME
+    """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME,
+    open_clip:NAME/TAG, torchvision:NAME."""
+    pretrained: bool = False
+    """Load pre-trained weights. fashion_vit and hf:... always have their own."""
+    checkpoint: Path | None = None
+    """A file of weights: safetensors, or pth; no code in it is run."""
+    num_classes: int | None = None
+    """Number of classes, if different from the model's own; for checkpoints of finetuned models."""
+    img_size: int | None = None
+    """Height and width of the images, if different from the model's own."""
+    threads: int = 0
+    """CPU threads; 0 leaves torch's choice."""
+
+
+@dataclass(frozen=True)
+class DataFlags(ModelFlags):
+    """Which model to use on which images, with timm's names."""
+
+    data_dir: Path | None = None
+    """Folder with one folder of images for each class, or with splits of such. fashion_vit has images of its own."""
+    dataset: str = ""
+    """Data set as timm names it: hfds/NAME, wds/NAME, torch/NAME; empty for folders."""
+    split: str = "validation"
+    """Split of the data set."""
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 64
+    """Images in a batch."""
+    workers: Annotated[int, tyro.conf.arg(aliases=["-j"])] = CORES
+    """Processes that read images; by default as many as there are cores, at most 8."""
+    limit: int = 0
+    """Only the first images, at most this many; 0 = all."""
+    crop_pct: float | None = None
+    """Share of the image that is evaluated, if different from the checkpoint's own."""
+    interpolation: str = ""
+    """How images are resized, if different from the checkpoint's own."""
+    ignore_exif: bool = False
+    """Take pictures as they are stored. Without it they are turned upright as their EXIF data say; data sets such as
+    ImageNet are scored without that, by timm and torchvision, too."""
+    count_links: bool = False
+    """Count a picture once for each name that leads to it, by links or hard links; without it, once."""
+    device: str = "cpu"
+    """cpu, cuda, or auto: an accelerator for each process if there is one."""
+
+
+def make_model(flags: ModelFlags) -> Any:
+    """The model of the flags, in eval mode, on their device."""
+    check_range("--threads", flags.threads, 0, 4096, whole=True)
+    if flags.threads:
+        torch.set_num_threads(flags.threads)
+    if isinstance(flags, DataFlags):
+        check_preparation(flags)
+    reason = refusal(flags.model) if flags.pretrained and ":" not in flags.model else None
+    if reason is not None:  # before anything is downloaded
+        raise UnsupportedBackbone(reason)
+    model = create_model(
+        flags.model,
+        pretrained=flags.pretrained,
+        checkpoint=flags.checkpoint,
+        img_size=flags.img_size,
+        num_classes=flags.num_classes,
+    )
+    return model.to(distributed.device_of(getattr(flags, "device", "cpu")))
+
+
+def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
+    """The images of the flags, prepared as the model wants them; without `labels`, folders need not be classes."""
+    check_reading(flags)
+    own = embedded_images(flags)
+    if own is not None:
+        count = flags.limit or len(own)
+        return InMemory(own.images[:count], own.labels[:count])
+    transform = transform_of(flags.model, model)
+    if transform is not None:
+        changed = [name for name in ("crop_pct", "interpolation") if getattr(flags, name)]
+        if changed:
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in changed)
+            raise GTPError(f"{flags.model} prepares images by its own transform; leave out {names}")
+    settings = data_settings(flags, labels=labels)
+    return open_images(model, dataclasses.replace(settings, transform=transform))
+
+
+def check_preparation(flags: DataFlags) -> None:
+    """Refuse a preparation of images that makes no sense."""
+    if flags.crop_pct is not None:
+        check_range("--crop-pct", flags.crop_pct, 0, 1, above_low=True)
+    if flags.interpolation:
+        check_name("--interpolation", flags.interpolation, INTERPOLATIONS)
+
+
+def check_reading(flags: DataFlags) -> None:
+    """Refuse numbers of images and processes that make no sense."""
+    check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
+    check_range("--workers", flags.workers, 0, 256, whole=True)
+    check_range("--limit", flags.limit, 0, 10**9, whole=True)
+
+
+def read_images(flags: DataFlags, model: Any, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:
+    """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
+    dataset = spread_images(make_dataset(flags, model, labels=False), count)
+    if isinstance(dataset, InMemory):
+        return dataset.images, []
+    found: list[torch.Tensor] = []
+    problems: list[str] = []
+    seen = 0
+    for batch in batches(dataset, batch_size=32, workers=flags.workers):
+        found.append(batch.images)
+        problems.extend(batch.unreadable.values())
+        seen += len(batch.images)
+        if seen >= count:
+            break
+    if seen < fewest and problems:
+        raise GTPError(
+            f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or replace these"
+        )
+    if not found:
+        raise GTPError("there are no images in this data set; give a different --data-dir or --split")
+    return torch.cat(found)[:count], problems
+
+
+def embedded_images(flags: DataFlags) -> InMemory | None:
+    """The images inside the package where the flags name none, which only their model can take; else None."""
+    if flags.data_dir is not None or flags.dataset:
+        return None
+    if flags.model != bundled.NAME:
+        raise GTPError(f"{flags.model} needs images: give --data-dir, a folder with one folder for each class")
+    images, classes = bundled.test_images()
+    return InMemory(bundled.normalise(images), classes)
+
+
+def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
+    """Where the images of the flags come from and how they are prepared."""
+    return DataSettings(
+        data_dir=flags.data_dir or Path(),
+        dataset=flags.dataset,
+        split=flags.split,
+        img_size=flags.img_size,
+        crop_pct=flags.crop_pct,
+        interpolation=flags.interpolation,
+        ignore_exif=flags.ignore_exif,
+        count_links=flags.count_links,
+        limit=flags.limit,
+        labels=labels,
+    )
+
+
+def check_weights(flags: ModelFlags) -> None:
+    """Refuse unknown models, and random weights, which make accuracy meaningless."""
+    check_model_name(flags.model)
+    real = flags.pretrained or flags.checkpoint is not None or has_own_weights(flags.model)
+    if not real:
+        raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")

@@ -1,0 +1,180 @@
+"""subject: what the page shows: a model with how it sees pictures, its classes, its costs, and example pictures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.backbones import Host
+from gtp_vit.core.backbone import main_output
+from gtp_vit.core.costs import Costs
+from gtp_vit.core.eval_mode import eval_mode
+from gtp_vit.core.reducer import Method
+from gtp_vit.data.image_file import ENDINGS
+from gtp_vit.data.preview import Seen, view_of
+from gtp_vit.data.walk import Walk
+from gtp_vit.demo.upload import read_upload
+from gtp_vit.engines.metadata import class_names
+from gtp_vit.errors import GTPError, check_name, check_range
+from gtp_vit.methods import METHODS
+from gtp_vit.methods.identity import Identity
+from gtp_vit.metrics.base import Measure
+from gtp_vit.metrics.registry import measure_of
+from gtp_vit.models import bundled
+from gtp_vit.patching import host_of, patch
+from gtp_vit.profiling.budget import at_cost
+from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, default_method, sizes_of_vit
+
+MOST_EXAMPLES = 24
+LOWEST, HIGHEST = 0.2, 1.0  # shares of the MACs that can be asked for
+
+
+class Example(NamedTuple):
+    """A picture that people can start with."""
+
+    name: str
+    picture: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model to look at. Everything in it is made once and only read afterwards."""
+
+    name: str
+    model: nn.Module
+    host: Host
+    costs: Costs
+    measure: Measure
+    view: Callable[[Any], Seen]
+    classes: list[str] | None  # names, if it scores classes and they are known
+    methods: tuple[str, ...]  # those that fit it
+    left_out: tuple[str, ...]  # why others do not
+    examples: tuple[Example, ...]
+    python: str  # the line that makes the model
+
+    @property
+    def restores(self) -> bool:
+        """Must reduced models give every patch a feature?"""
+        return self.measure.restores or self.host.needs_grid is not None
+
+    @property
+    def embeds(self) -> bool:
+        """Does it return one vector for an image, to be compared with others?"""
+        return self.measure.name == "embedding"
+
+
+def make_subject(
+    name: str, model: nn.Module, examples: Sequence[Example], python: str, img_size: int | None = None
+) -> Subject:
+    """A model with all that the page needs of it; raises GTPError if it cannot be shown."""
+    host, measure = host_of(model), measure_of(model)
+    if host.output is None:
+        raise GTPError(f"{name} takes more than images; the demo shows models that take pictures alone")
+    fitting, left_out = [], []
+    for each in METHODS:
+        if each == Identity.name:
+            continue
+        try:
+            METHODS[each].at(host.vit, 0.5).build(host.vit)
+            fitting.append(each)
+        except GTPError as error:
+            left_out.append(f"{each}: {error}")
+    # Its own images are 28 x 28 already: nothing of them may be cut off.
+    whole = 1.0 if name == bundled.NAME else None
+    return Subject(
+        name=name,
+        model=model,
+        host=host,
+        costs=host.costs(),
+        measure=measure,
+        view=view_of(name, model, img_size=img_size, crop_pct=whole),
+        classes=class_names(model) if measure.name == "classes" else None,
+        methods=tuple(fitting),
+        left_out=tuple(left_out),
+        examples=tuple(examples),
+        python=python,
+    )
+
+
+def embedded_examples() -> list[Example]:
+    """One image of each class of those in the package, and some more."""
+    from PIL import Image
+
+    images, labels = bundled.test_images()
+    first = [int((labels == label).nonzero()[0]) for label in range(len(bundled.CLASSES))]
+    places = [*first, *(place for place in range(len(images)) if place not in first)][:16]
+    return [Example(bundled.CLASSES[int(labels[place])], Image.fromarray(images[place].numpy())) for place in places]
+
+
+def read_examples(folder: Path) -> list[Example]:
+    """Pictures of a folder, spread over it; raises if there are none that can be read."""
+    if not folder.is_dir():
+        raise GTPError(f"--examples is {folder}; give a folder of pictures")
+    walk = Walk(folder, lambda name: Path(name).suffix.lower() in ENDINGS)
+    paths = [path for path in map(Path, walk.paths) if path.is_file()]
+    count = min(len(paths), MOST_EXAMPLES)
+    found, problems = [], []
+    for path in (paths[index * len(paths) // count] for index in range(count)):
+        try:
+            picture, _ = read_upload(path)
+        except GTPError as error:
+            problems.append(f"{path.name}: {error}")
+            continue
+        picture.thumbnail((512, 512))  # memory: a photo of a phone has 36 MB
+        found.append(Example(path.stem, picture))
+    if not found:
+        raise GTPError(f"no picture in {folder} can be read{'; ' + problems[0] if problems else ''}; give others")
+    return found
+
+
+@functools.lru_cache(maxsize=512)
+def settings_at(subject: Subject, name: str, share: float) -> Method:
+    """The named method nearest to a share of the MACs; GTP+ at its default share as `patch(model)` has it."""
+    check_name("method", name, subject.methods)
+    check_range("share", share, LOWEST, HIGHEST, why="(of the unreduced model's MACs)")
+    if name == DEFAULT.name and share == DEFAULT_SHARE:
+        return default_method(subject.host)
+    costs, method = subject.costs, METHODS[name]
+    ends = sorted(costs.with_method(method.at(costs.vit, strength)) for strength in (0.0, 1.0))
+    return at_cost(costs, name, min(max(share * costs.whole, ends[0]), ends[1]))
+
+
+def recipe_at(subject: Subject, name: str, share: float) -> Recipe:
+    """Settings as a file that `patch` reads."""
+    method = settings_at(subject, name, share)
+    macs = subject.costs.with_method(method)
+    found = {"by": "gtp-vit demo: settings from a share of the MACs, without a search", "target": {"macs": share}}
+    measured = {"macs": macs, "share": round(macs / subject.costs.whole, 4)}
+    return Recipe(subject.host.inputs.name, sizes_of_vit(subject.host.vit), method, found, measured)
+
+
+def python_for(subject: Subject) -> str:
+    """The lines that do the same in Python, with the recipe in a file."""
+    restored = ", restore=True" if subject.restores else ""
+    return f'model = {subject.python}\nfast = gtp_vit.patch(model, "recipe.json"{restored})'
+
+
+def reduced(subject: Subject, method: Method) -> Any:
+    """The model with a method; weights are shared."""
+    return patch(subject.model, method, restore=subject.restores, quiet=True)
+
+
+@functools.lru_cache(maxsize=2)
+def example_tensors(subject: Subject) -> Tensor:
+    """The examples as the model takes them, [E, channels, height, width]."""
+    return torch.stack([subject.view(example.picture).tensor for example in subject.examples])
+
+
+@functools.lru_cache(maxsize=64)
+def example_vectors(subject: Subject, method: Method | None) -> Tensor:
+    """What the model makes of the examples, with a method or without, [E, C]."""
+    model = subject.model if method is None else reduced(subject, method)
+    with torch.inference_mode(), eval_mode(model):
+        parts = example_tensors(subject).split(8)
+        return torch.cat([main_output(model(part), subject.measure.kind).float() for part in parts])

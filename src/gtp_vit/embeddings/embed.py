@@ -1,0 +1,136 @@
+"""embed: the embeddings of a model, batch by batch, with the names of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from gtp_vit.data.dataset import (
+    DataSettings,
+    ImageFiles,
+    ImageStream,
+    InMemory,
+    Item,
+    batches,
+    open_images,
+    planned_batches,
+)
+from gtp_vit.embeddings.embedder import Embedded, Embedder
+from gtp_vit.errors import BadInput, GTPError, check_range, first_line
+from gtp_vit.patching import host_of
+from gtp_vit.runs import distributed
+
+
+def embed(
+    model: nn.Module,
+    images: Any,
+    *,
+    batch_size: int = 64,
+    workers: int = 2,
+    patches: bool = False,
+    normalise: bool = False,
+    dtype: str = "float32",
+    transform: Any = None,
+    ignore_exif: bool = False,
+) -> Iterator[Embedded]:
+    """The embeddings of all images in order, batch by batch; images are read while the model works.
+
+    What a model returns is its embedding: pooled features (num_classes=0), an image embedding as CLIP's, or class
+    scores if it has classes. Where torch.distributed runs, every process gets its own batches, and no two the same.
+
+    >>> import gtp_vit
+    >>> fast = gtp_vit.patch(gtp_vit.create_model("vit_tiny_patch16_224", num_classes=0))
+    >>> [tuple(part.embeddings.shape) for part in embed(fast, torch.zeros(3, 3, 224, 224), batch_size=2)]
+    [(2, 192), (1, 192)]
+
+    Args:
+        model: patched or not; it runs in eval mode, where it is, in its own precision.
+        images: a folder, prepared as the model's weights want it; prepared images as a tensor [I, channels, height,
+            width]; or a data set of such, alone or first in a tuple with their label.
+        batch_size: images at a time.
+        workers: processes that read images.
+        patches: the normed features of all patches, [B, patches, C] row by row, instead of one vector; of a model that
+            was patched with restore=True.
+        normalise: scale every vector to length 1.
+        dtype: float32 or float16.
+        transform: a function from a picture of a folder to a tensor, where it is not known how the weights want it; of
+            a Hugging Face model one that returns `processor(picture, return_tensors="pt")["pixel_values"][0]`.
+        ignore_exif: take the pictures of a folder as they are stored, not upright as their EXIF data say.
+    """
+    check_range("batch_size", batch_size, 1, 65536, whole=True)
+    check_range("workers", workers, 0, 256, whole=True)
+    embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
+    dataset = dataset_of(model, images, transform, ignore_exif=ignore_exif)
+    if isinstance(dataset, ImageStream):
+        return map(embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.share()))
+    rank, processes = distributed.share()
+    count = len(dataset)
+    plan = [range(begin, min(begin + batch_size, count)) for begin in range(0, count, batch_size)][rank::processes]
+    return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))
+
+
+def dataset_of(model: nn.Module, images: Any, transform: Any = None, *, ignore_exif: bool = False) -> Any:
+    """Images of any kind as a data set with names and places."""
+    if isinstance(images, (str, Path)):
+        height, width = host_of(model).inputs.size
+        size = height if height == width else None  # a model for any size is not for that of its weights alone
+        folder: dict[str, Any] = {"data_dir": Path(images), "split": "", "labels": False, "ignore_exif": ignore_exif}
+        return open_images(model, DataSettings(**folder, img_size=size, transform=transform))
+    if ignore_exif:
+        raise BadInput("ignore_exif is for pictures in a folder; these images are prepared already")
+    if transform is not None:
+        raise BadInput("a transform is for pictures in a folder; these images are prepared already")
+    if isinstance(images, Tensor):
+        inputs = host_of(model).inputs
+        if images.ndim != 4 or images.shape[1] != inputs.channels:
+            raise BadInput(
+                f"images are {list(images.shape)}; give [images, {inputs.channels}, height, width], a folder or a data "
+                "set"
+            )
+        return InMemory(images, torch.full((len(images),), -1))
+    if isinstance(images, (InMemory, ImageFiles, ImageStream)):
+        return images
+    if not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
+        raise BadInput(
+            f"images are a {type(images).__name__}; give a folder, a tensor [images, channels, height, width], or a "
+            "data set with a length and an index"
+        )
+    return Given(images)
+
+
+class Given(Dataset[Item]):
+    """A data set of the caller's: prepared images, alone or first in a tuple with their label."""
+
+    def __init__(self, images: Any) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, place: int) -> Item:
+        name = f"image {place}"
+        try:
+            found = self.images[place]
+            if isinstance(found, Item):
+                return found._replace(place=place)
+            image, label = (found[0], found[1]) if isinstance(found, (tuple, list)) and len(found) > 1 else (found, -1)
+            if isinstance(image, (tuple, list)):
+                image = image[0]
+            if not isinstance(image, Tensor):
+                raise GTPError(f"it is a {type(image).__name__} and must be a tensor; give the data set a transform")
+            return Item(place, image, _number(label), name, "")
+        except Exception as error:  # of the caller's own code
+            return Item(place, torch.zeros(0), -1, name, first_line(error))
+
+
+def _number(label: Any) -> int:
+    """A label as a number; -1 for anything else."""
+    try:
+        return int(label)
+    except (TypeError, ValueError):
+        return -1

@@ -1,0 +1,276 @@
+"""A run that writes a folder of embeddings, in one process or many.
+
+A shard is a range of places in the data set, cut into batches at fixed places. So what is in a batch, and with it every
+bit of the result, does not depend on how many processes there are, nor on where a run was interrupted. A shard is
+written whole or not at all and says which images it covers: the files themselves are the record of what is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gtp_vit.data.dataset import Batch, ImageFiles, ImageStream, InMemory, batches, planned_batches
+from gtp_vit.data.hf_dataset import Rows
+from gtp_vit.data.tar_index import Tars
+from gtp_vit.embeddings.embedder import Embedded, Embedder
+from gtp_vit.embeddings.manifest import (
+    finished_shards,
+    forget_unused,
+    make_manifest,
+    name_of,
+    prepare,
+    write_manifest,
+)
+from gtp_vit.embeddings.shards import FORMATS, VERSION, Shard, fingerprint
+from gtp_vit.runs import distributed
+from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
+
+# Processes report to each other this often. Often enough that none waits until the network gives up (after half an
+# hour), seldom enough that waiting for the slowest costs nothing.
+SECONDS_BETWEEN_REPORTS = 60.0
+LOCK = ".gtp-vit-embed.lock"  # it is deleted at the end, so no user's file may be called like it
+
+ImagesDone = Callable[[int, int | None, float], None]  # images done, their total if it is known, images a second
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a run wrote."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    images: int  # embedded by this start of the run
+    seconds: float
+
+    @property
+    def unreadable(self) -> list[str]:
+        return [entry["image"] for entry in self.manifest["unreadable"]]
+
+    @property
+    def not_finite(self) -> list[str]:
+        return [entry["image"] for entry in self.manifest["not_finite"]]
+
+
+def embed_to_folder(
+    folder: Path,
+    embedder: Embedder,
+    dataset: Any,
+    run: dict[str, Any],
+    *,
+    form: str = "safetensors",
+    batch_size: int = 64,
+    shard_size: int = 4096,
+    workers: int = 2,
+    restart: bool = False,
+    progress: ImagesDone | None = None,
+) -> Written | None:
+    """Write the embeddings of all images to a folder; in several processes each writes its own shards.
+
+    Args:
+        folder: all processes may write to the same one, or each machine to its own.
+        embedder: the model.
+        dataset: the images.
+        run: what makes the run: model, method, images, as JSON. A folder with files of another one is refused.
+        form: safetensors or parquet.
+        batch_size: images at a time.
+        shard_size: images in a file, a multiple of the batch size.
+        workers: processes that read images.
+        restart: delete what another run has written, and begin anew.
+        progress: called after every batch.
+
+    Returns the result in the first process, None in the others.
+    """
+    assert shard_size % batch_size == 0
+    assert embedder.kind is not None
+    kind = dataclasses.asdict(embedder.kind)
+    settings = {"output": kind, "normalise": embedder.normalise, "stored": embedder.dtype}
+    layout = {"format": form, "batch_size": batch_size, "shard_size": shard_size}
+    run = json.loads(json.dumps({**run, **settings, **layout}))
+    distributed.check_same("weights, images or settings", run)
+    with _locked(folder, run, restart):
+        finished = finished_shards(folder, run)
+        work = _Work(folder, embedder, run, form, shard_size, has_labels(dataset), time.perf_counter())
+        todo = _own_batches(dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda")
+        total = len(dataset) if hasattr(dataset, "__len__") else None
+        done = sum(about["images"] for about in finished.values())
+        if distributed.is_first() and done != total:
+            write_manifest(folder, {"version": VERSION, "finished": False, "run": run})
+        _work_together(work, todo, done, total, progress)
+        every = finished | {
+            number: about for part in distributed.gather(work.written) for number, about in part.items()
+        }
+        images = sum(distributed.gather(work.images))
+        if not distributed.is_first():
+            return None
+        manifest = make_manifest(run, every, form, classes_of(dataset), total)
+        write_manifest(folder, manifest)
+    return Written(folder, manifest, images, time.perf_counter() - work.begin)
+
+
+@dataclass
+class _Work:
+    """The shards of one process, of which it fills one at a time."""
+
+    folder: Path
+    embedder: Embedder
+    run: dict[str, Any]
+    form: str
+    shard_size: int
+    labels: bool
+    begin: float
+    images: int = 0  # done by this process
+    written: dict[int, dict[str, Any]] = field(default_factory=dict)  # without the run
+    number: int = -1  # of the shard that is being filled
+    parts: list[Embedded] = field(default_factory=list)
+
+    def take(self, batch: Batch) -> None:
+        number = _first_place(batch) // self.shard_size
+        if number != self.number:
+            self.close_shard()
+            self.number = number
+        self.parts.append(self.embedder(batch))
+        self.images += len(batch.place) + len(batch.unreadable)
+
+    def close_shard(self) -> None:
+        """Write the shard that has been filled."""
+        if not self.parts:
+            return
+        parts, self.parts = self.parts, []
+        embeddings = torch.cat([part.embeddings for part in parts]).numpy()
+        unreadable = {place: _printable(text) for part in parts for place, text in part.unreadable.items()}
+        not_finite = {place: _printable(text) for part in parts for place, text in part.not_finite.items()}
+        about = {
+            "version": VERSION,
+            "shard": self.number,
+            "first": self.number * self.shard_size,
+            "images": len(embeddings) + len(unreadable) + len(not_finite),
+            "embedded": len(embeddings),
+            "unreadable": {str(place): text for place, text in sorted(unreadable.items())},
+            "not_finite": {str(place): text for place, text in sorted(not_finite.items())},
+        }
+        shard = Shard(
+            tuple(_printable(name) for part in parts for name in part.names),
+            _joined([part.places for part in parts]),
+            embeddings,
+            _joined([part.labels for part in parts]) if self.labels else None,
+            {**about, "run": self.run},
+        )
+        about["fingerprint"] = shard.about["fingerprint"] = fingerprint(shard)
+        write_atomically(self.folder / name_of(self.number, self.form), FORMATS[self.form].content(shard))
+        self.written[self.number] = about
+
+
+def _work_together(
+    work: _Work, todo: Iterator[Batch], done: int, total: int | None, progress: ImagesDone | None
+) -> None:
+    """Do all batches; processes tell each other now and then how far they are, and wait until all have finished."""
+    others = 0
+    while True:
+        report = time.perf_counter() + SECONDS_BETWEEN_REPORTS
+        busy = False
+        for batch in todo:
+            work.take(batch)
+            if progress is not None:
+                every = others + work.images
+                progress(done + every, total, every / (time.perf_counter() - work.begin))
+            if distributed.share()[1] > 1 and time.perf_counter() > report:
+                busy = True
+                break
+        else:
+            work.close_shard()
+        found = distributed.gather((work.images, busy))
+        others = sum(images for images, _ in found) - work.images
+        if not any(still for _, still in found):
+            return
+
+
+def _own_batches(
+    dataset: Any, finished: dict[int, Any], batch_size: int, shard_size: int, workers: int, pin: bool
+) -> Iterator[Batch]:
+    """The batches of this process: every n-th shard of those that are not finished."""
+    rank, processes = distributed.share()
+    if isinstance(dataset, ImageStream):
+        every = batches(dataset, batch_size=batch_size, workers=workers, share=(rank, processes))
+        return (batch for batch in every if _first_place(batch) // shard_size not in finished)
+    count = len(dataset)
+    own = [number for number in range(-(-count // shard_size)) if number not in finished][rank::processes]
+
+    def plan() -> Iterator[range]:
+        for number in own:
+            end = min((number + 1) * shard_size, count)
+            for begin in range(number * shard_size, end, batch_size):
+                yield range(begin, min(begin + batch_size, end))
+
+    return planned_batches(dataset, plan(), workers=workers, pin=pin) if own else iter(())
+
+
+def _first_place(batch: Batch) -> int:
+    return min([*batch.place[:1].tolist(), *batch.unreadable])
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
+    """The folder for this run alone: checked, or emptied of what is ours."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept_if_used(folder))
+        if distributed.is_first():
+            stack.enter_context(_lock(folder))
+        if distributed.is_first():
+            prepare(folder, run, restart)
+        distributed.gather(None)  # the others begin when this is done; what they find is on a disk of their own
+        if not distributed.is_first():
+            prepare(folder, run, restart)
+        distributed.gather(None)
+        yield
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    lock = Lock(folder / LOCK)
+    try:
+        yield
+    except Exception:
+        forget_unused(folder)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink()
+        lock.release()
+
+
+def has_labels(dataset: Any) -> bool:
+    """Does a data set know labels? Of streams and a caller's own that is not known: then there is a column for them."""
+    if isinstance(dataset, InMemory):
+        return bool((dataset.labels >= 0).any())
+    reader = dataset.reader if isinstance(dataset, ImageFiles) else None
+    if isinstance(reader, Tars):
+        return any(sample.label_size for found in reader.samples_of for sample in found)
+    if isinstance(reader, Rows):
+        return reader.label_key is not None
+    return classes_of(dataset) is not None or not hasattr(reader, "class_to_idx")
+
+
+def classes_of(dataset: Any) -> list[str] | None:
+    """Names of the classes that labels count, if there are any: a folder of images without folders in it has none."""
+    found = dict(getattr(getattr(dataset, "reader", None), "class_to_idx", None) or {})
+    return None if not found or "" in found else sorted(map(str, found), key=lambda name: found[name])
+
+
+def _joined(parts: list[Tensor]) -> np.ndarray[Any, Any]:
+    return torch.cat(parts).numpy()
+
+
+def _printable(name: str) -> str:
+    """A name as valid text: bytes that are none become escapes."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -1,0 +1,73 @@
+"""An exported file as a module, and several models in one engine to be timed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.engines import ENGINES, check_precision
+from gtp_vit.engines.engine_process import Running
+from gtp_vit.engines.onnx_export import check_exportable, write_onnx
+
+
+class ExportedModel(nn.Module):
+    """Runs an exported file on tensors, in a process of its own.
+
+    Several files, of both engines, with torch in one process have ended it with a segmentation fault.
+    """
+
+    def __init__(self, path: Path, precision: str, threads: int = 0) -> None:
+        super().__init__()
+        self.run = Running(path, precision, threads)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.run(images.float().contiguous().numpy()))
+
+
+@contextmanager
+def in_engine(
+    name: str, precision: str, models: Mapping[str, Any], images: Tensor, threads: int = 0, *, careful: bool = False
+) -> Iterator[dict[str, Callable[[Tensor], Tensor]]]:
+    """Models in an engine for a while.
+
+    Args:
+        name: of the engine.
+        precision: of the files.
+        models: name -> model.
+        images: to find the ranges of 8-bit numbers with; noise is as good as any where only time is measured.
+        threads: CPU threads; 0 = the engine's choice.
+        careful: outputs matter, as those of a file that `export` writes; else only time does.
+    """
+    engine = ENGINES[name]
+    check_precision(engine, precision)
+    some = images[: 128 if careful else 8].float().cpu().numpy()
+    with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
+        found: dict[str, Callable[[Tensor], Tensor]] = {}
+        for number, (key, model) in enumerate(models.items()):
+            check_exportable(model)
+            onnx, path = Path(folder) / f"{number}.onnx", Path(folder) / f"{number}-made{engine.suffix}"
+            write_onnx(model, onnx)
+            engine.make(onnx, path, precision, some, "", careful=careful)
+            os.unlink(onnx)
+            found[key] = Sized(engine, path, precision, threads)
+        yield found
+
+
+class Sized:
+    """A file that is loaded once for every number of images, as a server with a fixed batch would."""
+
+    def __init__(self, engine: Any, path: Path, precision: str, threads: int) -> None:
+        self.engine, self.path, self.precision, self.threads = engine, path, precision, threads
+        self.loaded: dict[int, Any] = {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if len(images) not in self.loaded:
+            self.loaded[len(images)] = self.engine.load(self.path, self.precision, self.threads, len(images))
+        return torch.from_numpy(self.loaded[len(images)](images.numpy()))

@@ -1,1 +1,0 @@
-"""Models by name, and images prepared as a model needs them."""

@@ -1,1 +1,0 @@
-"""Measuring a model: MACs, time, accuracy, and where its patches go."""

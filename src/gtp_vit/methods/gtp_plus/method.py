@@ -1,0 +1,216 @@
+"""GTP+: a token leaves if it is redundant and unimportant, and all it holds goes to its most similar kept token.
+
+In a layer that removes P tokens, after the attention residual, those go whose merging costs least: tokens that matter
+little to the output and that look like a more important one. Each gives all its mass to the most similar more important
+token that stays: features are averaged by size and brought back to the largest of the norms involved, sizes add up to
+the number of patches, and attention favours tokens by their size.
+
+How much a token matters is the class token's attention to it, or, after a calibration on some images (calibration.py),
+what a linear probe of its features predicts; then cells that the model uses as registers stay and receive nothing.
+
+Settings first, then what they do in a forward pass; the arithmetic is in merging.py.
+
+Shapes: B batch, M image tokens, M0 patches, L layers, C channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.schedule import Schedule, searched, whole_tokens
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSchedule, BadSetting, check_range
+from gtp_vit.methods.gtp_plus.calibration import AGAIN, Calibration, calibration_from_text
+from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe, similarities
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GTPPlus(Method):
+    """Merge tokens that are unimportant and look like a more important one into the most similar of those."""
+
+    name: ClassVar[str] = "gtp_plus"
+    source: ClassVar[Source] = Source("none, our own", "this package", "Apache-2.0")
+    asks: ClassVar[str] = "class row; column sums where there is no class token; nothing if calibrated"
+    schedule: ClassVar[str | None] = "propagate"
+    learned_texts: ClassVar[tuple[str, ...]] = ("calibration",)
+    tunes: ClassVar[dict[str, tuple[float, float]]] = {"floor": (0.02, 20.0), "proportional_attention": (0.3, 1.5)}
+
+    propagate: Schedule = "searched:8"
+    """Tokens removed in each layer: a number, one a layer, or a named schedule."""
+    floor: float = 0.5
+    """Importance of a token without attention, where the mean token has 1; large values ignore importance."""
+    keep_norm: bool = True
+    """Bring averaged tokens back to the largest of the norms involved."""
+    proportional_attention: float = 0.9
+    """How much attention favours large tokens: 1 = as if each were as many tokens as it has merged, 0 = not at all."""
+    calibration: str | None = None
+    """What was learned of the model, a text that recipes of calibrate and tune hold; as a flag, such a recipe."""
+
+    def build(self, vit: VitInfo) -> GTPPlusReducer:
+        check_range("floor", self.floor, 0, 1000)
+        check_range("proportional_attention", self.proportional_attention, 0, 2)
+        if self.calibration is None:
+            return GTPPlusReducer(self, vit)
+        return CalibratedReducer(self, vit, calibration_from_text(self.calibration))
+
+    def check_weights(self, weights: Iterable[Tensor]) -> None:
+        if self.calibration is not None:
+            calibration_from_text(self.calibration).check_weights(weights)
+
+    def learned_on(self, weights: Iterable[Tensor]) -> GTPPlus:
+        if self.calibration is None:
+            return self
+        moved = calibration_from_text(self.calibration).learned_on(weights)
+        return dataclasses.replace(self, calibration=moved.to_text())
+
+    @classmethod
+    def at(cls, vit: VitInfo, strength: float) -> GTPPlus:
+        """A schedule of the default shape: half of the tokens leave at 0.5, and all but one at once at 1."""
+        shape = searched(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth))
+        if not vit.head_reads_image_tokens:
+            shape[-1] = 0  # it would have no effect
+        scale = strength / max(1 - strength, 1e-9)
+        return cls(propagate=tuple(whole_tokens([scale * number for number in shape], vit.image_tokens)))
+
+
+class GTPPlusReducer(Reducer):
+    """GTP+ in a forward pass."""
+
+    drops_patches = False
+
+    def __init__(self, method: GTPPlus, vit: VitInfo) -> None:
+        super().__init__(vit, method)
+        self.plan = self.removals(vit.grid)
+        self.ask_importance = Ask(frozenset({"class_row" if vit.class_token else "column_sums"}), heads="mean")
+
+    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+        return self.ask_importance if self.removals_of(tokens)[layer] else None
+
+    def fused(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
+    ) -> tuple[Tokens, Tensor | None]:
+        removed = self.removals_of(tokens)[layer]
+        if removed == 0:
+            return tokens.add(branch), None
+        norm = norm if tokens.ops.fuses_norm else None
+        parts = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+        x, normed, new_size, kept, gone, target = self.merge(layer, tokens, branch, stats, removed, parts)
+        owner = tokens.owners(kept, gone, target)
+        tokens = tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=new_size, owner=owner)
+        return tokens, None if norm is None else normed
+
+    def merge(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, removed: int, norm: tuple[Any, Any, float]
+    ) -> tuple[Tensor, ...]:
+        """The results of `conserve`; `norm` is weight, bias and epsilon of the LayerNorm that follows."""
+        importance = stats.class_row if self.vit.class_token else stats.column_sums
+        assert importance is not None
+        return conserve(
+            tokens.ops,
+            tokens.x,
+            branch,
+            importance,
+            tokens.size,
+            removed,
+            self.method.floor,
+            self.method.keep_norm,
+            *norm,
+        )
+
+    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+        return self.fused(layer, tokens, torch.zeros_like(tokens.x), stats, None)[0]
+
+    def key_weights(self, tokens: Tokens) -> Tensor | None:
+        power, weights = self.method.proportional_attention, tokens.key_sizes
+        if weights is None or power == 0:
+            return None
+        return weights if power == 1 else weights.pow(power)
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        """Similarities, and the class token's row; merging is additions."""
+        total = 0
+        for step in steps[:layers]:
+            if step.keys > step.after:
+                total += self.class_row_macs(step.keys) if self.vit.class_token else 0
+                total += similarities(step.keys) * self.vit.dim
+        return total
+
+
+class CalibratedReducer(GTPPlusReducer):
+    """GTP+ by what was learned of the model: no statistics of attention are needed, so that it stays fused."""
+
+    probe: Tensor  # [L, C] float32, whatever the model's dtype
+    registers: Tensor  # [M0 + 1] float32: 1 = a register's cell; the last entry is for tokens in no cell
+
+    def __init__(self, method: GTPPlus, vit: VitInfo, calibration: Calibration) -> None:
+        super().__init__(method, vit)
+        if calibration.probe.shape != (vit.depth, vit.dim):
+            layers, channels = calibration.probe.shape
+            raise BadSetting(
+                f"the calibration is for {layers} layers of {channels} channels, this model has {vit.depth} of "
+                f"{vit.dim}; {AGAIN}"
+            )
+        self.calibration, self.stay = calibration, len(calibration.registers_on(vit.grid)) + 1
+        self.ask_importance = Ask()
+        self._check_registers(vit.grid)
+        self.register_buffer("probe", calibration.probe.clone(), persistent=False)
+        self.register_buffer("registers", self._register_cells(vit.grid), persistent=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """Move the buffers with the model, but keep them in float32: they decide about tokens."""
+        probe, registers = self.probe, self.registers
+        super()._apply(fn, recurse)
+        self.probe, self.registers = (each.to(self.probe.device) for each in (probe, registers))
+        return self
+
+    def _register_cells(self, grid: tuple[int, int]) -> Tensor:
+        cells = torch.zeros(grid[0] * grid[1] + 1)
+        cells[list(self.calibration.registers_on(grid))] = 1
+        return cells
+
+    def _check_registers(self, grid: tuple[int, int]) -> None:
+        left, kept = grid[0] * grid[1] - sum(self.removals(grid)), len(self.calibration.registers_on(grid))
+        if left <= kept:
+            raise BadSchedule(
+                f"the schedule leaves {left} of {grid[0] * grid[1]} image tokens, and the model uses {kept} cells as "
+                f"registers, which stay: leave at least {kept + 1}"
+            )
+
+    def _protected(self, tokens: Tokens) -> Tensor | None:
+        """1 for tokens in a register's cell, [B, M]; None if there are none."""
+        if not self.calibration.registers:
+            return None
+        cells = self.registers
+        if tokens.grid != self.vit.grid:
+            self._check_registers(tokens.grid)
+            cells = self._register_cells(tokens.grid).to(cells.device)
+        return cells[tokens.cell]
+
+    def merge(
+        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, removed: int, norm: tuple[Any, Any, float]
+    ) -> tuple[Tensor, ...]:
+        return conserve_by_probe(
+            tokens.ops,
+            tokens.x,
+            branch,
+            self.probe[layer],
+            tokens.sizes,
+            self._protected(tokens),
+            removed,
+            self.method.floor,
+            self.method.keep_norm,
+            *norm,
+        )
+
+    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+        """Similarities, and the probe's product with every image token."""
+        reducing = [step.keys for step in steps[:layers] if step.keys > step.after]
+        return sum((similarities(keys) + keys) * self.vit.dim for keys in reducing)

@@ -1,0 +1,150 @@
+"""What a measure is: how far a reduced model's outputs are from the unreduced one's, for one kind of output.
+
+Each kind of output has a measure of its own (measures.py lists them). A measure keeps a few numbers for each image and
+model, as arrays that fit into a journal, and makes figures of them when all images are done: some, such as nearest
+neighbours, need them all.
+
+Shapes: B batch, I images.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.backbone import main_output
+from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.metrics.input_checks import check_finite
+
+UNREDUCED = "unreduced"
+Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = dict[str, Array]  # a row for each image
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a model over all images: the mean of a value of each image, unless it says otherwise."""
+
+    name: str  # in files
+    title: str  # of a column
+    decimals: int = 4
+    interval: bool = True  # is its interval shown in tables?
+    brief: bool = True  # is it in tables with many other columns?
+    change: str = ""  # of which value it is the difference to the unreduced model's
+    quantile: tuple[str, float] | None = None  # of which value it is which quantile
+    partial: bool = False  # do some images have no value?
+
+
+class Measure:
+    """Base class: how the outputs of one kind are compared. Subclasses are frozen dataclasses."""
+
+    name: ClassVar[str]
+    figures: ClassVar[tuple[Figure, ...]]
+    damage: ClassVar[str]  # the figure by which methods are ranked; less is better
+    searched: ClassVar[str]  # the array whose mean a search minimises
+    summary: ClassVar[tuple[str, ...]]  # the figures that a recipe has
+    targets: ClassVar[dict[str, str]]  # target of a search -> the figure it bounds
+    restores: ClassVar[bool] = False  # are reduced models patched with restore?
+    meaning: ClassVar[str]  # a sentence for people
+    undefined: ClassVar[str] = "not finite"  # which outputs have no damage
+    kind: str = "classes"  # the model's `Output.kind`, which says what to read of what it returns
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the figures, for the identity of a run."""
+        return {"measure": self.name}
+
+    def outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
+        """What is compared, checked; a row for each image. `name` is the model's, for errors."""
+        return self.check(name, main_output(model(images), self.kind), len(images)).float()
+
+    def check(self, name: str, found: Any, images: int) -> Tensor:
+        """`found` if it is what this measure compares; raises BadSetting."""
+        raise NotImplementedError
+
+    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        """What is kept of each image: `found` against the unreduced model's `base`. NaN where one is not finite.
+
+        `whole` [B]: of which images arrays may be large.
+        """
+        raise NotImplementedError
+
+    def check_labels(self, labels: Tensor, width: int) -> None:
+        """Refuse labels that this measure needs and that make no sense."""
+
+    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        """The values of each image for all models, by figure; the unreduced one is first. Figures may be missing."""
+        raise NotImplementedError
+
+    def met(self, goal: str, value: float, figures: Mapping[str, float]) -> bool:
+        """Do these figures meet a target?"""
+        found = figures[self.targets[goal]]
+        if goal == "min_cosine":
+            return 1 - found >= value
+        return found >= value if goal.startswith("min") else found <= value
+
+    def figure(self, name: str) -> Figure:
+        return next(figure for figure in self.figures if figure.name == name)
+
+
+def check_base(outputs: Tensor, place: Sequence[int], images: Tensor) -> None:
+    """Refuse outputs of the unreduced model that are not finite; `place` is where each image is in the data set."""
+    finite = outputs.flatten(1).isfinite().all(dim=1).tolist()
+    wrong = [where for where, fine in zip(place, finite, strict=True) if not fine]
+    if wrong:
+        check_finite(images, place)  # then it is not the model
+        raise GTPError(
+            f"the unreduced model's outputs are not finite on {len(wrong)} of {len(finite)} images (the first is image "
+            f"{wrong[0]}): there is nothing to compare with; check its weights, or use float32"
+        )
+
+
+def refuse_shape(name: str, found: Any, images: int, needed: str) -> BadSetting:
+    """The error for an output that a measure cannot compare."""
+    shape = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    return BadSetting(f"{name} returns {shape} for {images} images; {needed}")
+
+
+def finite_rows(base: Tensor, found: Tensor) -> Tensor:
+    """Images where both outputs are finite, [B]."""
+    return (base.isfinite() & found.isfinite()).flatten(1).all(dim=1)
+
+
+def values(tensor: Tensor) -> Array:
+    """A figure of each image as an array, rounded as it is stored, so that a resumed run gives the same."""
+    return tensor.double().numpy(force=True).round(9)
+
+
+def encoded(arrays: Mapping[str, Array]) -> dict[str, list[Any]]:
+    """Arrays as JSON: a value for each image, null for NaN; rows of several numbers as base64."""
+    return {name: _encoded(array) for name, array in arrays.items()}
+
+
+def _encoded(array: Array) -> list[Any]:
+    if array.ndim == 2:  # a row of NaN was not kept
+        rows = np.ascontiguousarray(array, dtype=np.float32)
+        return ["" if np.isnan(row).all() else base64.b64encode(row.tobytes()).decode() for row in rows]
+    return [None if value != value else value for value in array.tolist()]
+
+
+def decoded(stored: Sequence[Any]) -> Array:
+    """An array from what `encoded` made of it, of one or more batches."""
+    if stored and isinstance(stored[0], str):
+        rows = [np.frombuffer(base64.b64decode(text), dtype=np.float32) for text in stored]
+        width = max(map(len, rows))
+        return np.stack([row if len(row) else np.full(width, np.nan, dtype=np.float32) for row in rows])
+    return np.array([np.nan if value is None else value for value in stored])
+
+
+def joined(parts: Sequence[Arrays]) -> Arrays:
+    """The arrays of several batches as one."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def no_labels(images: int) -> Tensor:
+    return torch.full((images,), -1)

@@ -1,0 +1,78 @@
+"""Features of patches: error and angle to the unreduced model's, patch by patch, after the last norm.
+
+Reduced models are restored to the full grid (core/restoring.py), whatever their own forward returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.loop import all_features
+from gtp_vit.errors import BadSetting, UnsupportedBackbone
+from gtp_vit.methods.identity import Identity
+from gtp_vit.metrics.base import Arrays, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.patching import is_patched, patch, tower_of
+from gtp_vit.tensors import rescaled
+
+
+@dataclass(frozen=True)
+class Dense(Measure):
+    """For models that are read as a map of features."""
+
+    name: ClassVar[str] = "dense"
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure("patch_distance", "1 - cosine per patch"),
+        Figure("patch_error", "relative error per patch"),
+    )
+    damage: ClassVar[str] = "patch_error"
+    searched: ClassVar[str] = "patch_error"
+    summary: ClassVar[tuple[str, ...]] = ("patch_error", "patch_distance")
+    targets: ClassVar[dict[str, str]] = {"max_error": "patch_error", "min_cosine": "patch_distance"}
+    restores: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "Relative error per patch: how far a restored feature is from the unreduced model's, by its length."
+    )
+
+    kind: str = "tokens"
+
+    def outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
+        return self.check(name, patch_features(model, images), len(images)).float()
+
+    def check(self, name: str, found: Any, images: int) -> Tensor:
+        if isinstance(found, Tensor) and found.ndim == 3 and len(found) == images:
+            return found
+        raise refuse_shape(name, found, images, "features of patches are [images, patches, channels]")
+
+    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        if base.shape != found.shape:
+            raise BadSetting(f"there are features of {list(found.shape)} and {list(base.shape)}: not the same patches")
+        unit, moved = rescaled(base), rescaled(found, like=base)
+        error = ((moved - unit).norm(dim=2) / unit.norm(dim=2).clamp(min=1e-12)).mean(dim=1)
+        distance = (1 - F.cosine_similarity(unit, rescaled(found), dim=2)).mean(dim=1).clamp(min=0)
+        finite = finite_rows(base, found)
+        both = {"patch_error": error, "patch_distance": distance}
+        return {key: values(torch.where(finite, value, math.nan)) for key, value in both.items()}
+
+    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        return {name: {key: np.asarray(each, np.float64) for key, each in own.items()} for name, own in kept.items()}
+
+
+def patch_features(model: nn.Module, images: Tensor) -> Tensor:
+    """The normed features of all patches, [B, M0, C], of a supported ViT or a model around one, patched or not."""
+    if not is_patched(model):
+        try:
+            model = patch(model, Identity(), restore=True, quiet=True)
+        except UnsupportedBackbone as error:
+            raise BadSetting(f"features of patches are read from a ViT; {error}") from error
+    tower = tower_of(model)
+    if not tower.reduction.restore:
+        raise BadSetting("the model is patched without restore, so patches are missing; patch it with restore=True")
+    return all_features(tower, images)[:, tower.reduction.vit.prefix :]

@@ -1,0 +1,52 @@
+"""Numbers that are no scores of classes: a regression, or a model with one output.
+
+The error is relative to the mean size of the unreduced model's outputs: relative to each output by itself, one near
+zero would outweigh all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gtp_vit.errors import GTPError
+from gtp_vit.metrics.base import UNREDUCED, Arrays, Figure, Measure, finite_rows, refuse_shape, values
+
+
+@dataclass(frozen=True)
+class Numbers(Measure):
+    """For models that return one or several numbers for each image."""
+
+    name: ClassVar[str] = "numbers"
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure("error_p95", "relative error, 95 %", quantile=("error", 0.95), interval=False, brief=False),
+        Figure("error", "relative error"),
+    )
+    damage: ClassVar[str] = "error"
+    searched: ClassVar[str] = "difference"
+    summary: ClassVar[tuple[str, ...]] = ("error",)
+    targets: ClassVar[dict[str, str]] = {"max_error": "error"}
+    meaning: ClassVar[str] = "Relative error: differences to the unreduced model by the mean size of its outputs."
+
+    def check(self, name: str, found: Any, images: int) -> Tensor:
+        if isinstance(found, Tensor) and len(found) == images and found.ndim <= 2:
+            return found.reshape(images, -1)
+        raise refuse_shape(name, found, images, "a regression has numbers for each image: [images, numbers]")
+
+    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        difference = (found.double() - base.double()).norm(dim=1)
+        return {
+            "difference": values(torch.where(finite_rows(base, found), difference, math.nan)),
+            "length": values(base.double().norm(dim=1)),
+        }
+
+    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        mean = float(kept[UNREDUCED]["length"].mean())
+        if mean == 0:
+            raise GTPError("the unreduced model's outputs are all zero: an error relative to them means nothing")
+        return {name: {"error": own["difference"] / mean} for name, own in kept.items()}

@@ -1,0 +1,76 @@
+"""fit_processor: a VLM's processor writes as many placeholders as its reduced ViT has features."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from gtp_vit.errors import BadSetting, shown
+from gtp_vit.patching import host_of, is_patched, tower_of
+
+Processor = TypeVar("Processor")
+
+
+def fit_processor(processor: Processor, fast: Any) -> Processor:
+    """A copy of a LLaVA's or PaliGemma's processor for a patched model; the processor itself stays as it is.
+
+    >>> inputs = fit_processor(processor, fast)(images=image, text=prompt)  # doctest: +SKIP
+    """
+    if not is_patched(fast):
+        raise BadSetting(f"{type(fast).__name__} is not patched, and needs no other processor; patch it first")
+    tower = tower_of(fast)
+    restores = tower.reduction.restore
+    if tower.reducer.adaptive and not restores:
+        raise BadSetting(
+            f"{tower.reduction.method.name} keeps a different number of tokens in every image, and a prompt has fixed "
+            "placeholders; give it a budget, or use gtp_plus"
+        )
+    vit = tower.reduction.vit
+    # With restore the language model sees as many features as ever.
+    left = vit.image_tokens if restores else tower.reducer.steps(vit.grid)[-1].after
+    found: Any = copy.copy(processor)
+    model, kind = type(fast).__name__, type(processor).__name__
+    if model.startswith(("Llava", "VipLlava")) and kind == "LlavaProcessor":
+        images = found.image_processor
+        size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
+        _check_sizes(host_of(fast), size, processor.patch_size)  # type: ignore[attr-defined]
+        _check_strategy(processor, fast)
+        found.num_additional_image_tokens = vit.prefix - (vit.image_tokens - left)
+        return found
+    if model.startswith("PaliGemma") and kind == "PaliGemmaProcessor":
+        _check_sizes(host_of(fast), found.image_processor.size, None)
+        found.image_seq_length = left
+        return found
+    if restores and _is_processor(processor):
+        return found
+    raise BadSetting(
+        f"{kind} does not belong to {model}; fit_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor for "
+        "PaliGemma"
+    )
+
+
+def _is_processor(processor: Any) -> bool:
+    from transformers import ProcessorMixin
+
+    return isinstance(processor, ProcessorMixin)
+
+
+def _check_strategy(processor: Any, model: Any) -> None:
+    """Do both leave the class token out, or neither?"""
+    theirs, own = processor.vision_feature_select_strategy, model.config.vision_feature_select_strategy
+    if theirs != own:
+        raise BadSetting(
+            f"the processor's vision_feature_select_strategy is {shown(theirs)}, the model's {shown(own)}; give the "
+            "processor of this model"
+        )
+
+
+def _check_sizes(host: Any, size: Any, patch: int | None) -> None:
+    """Is this the processor of this model?"""
+    found = (size.get("height"), size.get("width"))
+    if found != host.inputs.size or (patch is not None and (patch, patch) != host.inputs.patch):
+        patches = "" if patch is None else f" in patches of {patch}"
+        raise BadSetting(
+            f"the processor makes images of {shown(found)}{patches}, and the ViT takes {host.inputs.size} in patches "
+            f"of {host.inputs.patch}; give the processor of this model"
+        )

@@ -1,0 +1,235 @@
+"""patch(model, method): a new model that shares the weights and reduces tokens; the original stays as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from gtp_vit import backbones, recipes
+from gtp_vit.backbones import Host
+from gtp_vit.backbones.modules import shell
+from gtp_vit.core.loop import Origin, Reduction
+from gtp_vit.core.reducer import Method, Reducer
+from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
+from gtp_vit.kernels import Kernels, obstacle, status
+from gtp_vit.kernels import check as check_kernels
+from gtp_vit.methods import METHODS
+from gtp_vit.methods.gtp_plus.calibration import fingerprint
+from gtp_vit.recipes import Recipe
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def patch(
+    model: Model,
+    method: Method | Recipe | str | Path | None = None,
+    *,
+    restore: bool = False,
+    lossless: bool = True,
+    kernels: Kernels = "auto",
+    quiet: bool = False,
+) -> Model:
+    """A model of the same class with the same weights that reduces tokens by `method`.
+
+    Nothing is copied and `model` is not changed: both share their blocks. Therefore `.train()`, `.half()`, `.to()` or
+    `load_state_dict(..., assign=True)` on one reaches the blocks of the other; deep-copy first where that is not
+    wanted. Patching a patched model starts again from the original. Hooks on a block or its attention do not fire in
+    layers that are reduced; a model that has such hooks already is refused. Of a classifier around a ViT that reads the
+    class token only, the ViT inside returns prefix tokens only; with lossless=False it returns all that remain.
+
+    Args:
+        model: a supported ViT, or a model around one; the error for any other names the unsupported module.
+        method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` found, its
+            file, or the name of one in the package. Without it, and for "gtp_plus", GTP+ with what is known to be
+            good for this model, at 65 % of its MACs.
+        restore: give back the full grid wherever the model returns tokens (forward_features, forward_intermediates,
+            hidden_states, last_hidden_state, ...): every patch has a feature, in order, for heads that need a map. What
+            a model pools is pooled from the tokens that remain. docs/dense.md says how well it works.
+        lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
+        kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
+            torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
+        quiet: do not warn of settings that cannot give good results, such as untrained predictors.
+
+    >>> import timm, torch
+    >>> model = timm.create_model("test_vit").eval()
+    >>> fast = patch(model, METHODS["gtp"](propagate=8))
+    >>> fast(torch.zeros(1, 3, 160, 160)).shape
+    torch.Size([1, 1000])
+    """
+    if not isinstance(model, nn.Module):
+        raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
+    check_kernels(kernels, quiet=quiet)
+    host = host_of(model)
+    recipe = recipes.given(method)
+    method = _settings(recipes.resolve(recipe or method, host))
+    caution = method.caution()
+    if caution is not None and not quiet:
+        warnings.warn(caution, stacklevel=2)
+    method.check_weights(host.matrices)
+    if host.needs_grid is not None and not restore:
+        raise UnsupportedBackbone(
+            f"{host.needs_grid}; patch it with restore=True, which gives every patch a feature. The model was left as "
+            "it is"
+        )
+    root: Any = _shells(host.model, host.path)
+    tower: Any = root.get_submodule(host.path)
+    # In the precision of the blocks: some models keep their embeddings and norms in another one.
+    weight = next(each for each in host.backbone.blocks(tower)[0].parameters() if each.ndim == 2)
+    reducer = method.build(host.vit).train(tower.training)
+    if restore and reducer.drops_patches and not quiet:
+        warnings.warn(
+            f"{type(method).__name__} drops patches: restored, such a patch is a copy of the nearest one that stays, "
+            "with some of its own last feature; ToMe and GTP+ drop none",
+            stacklevel=2,
+        )
+    reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
+    origin = None if recipe is None else Origin(recipe.found, recipe.measured, fingerprint(host.weights))
+    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads, origin)
+    tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
+    tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
+    if root is not tower:
+        root.__class__ = _patched_class(root.__class__, PatchedRoot, host.path)
+    return root
+
+
+def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None]) -> None:
+    """Save the weights by `save`, which gets the original of a patched model, and the recipe beside them."""
+    import safetensors.torch
+
+    save(unpatch(model))
+    reduction = tower_of(model).reduction
+    folder, host, method = Path(folder), host_of(model), reduction.method
+    learned = tower_of(model).reducer.state_dict()
+    files = {part: f"{Path(recipes.BESIDE).stem}-{part}.safetensors" for part in method.files if learned}
+    for part, file in files.items():
+        own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
+        safetensors.torch.save_file(own, folder / file)
+    found, measured = _history(reduction.origin, host)
+    found = {**found, "restore": True} if reduction.restore else found
+    method = dataclasses.replace(method, **files).learned_on(host.matrices)
+    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, measured)
+    (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
+
+
+def _history(origin: Origin | None, host: Host) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How settings were found, and what was measured with them: nothing, once the model has other weights."""
+    if origin is None:
+        return {}, {}
+    found = {key: value for key, value in origin.found.items() if key != "restore"}
+    is_same = torch.equal(origin.weights, fingerprint(host.weights))
+    return found, dict(origin.measured) if is_same else {}
+
+
+def _settings(method: Any) -> Method:
+    if isinstance(method, type) and issubclass(method, Method):
+        raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
+    if not isinstance(method, Method):
+        names = ", ".join(cls.__name__ for cls in METHODS.values())
+        raise BadSetting(f"method is {shown(method)}; give one of {names} with its settings")
+    return method
+
+
+def unpatch(model: Model) -> Model:
+    """The original of a patched model, sharing the weights; other models are returned as they are."""
+    if not is_patched(model):
+        return model
+    path: str = type(model).path  # type: ignore[attr-defined]
+    root: Any = _shells(model, path)
+    tower: Any = root.get_submodule(path)
+    del tower.reduction, tower.reducer
+    for module in {root, tower}:
+        module.__class__ = type(module).original
+    return root
+
+
+def host_of(model: nn.Module) -> Host:
+    """The host of a plain model, or of a patched one as it was before; raises GTPError if it is not supported."""
+    return backbones.find(unpatch(model))
+
+
+def is_patched(model: nn.Module) -> bool:
+    """Was this model made by `patch`?"""
+    return isinstance(model, Patched)
+
+
+class Patched:
+    """Marks the classes that `patch` makes, and lets their instances be pickled and copied."""
+
+    original: type
+    made_of: tuple[type, type, str]  # the arguments of `_patched_class`
+    path: str  # of the ViT in the model
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made at run time, so a pickle says how.
+        model: Any = self
+        return _restore, self.made_of, model.__getstate__()
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels a forward pass would use now, and if not the native ones, why."""
+        model: Any = self
+        reason = obstacle(model.reduction.kernels, next(model.parameters()))
+        return status() if reason is None else f"torch operators: {reason}"
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
+
+
+class SavesRecipe:
+    """What the classes that `patch` makes of Hugging Face models add: the reduction is saved as well."""
+
+    def save_pretrained(self, save_directory: Any, *arguments: Any, push_to_hub: bool = False, **options: Any) -> None:
+        """As the model's own, and a recipe beside the weights, which `gtp_vit.load_pretrained` reads."""
+        if push_to_hub:
+            raise BadSetting("push_to_hub would leave out the recipe; save to a folder, then upload that")
+        save_pretrained(
+            self, save_directory, lambda plain: plain.save_pretrained(save_directory, *arguments, **options)
+        )
+
+
+class PatchedRoot:
+    """What a model around a patched ViT has of the reduction."""
+
+    @property
+    def reduction(self) -> Reduction:
+        return tower_of(self).reduction
+
+    @property
+    def reducer(self) -> Reducer:
+        return tower_of(self).reducer
+
+
+def tower_of(model: Any) -> Any:
+    """The ViT of a patched model, in which the tokens are reduced."""
+    return model.get_submodule(type(model).path)
+
+
+@functools.cache
+def _patched_class(original: Any, mixin: Any, path: str) -> Any:
+    # A model around a ViT keeps its name, as do Hugging Face's: some libraries look models up by it.
+    name = original.__name__ if path or getattr(mixin, "keeps_name", False) else f"Reduced{original.__name__}"
+    own = {"original": original, "made_of": (original, mixin, path), "path": path, "__module__": original.__module__}
+    own["__qualname__"] = name
+    saves = (SavesRecipe,) if hasattr(original, "save_pretrained") else ()
+    return type(name, (Patched, *saves, mixin, original), own)
+
+
+def _restore(original: type, mixin: type, path: str) -> Any:
+    cls = _patched_class(original, mixin, path)
+    return cls.__new__(cls)
+
+
+def _shells(model: nn.Module, path: str) -> nn.Module:
+    """The same module tree with shells for the model and every module along `path`."""
+    root = here = shell(model)
+    for name in path.split(".") if path else ():
+        here._modules[name] = inner = shell(here.get_submodule(name))
+        here = inner
+    return root

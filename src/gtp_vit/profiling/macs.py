@@ -1,0 +1,95 @@
+"""macs: how many multiply-accumulates a forward pass takes, from what its parts cost and its schedule."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.costs import CONVENTIONS, Convention, Macs
+from gtp_vit.core.eval_mode import eval_mode
+from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import Method, Step
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.methods.identity import Identity
+from gtp_vit.patching import host_of, is_patched, patch, tower_of
+
+
+def macs(
+    model: nn.Module,
+    method: Method | None = None,
+    *,
+    convention: Convention = "model",
+    include_method: bool = True,
+    lossless: bool | None = None,
+    grid: tuple[int, int] | None = None,
+    images: Tensor | None = None,
+) -> Macs:
+    """Count the MACs of a forward pass of a ViT, head included, for one image; of a model around one, those of its ViT.
+
+    Args:
+        model: a patched or plain model.
+        method: count as if the model were patched with this method; None = as the model is.
+        convention: "model" counts linear layers, convolutions and the two products of attention, which is what torch's
+            FlopCounterMode sees. "torchprofile" also counts norms and scales, and takes the method's own work as the
+            released code does it: this is how the paper counts.
+        include_method: count the method's own work too.
+        lossless: does the last block compute prefix tokens only? None = as the model is patched; for a plain model no.
+        grid: rows and columns of the patch grid; None = the model's own.
+        images: count for these: their size and, if a method keeps a different number of tokens in each, the mean.
+
+    >>> import timm
+    >>> print(macs(timm.create_model("deit_small_patch16_224")))
+    4.599 GMACs
+    """
+    check_name("convention", convention, CONVENTIONS)
+    if method is not None and not isinstance(method, Method):
+        raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=8)")
+    whole = isinstance(grid, (tuple, list)) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
+    if grid is not None and not (whole and min(grid) > 0):
+        raise BadSetting(f"grid is {grid!r}; give rows and columns of the patch grid, e.g. (14, 14)")
+    if is_patched(model):
+        reduction: Any = model.reduction
+        method = reduction.method if method is None else method
+        lossless = reduction.lossless if lossless is None else lossless
+    host = host_of(model)
+    if images is not None and grid is None:
+        with torch.no_grad(), eval_mode(host.tower):
+            grid = host.backbone.embed(host.tower, images[:1]).grid
+    costs = host.costs(grid, convention)
+    reducer = (method or Identity()).build(host.vit)
+    if images is not None and reducer.adaptive:
+        assert method is not None
+        every = steps_on(patch(host.model, method), images)
+    else:
+        every = [reducer.steps(costs.grid)]
+    return _mean([costs.of(reducer, steps, lossless=bool(lossless), include_method=include_method) for steps in every])
+
+
+def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
+    """For each image the tokens of each layer, for models whose number of tokens depends on the image."""
+    seen: list[Tokens] = []
+    with torch.no_grad(), eval_mode(model):
+        run(tower_of(model), images, observe=seen.append)
+    counts = [(tokens.sizes > 0).sum(dim=1).tolist() for tokens in seen]
+    layers = [
+        [Step(b, a, a, a) for b, a in zip(before, after, strict=True)] for before, after in itertools.pairwise(counts)
+    ]
+    return list(zip(*layers, strict=True))
+
+
+def _mean(counts: list[Macs]) -> Macs:
+    def mean(values: Iterable[int]) -> int:
+        return round(sum(values) / len(counts))
+
+    layers = zip(*(count.layers for count in counts), strict=True)
+    return Macs(
+        embed=mean(count.embed for count in counts),
+        layers=tuple(mean(layer) for layer in layers),
+        head=mean(count.head for count in counts),
+        method=mean(count.method for count in counts),
+    )

@@ -1,0 +1,91 @@
+"""trace: which patches stay after each layer, where the removed ones went, and what was lost.
+
+It is an ordinary forward pass with the same kernels, observed between layers. The last layer is not shortened, so its
+tokens can be seen as well.
+
+Shapes: B batch, K kept tokens, P removed ones, M0 patches of the image.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit import backbones
+from gtp_vit.core.eval_mode import eval_mode
+from gtp_vit.core.loop import run
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import BadSetting
+from gtp_vit.patching import is_patched, tower_of
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """What one layer did. Patches are named by their grid cell in row-major order.
+
+    A token that is in no cell, such as EViT's fused one, has a number after the last cell's.
+    """
+
+    kept: Tensor  # [B, K]       patches still there after this layer
+    removed: Tensor  # [B, P]       patches that this layer removed
+    size: Tensor | None  # [B, K]       patches each kept token stands for, as its method counts; None = one each
+    owner: Tensor  # [B, M0]      for each patch the index in `kept` of the token that stands for it; -1 = lost
+
+    @property
+    def lost(self) -> Tensor:
+        """Share of this layer's removed tokens that no kept token took, [B]."""
+        if self.removed.shape[1] == 0:
+            return torch.zeros(len(self.removed), device=self.removed.device)
+        # Tokens in no cell, such as fused ones, are never lost.
+        taken = F.pad(self.owner, (0, 1)).gather(1, self.removed.clamp(max=self.owner.shape[1])) >= 0
+        return 1 - taken.float().mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What became of the patches of each image."""
+
+    grid: tuple[int, int]
+    layers: tuple[LayerTrace, ...]
+
+    def lost(self) -> Tensor:
+        """Share of all removed tokens that no kept token took, [B]."""
+        counts = [layer.removed.shape[1] for layer in self.layers]
+        lost = torch.stack([layer.lost * count for layer, count in zip(self.layers, counts, strict=True)])
+        return lost.sum(dim=0) / max(sum(counts), 1)
+
+
+@torch.no_grad()
+def trace(model: nn.Module, images: Tensor) -> Trace:
+    """Follow the tokens of `images` through a patched model in eval mode; no layer is shortened.
+
+    >>> import timm, torch, gtp_vit
+    >>> fast = gtp_vit.patch(timm.create_model("test_vit").eval(), gtp_vit.GTP(propagate=8))
+    >>> found = trace(fast, torch.zeros(1, 3, 160, 160))
+    >>> [layer.kept.shape[1] for layer in found.layers]
+    [92, 84, 76, 68, 60, 52]
+    """
+    if not is_patched(model):
+        inside = backbones.wrapped(model)
+        if inside is not None:
+            raise BadSetting(f"trace needs the model itself, not a {type(model).__name__} around it; give {inside}")
+        raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
+    seen: list[Tokens] = []
+    with eval_mode(model):
+        run(tower_of(model), images, observe=seen.append, follow=True)
+    if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in seen):
+        raise BadSetting("this method keeps a different number of tokens in each image; trace the images one by one")
+    return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))
+
+
+def _layer(before: Tokens, after: Tokens) -> LayerTrace:
+    assert after.owner is not None
+    batch = len(before.names)
+    gone = ~(before.names.unsqueeze(2) == after.names.unsqueeze(1)).any(dim=2)
+    removed = int(gone.sum()) // max(batch, 1)  # the same for every image of a batch
+    index = gone.nonzero()[:, 1].view(batch, removed)
+    return LayerTrace(kept=after.names, removed=before.names.gather(1, index), size=after.size, owner=after.owner)

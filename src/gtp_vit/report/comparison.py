@@ -1,0 +1,139 @@
+"""comparison: methods at equal MACs as lines of a results file, a table, and the sections of a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.data.dataset import DataSettings
+from gtp_vit.metrics.evaluate import Evaluation
+from gtp_vit.patching import patch
+from gtp_vit.profiling.trace import trace
+from gtp_vit.report.page import Section, paragraph, picture, table
+from gtp_vit.report.plot import Point, curves
+from gtp_vit.report.results import Table, in_words
+from gtp_vit.report.scores import explain_scores, figure_text, score_row, with_bounds
+from gtp_vit.report.tokens import panels, png, some_layers
+from gtp_vit.tuning.compare import Row
+
+
+def comparison_rows(
+    title: str, model: nn.Module, data: DataSettings, rows: Sequence[Row], found: Evaluation
+) -> list[dict[str, Any]]:
+    """The lines of a results file, each with its distance to the best plan of its budget."""
+    behind = _against_best(rows, found)
+    return [
+        score_row(title, model, data, found, row.plan.name, row.plan.macs)
+        | {
+            "method": "" if row.plan.method is None else row.plan.label,
+            "budget_gmacs": round(row.plan.budget / 1e9, 6),
+            "speedup": None if row.timing is None else round(row.timing.speedup, 4),
+            "images_per_second": None if row.rate is None else round(row.rate, 2),
+            "settings": {} if row.plan.method is None else row.plan.method.to_dict(),
+        }
+        | behind[row.plan.name]
+        for row in rows
+    ]
+
+
+def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str, Any]]:
+    """How far each is from the plan with the least damage at the same budget, with paired intervals."""
+    damage = {score.name: math.inf if score.not_finite else score.damage.value for score in found.scores}
+    plans = [row.plan for row in rows]
+    best = {}
+    for own in plans:
+        rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
+        best[own.name] = min(rivals, key=damage.__getitem__)
+    behind: dict[str, dict[str, Any]] = {name: {"best_at_budget": other} for name, other in best.items()}
+    figures = [f.name for f in found.figures() if f.brief and not f.change and not f.quantile]
+    wanted = [(name, other, figure) for name, other in best.items() for figure in reversed(figures)]
+    for (name, _, figure), interval in zip(wanted, found.differences(wanted), strict=True):
+        behind[name] |= with_bounds(f"{figure}_minus_best", interval)
+    return behind
+
+
+def comparison_table(rows: Sequence[Row], found: Evaluation) -> Table:
+    """A row for each plan."""
+    figures = [figure for figure in found.figures() if figure.brief]
+    columns = ["method", "GMACs", *(figure.title for figure in figures), "speed-up", "img/s", "settings"]
+    cells = []
+    for row in rows:
+        plan, score, speed = row.plan, row.score, "not timed"
+        if row.timing is not None:
+            low, high = row.timing.speedup_quartiles
+            speed = f"{row.timing.speedup:.2f} ({low:.2f} .. {high:.2f})"
+        gmacs = f"{plan.macs / 1e9:.{3 if plan.macs > 1e8 else 4}f}"
+        measured = [figure_text(score, figure) for figure in figures]
+        rate = "not timed" if row.rate is None else f"{row.rate:.1f}"
+        settings = "" if plan.method is None else str(plan.method)
+        cells.append([plan.label, gmacs, *measured, speed, rate, settings])
+    return columns, cells
+
+
+def comparison_sections(
+    model: nn.Module, rows: Sequence[Row], found: Evaluation, images: Tensor, left_out: Sequence[str]
+) -> list[Section]:
+    """Plots of damage, quality and speed over MACs, the table, pictures of the tokens, and what was left out."""
+    reduced = [row for row in rows if row.plan.method is not None]
+    names = list(dict.fromkeys(row.plan.label for row in reduced))
+    columns, cells = comparison_table(rows, found)
+    texts = {row.plan.name: in_words(columns, line) for row, line in zip(rows, cells, strict=True)}
+
+    def series(x: Callable[[Any], float], y: Callable[[Any], float]) -> dict[str, list[Point]]:
+        return {
+            name: [Point(x(row), y(row), texts[row.plan.name]) for row in reduced if row.plan.label == name]
+            for name in names
+        }
+
+    def cost(row: Row) -> float:
+        return row.plan.macs / rows[0].plan.macs
+
+    damage = found.measure.figure(found.measure.damage)
+    shown = next((figure for figure in found.figures() if figure.name in ("top1", "neighbours")), damage)
+
+    def quality(row: Row) -> float:
+        return row.score[shown.name].value
+
+    share = "MACs, as a share of the unreduced model's"
+    drawn = curves(series(cost, lambda row: row.score.damage.value), share, damage.title, log_y=True)
+    drawn += paragraph(f"Lower is better. {found.measure.meaning}")
+    if shown is not damage:
+        drawn += curves(series(cost, quality), share, shown.title)
+    sections = [Section("Damage over cost", drawn)]
+    if all(row.timing is not None for row in reduced):
+        pareto = curves(series(lambda row: row.timing.speedup, quality), "speed-up", shown.title)
+        text = f"Interleaved medians at batch {len(images)}, {torch.get_num_threads()} threads."
+        sections.append(Section(f"{shown.title} over speed", pareto + paragraph(text)))
+    finite = [index for index in range(1, len(rows)) if not rows[index].score.not_finite]
+    best = min(finite, key=lambda index: rows[index].score.damage.value, default=None)
+    cautions = {row.plan.method.caution() for row in reduced if row.plan.method is not None} - {None}
+    text = (
+        f"{explain_scores(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least "
+        f"{damage.title}."
+    )
+    notes = "".join(map(paragraph, [text, *sorted(map(str, cautions))]))
+    sections.append(Section("All figures", table(columns, cells, best) + notes))
+    sections.append(Section("What is left of an image", _token_pictures(model, reduced, images)))
+    return sections + ([Section("Left out", "".join(map(paragraph, left_out)))] if left_out else [])
+
+
+def _token_pictures(model: nn.Module, rows: Sequence[Row], images: Tensor) -> str:
+    """One image through each method at the tightest budget."""
+    from PIL import Image
+
+    tightest = min(row.plan.budget for row in rows)
+    pixels = images[0].float().cpu()
+    pixels = (pixels - pixels.amin()) / (pixels.amax() - pixels.amin()).clamp(min=1e-6)
+    seen = Image.fromarray((255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy())
+    shown = []
+    for method in (row.plan.method for row in rows if row.plan.budget == tightest):
+        if method is not None:
+            found = trace(patch(model, method, quiet=True), images[:1])
+            drawn = png(panels(seen, found, some_layers(len(found.layers))))
+            text = f"{method}: above what is left, with sizes, below which patches share a token."
+            shown.append(picture(drawn, text))
+    return "".join(shown)

@@ -1,0 +1,114 @@
+"""tokens: what is left of an image after each layer and where the rest went, as pictures, a table and a sentence.
+
+Shapes: M0 patches of the image.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtp_vit.profiling.trace import Trace
+from gtp_vit.report.results import Table
+
+CELL = 16  # pixels of a patch in a picture
+SPACE = 10
+
+
+def some_layers(depth: int) -> tuple[int, ...]:
+    """Which layers are drawn by default."""
+    return depth // 4, depth // 2, 3 * depth // 4, depth - 1
+
+
+def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> Any:
+    """The image, and for each layer what is left of it (above) and to which token each patch belongs (below).
+
+    Args:
+        image: a PIL image of the patches that the model saw.
+        found: the trace of a batch.
+        layers: which layers to draw.
+        which: which image of the batch.
+    """
+    from PIL import Image, ImageDraw
+
+    rows, columns = found.grid
+    size = (columns * CELL, rows * CELL)
+    image = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    width = (len(layers) + 1) * (size[0] + SPACE) - SPACE
+    canvas = Image.new("RGB", (width, 2 * size[1] + SPACE + 20), "white")
+    draw = ImageDraw.Draw(canvas)
+    canvas.paste(image, (0, 20))
+    draw.text((2, 4), f"{rows} x {columns} patches", fill="black")
+    for index, layer in enumerate(layers):
+        left = (index + 1) * (size[0] + SPACE)
+        kept, sizes = found.layers[layer].kept[which], found.layers[layer].size
+        draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
+        own = None if sizes is None else sizes[which]
+        canvas.paste(only_kept(image, kept, found.grid, own), (left, 20))
+        canvas.paste(groups(image, found.layers[layer].owner[which], found.grid), (left, 20 + size[1] + SPACE))
+    return canvas
+
+
+def only_kept(image: Any, kept: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Any:
+    """The image with all patches that were removed faded out, and the sizes of tokens that stand for several."""
+    from PIL import Image, ImageDraw
+
+    faded = Image.blend(image, Image.new("RGB", image.size, "white"), 0.85)
+    draw = ImageDraw.Draw(faded)
+    sizes = [1.0] * len(kept) if size is None else size.tolist()
+    for cell, number in zip(kept.tolist(), sizes, strict=True):
+        if cell < grid[0] * grid[1]:
+            box = _box(cell, grid)
+            faded.paste(image.crop(box), box)
+            if number >= 1.5:
+                draw.text((box[0] + 2, box[1] + 2), f"{number:.0f}", "white", stroke_width=1, stroke_fill="black")
+    return faded
+
+
+def groups(image: Any, owner: Tensor, grid: tuple[int, int]) -> Any:
+    """Each patch in the colour of the token that stands for it, [M0]; white if none does."""
+    from PIL import Image, ImageDraw
+
+    canvas = Image.new("RGB", image.size, "white")
+    draw = ImageDraw.Draw(canvas)
+    counts = torch.bincount(owner[owner >= 0], minlength=1)
+    for cell, token in enumerate(owner.tolist()):
+        if token >= 0:
+            draw.rectangle(_box(cell, grid), fill=(225, 228, 233) if counts[token] == 1 else _colour(token))
+    return canvas
+
+
+def _box(cell: int, grid: tuple[int, int]) -> tuple[int, int, int, int]:
+    left, top = cell % grid[1] * CELL, cell // grid[1] * CELL
+    return left, top, left + CELL, top + CELL
+
+
+def _colour(number: int) -> tuple[int, int, int]:
+    """A colour for a token; neighbouring numbers get very different ones."""
+    red, green, blue = colorsys.hls_to_rgb(number * 0.618034 % 1, 0.45 + 0.25 * (number * 0.7548 % 1), 0.6)
+    return int(255 * red), int(255 * green), int(255 * blue)
+
+
+def png(picture: Any) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def token_table(found: Trace) -> Table:
+    """Tokens, largest size and losses of each layer."""
+    rows = []
+    for number, layer in enumerate(found.layers):
+        largest = "1" if layer.size is None else f"{layer.size.max().item():.2f}"
+        counts = [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1])]
+        rows.append([*counts, largest, f"{layer.lost.mean():.0%}"])
+    return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
+
+
+def lost_text(found: Trace) -> str:
+    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: their information is lost."

@@ -1,0 +1,224 @@
+"""reproduce: what the paper prints, what we measure, and the deviation; missing figures say why."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtp_vit.core.costs import Convention, Costs
+from gtp_vit.core.eval_mode import eval_mode
+from gtp_vit.core.loop import run
+from gtp_vit.core.reducer import Method
+from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import GTPError
+from gtp_vit.methods import METHODS
+from gtp_vit.methods.gtp import GTP
+from gtp_vit.methods.identity import Identity
+from gtp_vit.methods.tome import ToMe
+from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.evaluate import evaluate
+from gtp_vit.models.factory import create_model
+from gtp_vit.patching import host_of, patch, tower_of
+from gtp_vit.reproduction import complexity
+from gtp_vit.reproduction.experiments import Cell
+from gtp_vit.runs.journal import Journal
+
+NO_IMAGES = "missing: no images (--data-dir)"
+NO_CHECKPOINT = "missing: needs a finetuned checkpoint"
+ABSENT = "the method is not in this package"
+JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None]
+
+
+class Failed(str):
+    """A text that says why there is no figure although weights and images were given."""
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """One cell with our values; a text instead of a number says what is missing."""
+
+    cell: Cell
+    gmacs: float | str
+    top1: float | str
+
+    @property
+    def gmacs_deviation(self) -> float | None:
+        if self.cell.gmacs is None or isinstance(self.gmacs, str):
+            return None
+        return self.gmacs / self.cell.gmacs - 1
+
+    @property
+    def top1_deviation(self) -> float | None:
+        if self.cell.top1 is None or isinstance(self.top1, str):
+            return None
+        return self.top1 - self.cell.top1
+
+
+def find_weights(folder: Path | None, model: str) -> Path | None:
+    """The file of a model's weights in a folder: its name begins with the model's."""
+    if folder is None:
+        return None
+    base = model.split(".", 1)[0]
+    files = sorted(path for path in folder.glob(f"{base}*") if path.suffix in (".safetensors", ".pth", ".tar", ".pt"))
+    return files[0] if files else None
+
+
+def reproduce(
+    cells: Iterable[Cell],
+    *,
+    weights: Path | None,
+    pretrained: bool,
+    images_for: Callable[[nn.Module], Any] | None,
+    batch_size: int,
+    workers: int,
+    journal_for: JournalFor = lambda *_: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[Reproduced], list[str]]:
+    """Our values of all cells, and the images that could not be read.
+
+    GMACs come from sizes alone; accuracy is measured where there are weights and images, one model after the other,
+    each with the journal that `journal_for` gives for its name, methods, models and images.
+    """
+    cells = [_at_its_cost(cell) for cell in cells]
+    accuracy: dict[Cell, float | str] = {}
+    unreadable: dict[str, None] = {}
+    for model in dict.fromkeys(cell.model for cell in cells):
+        own = [cell for cell in cells if cell.model == model]
+        found, problems = _accuracies(model, own, weights, pretrained, images_for, batch_size, workers, journal_for)
+        accuracy |= found
+        unreadable |= dict.fromkeys(problems)
+        if progress is not None:
+            progress(len(accuracy), len(cells))
+    return [Reproduced(cell, _gmacs(cell), accuracy[cell]) for cell in cells], list(unreadable)
+
+
+def _accuracies(
+    name: str,
+    cells: Sequence[Cell],
+    weights: Path | None,
+    pretrained: bool,
+    images_for: Callable[[nn.Module], Any] | None,
+    batch_size: int,
+    workers: int,
+    journal_for: JournalFor,
+) -> tuple[dict[Cell, float | str], Sequence[str]]:
+    found = {cell: why for cell in cells if (why := _why_not(cell))}
+    plain = [cell for cell in cells if cell not in found]
+    if not plain:
+        return found, ()
+    file = find_weights(weights, name)
+    if images_for is None:
+        return {**found, **dict.fromkeys(plain, NO_IMAGES)}, ()
+    if file is None and not pretrained:
+        return {**found, **dict.fromkeys(plain, f"missing: no weights of {name} (--weights-dir or --pretrained)")}, ()
+    try:
+        model = create_model(name.split(".", 1)[0] if file else name, pretrained=file is None, checkpoint=file)
+        dataset = images_for(model)
+    except GTPError as error:
+        return {**found, **dict.fromkeys(plain, Failed(f"missing: {error}"))}, ()
+    models: dict[str, nn.Module] = {UNREDUCED: model}
+    for index, cell in enumerate(plain):
+        if cell.method is not None:
+            models[str(index)] = patch(model, cell.method, quiet=True)
+    journal = journal_for(name, [str(cell.method) for cell in plain], models, dataset)
+    evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal)
+    scores = {score.name: score for score in evaluation.scores}
+    for index, cell in enumerate(plain):
+        score = scores[UNREDUCED if cell.method is None else str(index)]
+        bad = Failed(f"{score.not_finite} of {score.images} images have outputs that are not finite")
+        found[cell] = bad if score.not_finite else score["top1"].value
+    return found, evaluation.unreadable
+
+
+def _why_not(cell: Cell) -> float | str:
+    """Why its accuracy cannot be measured here, whatever weights and images there are; empty if it can."""
+    if cell.absent:
+        return f"missing: {ABSENT}"
+    return NO_CHECKPOINT if cell.finetuned else f"missing: {cell.lacks}" if cell.lacks else ""
+
+
+def _at_its_cost(cell: Cell) -> Cell:
+    """A cell whose settings are not printed, with those whose cost is nearest to the printed one, own work counted."""
+    if cell.at_cost is None:
+        return cell
+    assert cell.gmacs is not None
+    kind, target = METHODS[cell.at_cost], cell.gmacs * 1e9
+    costs = _costs(cell.model, cell.pixels, cell.counts)
+    vit, low, high = costs.vit, 0.0, 1.0
+
+    def away(method: Method) -> float:
+        return _macs(costs, method) - target
+
+    for _ in range(14):  # finer than any method's settings
+        middle = (low + high) / 2
+        low, high = (middle, high) if away(kind.at(vit, middle)) > 0 else (low, middle)
+    nearest = min((kind.at(vit, low), kind.at(vit, high)), key=lambda method: abs(away(method)))
+    return dataclasses.replace(cell, method=nearest)
+
+
+@functools.cache
+def _costs(name: str, pixels: int | None, convention: Convention) -> Costs:
+    """What the parts of a model cost, from its sizes alone."""
+    model = create_model(name.split(".", 1)[0], img_size=pixels, meta=True)
+    return host_of(model).costs(None, convention)
+
+
+def _macs(costs: Costs, method: Method) -> int:
+    """MACs with the whole last block and the method's own work."""
+    reducer = method.build(costs.vit)
+    return costs.of(reducer, reducer.steps(costs.grid), lossless=False).total
+
+
+def _gmacs(cell: Cell) -> float | str:
+    """GMACs as they are counted where they are printed, with the whole last block."""
+    if cell.absent:
+        return ABSENT
+    try:
+        return _macs(_costs(cell.model, cell.pixels, cell.counts), cell.method or Identity()) / 1e9
+    except GTPError:
+        return "depends on the images"
+
+
+def complexity_table() -> list[tuple[str, float, float, float]]:
+    """Backbone, and extra MMACs of GTP, of ToMe as the paper sums them, and of ToMe on the keys that it compares."""
+    rows = []
+    for name, tokens, channels, heads, head_dim in (("DeiT-S", 197, 384, 6, 64), ("DeiT-B", 197, 768, 12, 64)):
+        gtp = complexity.gtp(tokens, 8, channels, 12, heads) / 1e6
+        tome = complexity.tome(tokens, 8, channels, 12) / 1e6
+        really = complexity.tome(tokens, 8, head_dim, 12) / 1e6
+        rows.append((name, gtp, tome, really))
+    return rows
+
+
+def oversmoothing(model: nn.Module, images: Tensor, number: int) -> dict[str, list[float]]:
+    """Mean cosine similarity of the image tokens after each layer, unreduced and with GTP and ToMe."""
+    found = {}
+    for method in (Identity(), GTP(propagate=number), ToMe(r=number)):
+        seen: list[Tokens] = []
+        with torch.no_grad(), eval_mode(model):
+            run(tower_of(patch(model, method)), images, observe=seen.append)
+        found[str(method)] = [_mean_similarity(tokens.image) for tokens in seen[1:]]
+        wrong = [layer for layer, value in enumerate(found[str(method)]) if not math.isfinite(value)]
+        if wrong:
+            raise GTPError(
+                f"tokens are not finite after layer {wrong[0]} with {method}; there is no similarity to show: look at "
+                "the weights and images"
+            )
+    return found
+
+
+def _mean_similarity(x: Tensor) -> float:
+    """Mean cosine similarity over all pairs of different tokens."""
+    unit = F.normalize(x.float(), dim=-1)
+    count = x.shape[1]
+    total = unit.sum(dim=1).square().sum(dim=1) - count
+    return float((total / (count * (count - 1))).mean())

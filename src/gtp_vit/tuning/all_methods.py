@@ -1,0 +1,64 @@
+"""tuned: a schedule for every method that has one, searched alike, to tell a method from its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from gtp_vit.core.costs import Costs
+from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.methods import METHODS
+from gtp_vit.patching import host_of
+from gtp_vit.recipes import Recipe
+from gtp_vit.tuning.tune import tune
+
+
+def searchable(methods: Sequence[str]) -> list[str]:
+    """Of these methods, () = all, those with a schedule that can be searched."""
+    names = [check_name("method", name, METHODS) for name in methods or METHODS]
+    return [name for name in names if METHODS[name].schedule is not None]
+
+
+def tune_each(
+    model: nn.Module,
+    images: Tensor,
+    methods: Sequence[str],
+    budgets: Sequence[float],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> tuple[list[Recipe], list[str]]:
+    """A recipe of each method at each budget, and which were left out and why.
+
+    All are searched on the same images in the same order, with as many passes over them and the same seed. A search
+    begins at the method's published shape and at the same hand-made ones, and keeps the best: so a tuned schedule does
+    not do more damage than the published one on these images.
+
+    Args:
+        model: the unreduced model.
+        images: to tune on, which must not be those that are compared.
+        methods: names of methods with a schedule.
+        budgets: MACs for one image.
+        progress: called with the number of recipes that are done, and of all.
+        settings: of `tune`.
+    """
+    costs: Costs = host_of(model).costs()
+    found: list[Recipe] = []
+    left_out: list[str] = []
+    wanted = [(name, budget) for budget in budgets for name in methods]
+    for number, (name, budget) in enumerate(wanted):
+        if progress is not None:
+            progress(number, len(wanted))
+        try:
+            recipe = tune(model, images, macs=budget / costs.whole, method=name, **settings)
+        except BadSetting as error:
+            left_out.append(f"{name}, tuned, at {budget / 1e9:.3f} GMACs: {error}")
+            continue
+        if recipe.found["interrupted"]:  # its search was shorter than the others': nothing to compare
+            raise KeyboardInterrupt
+        found.append(recipe)
+    if progress is not None:
+        progress(len(wanted), len(wanted))
+    return found, left_out

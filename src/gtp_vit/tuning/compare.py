@@ -1,0 +1,157 @@
+"""compare: all methods at equal MACs on the same images."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.data.dataset import Item
+from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.methods import METHODS
+from gtp_vit.methods.gtp import GTP
+from gtp_vit.methods.identity import Identity
+from gtp_vit.metrics.base import UNREDUCED, Measure
+from gtp_vit.metrics.evaluate import Evaluation, ImagesDone, Score, evaluate
+from gtp_vit.patching import host_of, patch
+from gtp_vit.profiling.benchmark import Timing, benchmark_models
+from gtp_vit.profiling.budget import at_cost
+from gtp_vit.recipes import Recipe
+from gtp_vit.runs.journal import Journal
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One method at one budget."""
+
+    name: str  # unique in the comparison
+    label: str  # what it is called in tables and plots
+    method: Method | None  # None = the unreduced model
+    budget: float  # MACs aimed at
+    macs: int  # MACs it has
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison."""
+
+    plan: Plan
+    score: Score
+    timing: Timing | None  # None = not timed
+    rate: float | None  # images a second, while timing
+
+
+def plan(
+    model: nn.Module,
+    methods: Sequence[str],
+    budgets: Sequence[float],
+    recipes: Sequence[Recipe] = (),
+    searched: Sequence[str] = (),
+) -> tuple[list[Plan], list[str]]:
+    """The unreduced model and every method at every budget, and which were left out and why.
+
+    Args:
+        model: the unreduced model.
+        methods: names; () = all that fit.
+        budgets: MACs for one image.
+        recipes: settings that were tuned for this model, compared as they are.
+        searched: methods whose tuned schedules are compared, too: out of reach as published, they are left out and not
+            refused, though they were named.
+    """
+    _once("method", methods)
+    _once("budget", [f"{budget / 1e9:g} GMACs" for budget in budgets])
+    _once("recipe", [str(recipe.method) for recipe in recipes])
+    host = host_of(model)
+    costs = host.costs()
+    whole = costs.whole
+    found, left_out = [Plan(UNREDUCED, UNREDUCED, None, whole, whole)], []
+    texts = _distinct(budgets)
+    for budget, text in zip(budgets, texts, strict=True):
+        for name in methods or [name for name in METHODS if name != Identity.name]:
+            try:
+                method = at_cost(costs, name, budget)
+            except GTPError as error:
+                if name in methods and name not in searched:
+                    raise BadSetting(f"{name} cannot be compared here: {error}") from error
+                left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
+                continue
+            cost = costs.with_method(method)
+            found.append(Plan(f"{name} @ {text}", name, method, budget, cost))
+    for number, recipe in enumerate(recipes):
+        recipe.check(host)
+        cost = costs.with_method(recipe.method)
+        label = f"{recipe.method.name}, tuned"
+        near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
+        budget = near if abs(near - cost) <= 0.01 * near else cost  # else nothing is at its budget
+        found.append(Plan(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
+    return found, left_out
+
+
+def check_plans(plans: Sequence[Plan], left_out: Sequence[str]) -> None:
+    """Refuse a comparison of nothing but the unreduced model."""
+    if len(plans) == 1:
+        raise BadSetting(f"no method can be compared here: {'; '.join(left_out)}")
+
+
+def _once(kind: str, given: Sequence[str]) -> None:
+    twice = [each for each, number in Counter(given).items() if number > 1]
+    if twice:
+        raise BadSetting(f"the {kind} {twice[0]} is given more than once; give each once")
+
+
+def _distinct(budgets: Sequence[float]) -> list[str]:
+    """Budgets in GMACs with three decimals, or more until all differ: they are parts of names."""
+    for decimals in range(3, 12):
+        texts = [f"{budget / 1e9:.{decimals}f}" for budget in budgets]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
+
+
+def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
+    """MACs of GTP that propagates these numbers of tokens a layer: what the paper calls a budget."""
+    costs = host_of(model).costs()
+    return [costs.with_method(GTP(propagate=number)) for number in numbers]
+
+
+def models_of(model: nn.Module, plans: Sequence[Plan], *, restore: bool = False) -> dict[str, nn.Module]:
+    """The model of each plan, by the plan's name; `restore` as for `patch`."""
+    _once("name", [plan.name for plan in plans])
+    return {
+        plan.name: model if plan.method is None else patch(model, plan.method, restore=restore, quiet=True)
+        for plan in plans
+    }
+
+
+def compare(
+    models: Mapping[str, nn.Module],
+    plans: Sequence[Plan],
+    dataset: Dataset[Item],
+    *,
+    batch_size: int = 64,
+    workers: int = 2,
+    rounds: int = 0,
+    timing_images: Tensor | None = None,
+    measure: str | Measure = "auto",
+    journal: Journal | None = None,
+    progress: ImagesDone | None = None,
+) -> tuple[list[Row], Evaluation]:
+    """Evaluate and time the models of all plans, the unreduced one first; `rounds` = 0 times nothing."""
+    reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    evaluation = evaluate(models, dataset, **reading, measure=measure, journal=journal, progress=progress)
+    timings: dict[str, Timing] = {}
+    if rounds and timing_images is not None:
+        with torch.inference_mode():
+            timings = {timing.name: timing for timing in benchmark_models(models, timing_images, rounds=rounds)}
+    rows = []
+    for plan, score in zip(plans, evaluation.scores, strict=True):
+        timing = timings.get(plan.name)
+        rate = None if timing is None or timing_images is None else 1000 * len(timing_images) / timing.milliseconds
+        rows.append(Row(plan, score, timing, rate))
+    return rows, evaluation

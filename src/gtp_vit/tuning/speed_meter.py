@@ -1,0 +1,71 @@
+"""The clock of a search: how fast settings are, in torch or in an engine, and what the engine makes of the outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gtp_vit.core.reducer import Method
+from gtp_vit.engines import ENGINES, check_precision
+from gtp_vit.engines.runtime import in_engine
+from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.metrics.base import UNREDUCED, Measure
+from gtp_vit.metrics.damage import Damage
+from gtp_vit.patching import patch
+from gtp_vit.profiling.benchmark import PAUSE, Timing, against, benchmark_models, interleave
+
+
+class Clock:
+    """Times settings of a method on one model against the unreduced one, in turns."""
+
+    def __init__(self, model: nn.Module, engine: str, precision: str, measure: Measure) -> None:
+        check_name("engine", engine, ("torch", *ENGINES))
+        if engine != "torch":
+            check_precision(ENGINES[engine], precision)
+        elif precision != "f32":
+            raise BadSetting(f"precision is {precision}, which is for engines; in torch convert the model")
+        if engine != "torch" and measure.restores:
+            raise BadSetting(
+                f"engine is {engine}, and features of patches are compared in torch; tune in torch, then export"
+            )
+        self.model, self.engine, self.precision, self.measure = model, engine, precision, measure
+        self.files = contextlib.ExitStack()  # of the unreduced model, once it is needed
+        self.unreduced: Any = None
+
+    def __enter__(self) -> Clock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.files.close()
+
+    def time(self, method: Method, images: Tensor, rounds: int) -> Timing:
+        fast = patch(self.model, method, quiet=True)
+        if self.engine == "torch":
+            return benchmark_models({"unreduced": self.model, "reduced": fast}, images, rounds=rounds)[1]
+        if self.unreduced is None:
+            self.unreduced = self.files.enter_context(self._loaded({"unreduced": self.model}, images))
+        with self._loaded({"reduced": fast}, images) as loaded:
+            calls = {name: functools.partial(run, images) for name, run in {**self.unreduced, **loaded}.items()}
+            return against(interleave(calls, rounds=rounds, pause=PAUSE), "unreduced")[1]
+
+    def outputs(self, method: Method, images: Tensor, searched: int) -> dict[str, Any]:
+        """How far the reduced model in the engine is from the unreduced one in torch, on images the search did not see.
+
+        The first `searched` images are those of the search; ranges of 8-bit numbers come from them.
+        """
+        unseen = images[searched:]
+        with self._loaded(
+            {"reduced": patch(self.model, method, quiet=True)}, images[:searched], careful=True
+        ) as loaded:
+            found = self.measure.check(self.engine, loaded["reduced"](unseen), len(unseen)).float()
+        with torch.inference_mode():
+            wanted = self.measure.outputs(UNREDUCED, self.model, unseen)
+        damage = Damage.between(self.measure, wanted, found)
+        return {"name": self.engine, "precision": self.precision, **damage.summary(), "images": len(unseen)}
+
+    def _loaded(self, models: Any, images: Tensor, *, careful: bool = False) -> contextlib.AbstractContextManager[Any]:
+        return in_engine(self.engine, self.precision, models, images, torch.get_num_threads(), careful=careful)
