@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gtp_vit import patch
-from gtp_vit.core.attention import STATISTICS, Ask, Projections, attend
-from gtp_vit.paper.sparsity import Sparsify
+from gtp_vit.core.attention import Adjustments, Projections, Stats, attend
+from gtp_vit.methods.gtp.sparsity import Sparsify
 from gtp_vit.testing import families
 from support.probe import Probe
 
@@ -24,22 +24,20 @@ def by_hand(q, k, v, scale, size=None):
 
 
 @pytest.mark.parametrize("with_sizes", [False, True])
-@pytest.mark.parametrize("asked", [(), ("class_row",), ("keys", "values"), STATISTICS])
+@pytest.mark.parametrize("asked", [(), ("class_row",), ("diagonal", "map"), Stats._fields])
 def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
     q, k, v = tensors()
     size = torch.rand(2, 7) if with_sizes else None
     probs, out = by_hand(q, k, v, 0.3, size)
-    found, stats = attend(Projections(q, k, v, 0.3), ask=Ask(frozenset(asked)), size=size)
+    found, stats = attend(Projections(q, k, v, 0.3), Adjustments(size), asked)
     expected = {
         "diagonal": torch.stack([probs[..., i, i] for i in range(7)], -1),
         "column_sums": probs.sum(2),
         "class_row": probs[:, :, 0],
         "map": probs,
-        "keys": k,
-        "values": v,
     }
     torch.testing.assert_close(found, out.transpose(1, 2).flatten(2))
-    for name in STATISTICS:
+    for name in Stats._fields:
         value = getattr(stats, name)
         if name in asked:
             torch.testing.assert_close(value, expected[name])
@@ -50,29 +48,29 @@ def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
 @pytest.mark.parametrize("edit", [None, Sparsify(0.5)])
 def test_first_queries_only(edit):
     q, k, v = tensors()
-    whole, _ = attend(Projections(q, k, v, 0.3), ask=Ask(edit=edit))
-    first, _ = attend(Projections(q, k, v, 0.3), ask=Ask(edit=edit), queries=2)
+    whole, _ = attend(Projections(q, k, v, 0.3), Adjustments(edit=edit))
+    first, _ = attend(Projections(q, k, v, 0.3), Adjustments(edit=edit), queries=2)
     torch.testing.assert_close(first, whole[:, :2])
 
 
 def test_statistics_before_or_after_the_edit():
     q, k, v = tensors()
     probs, _ = by_hand(q, k, v, 0.3)
-    ask = {"statistics": frozenset({"column_sums"}), "edit": Sparsify(0.3)}
-    _, edited = attend(Projections(q, k, v, 0.3), ask=Ask(**ask))
-    _, dense = attend(Projections(q, k, v, 0.3), ask=Ask(**ask, before_edit=True))
+    edit = Adjustments(edit=Sparsify(0.3))
+    _, edited = attend(Projections(q, k, v, 0.3), edit, ["column_sums"])
+    _, dense = attend(Projections(q, k, v, 0.3), edit, ["column_sums"], before_edit=True)
     torch.testing.assert_close(dense.column_sums, probs.sum(2))
     torch.testing.assert_close(edited.column_sums, Sparsify(0.3)(probs).sum(2))
 
 
 @pytest.mark.parametrize("family", families.NAMES)
 def test_our_copy_of_the_block_is_the_models_own(family):
-    """In parts, too: with `look` values are computed apart from queries and keys."""
+    """In parts, too: with values computed apart from queries and keys."""
     model, images = families.make(family), families.images(family)
     with torch.no_grad():
         wanted = families.output(model, images)
-    asked = ((), ("diagonal", "column_sums"), ("class_row", "keys"))
-    for method in (*(Probe(statistics=frozenset(each)) for each in asked), Probe(look=True)):
+    asked = ((), ("diagonal", "column_sums"), ("class_row",))
+    for method in (*(Probe(statistics=frozenset(each)) for each in asked), Probe(in_parts=True)):
         probe = patch(model, method)
         # Processors round differently: 3e-6 was seen of eva02, whose features have values of 10.
         close = {"rtol": 1e-5, "atol": 4e-6}

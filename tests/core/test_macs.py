@@ -9,7 +9,7 @@ import torch
 
 from gtp_vit import ATS, GTP, METHODS, GTPError, Identity, ToMe, create_model, macs, patch
 from gtp_vit.errors import UnknownName
-from gtp_vit.paper.selection import SELECTORS
+from gtp_vit.methods.gtp.selection import SELECTORS
 from gtp_vit.reproduction.experiments import EXPERIMENTS
 from gtp_vit.testing import Case, families, fits
 from support.flops import torch_flops

@@ -11,7 +11,7 @@ from torch import nn
 from gtp_vit import GTP, METHODS, GTPError, Identity, UnsupportedBackbone, make_method, method_from_dict, patch, trace
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, BadSchedule, BadSetting, UnknownName
-from gtp_vit.paper.graph import degrees
+from gtp_vit.methods.gtp.graph import degrees
 from gtp_vit.testing import families
 
 VIT = "vit"

@@ -9,10 +9,11 @@ from torch import nn
 
 from gtp_vit import ATS, GTP, EViT, EvoViT, GTPPlus, Identity, ToMe, backbones, macs, patch
 from gtp_vit.backbones import rotary
-from gtp_vit.core.attention import Ask, Projections, attend, first_look
+from gtp_vit.core.attention import PLAIN, Adjustments, Projections, attend, class_row
+from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, UnsupportedBackbone
-from gtp_vit.paper.sparsity import Sparsify
+from gtp_vit.methods.gtp.sparsity import Sparsify
 from gtp_vit.patching import host_of
 from gtp_vit.testing import Case, check, families
 from gtp_vit.testing.promises import it_exports_with_a_dynamic_batch
@@ -104,7 +105,7 @@ def test_own_block_and_our_arithmetic_are_the_same_with_the_tokens_of_every_laye
         run(fast, images, observe=seen.append)
         for layer, tokens in enumerate(seen[:-1]):
             block = fast.blocks[layer]
-            out, _ = attend(host.project(block, layer, tokens, None), ask=Ask())
+            out, _ = attend(host.project(block, layer, tokens, None))
             x = tokens.x + host.attention_branch(block, out)
             x = x + host.mlp_branch(block, x, None)
             torch.testing.assert_close(host.run_block(block, layer, tokens), x, rtol=1e-5, atol=1e-5)
@@ -153,14 +154,14 @@ def test_methods_can_read_keys_before_or_after_they_are_rotated(family, monkeypa
         monkeypatch.setattr(rotary, "READ_ROTATED", is_rotated)
         with torch.no_grad():
             tokens = backbone.embed(fast, torch.zeros(1, 3, 64, 64))
-            found = backbone.project(backbone.blocks(fast)[0], 0, tokens, None)
-            _, stats = attend(found, ask=Ask(frozenset({"keys"})), first=tokens.prefix)
-        assert torch.equal(first_look(found, Ask(), None, tokens.prefix).keys, stats.keys)
+            block = backbone.blocks(fast)[0]
+            found = backbone.project(block, 0, tokens, None)
+            keys = LayerAttention(backbone, block, 0, tokens, PLAIN, prefix_only=False, drops_patches=False).keys
         if is_rotated:
-            assert torch.equal(stats.keys, found.k[:, :, tokens.prefix :])
-            assert (stats.keys[:, :, 1:] - stats.keys[:, :, :-1]).abs().max() > 0.01
+            assert torch.equal(keys, found.k[:, :, tokens.prefix :])
+            assert (keys[:, :, 1:] - keys[:, :, :-1]).abs().max() > 0.01
         else:
-            torch.testing.assert_close(stats.keys, stats.keys[:, :, :1].expand_as(stats.keys))
+            torch.testing.assert_close(keys, keys[:, :, :1].expand_as(keys))
 
 
 @pytest.mark.parametrize("asked", [(), ("class_row",), ("diagonal", "column_sums"), ("map",)])
@@ -175,7 +176,7 @@ def test_a_bias_is_added_to_the_logits(asked, edit, with_sizes):
     probs = logits.softmax(dim=-1)
     probs = probs if edit is None else edit(probs)
     projections = Projections(q, k, v, 0.3, bias=bias)
-    out, stats = attend(projections, ask=Ask(frozenset(asked), edit=edit), size=size)
+    out, stats = attend(projections, Adjustments(size, edit), asked)
     torch.testing.assert_close(out, (probs @ v).transpose(1, 2).flatten(2))
     expected = {
         "class_row": probs[:, :, 0],
@@ -185,8 +186,8 @@ def test_a_bias_is_added_to_the_logits(asked, edit, with_sizes):
     }
     for name in asked:
         torch.testing.assert_close(getattr(stats, name), expected[name])
-    look = first_look(projections, Ask(), size, 1)
-    torch.testing.assert_close(look.class_row, logits.softmax(dim=-1)[:, :, 0, 1:])
+    alone = class_row(projections, size, heads="each", first=1)
+    torch.testing.assert_close(alone, logits.softmax(dim=-1)[:, :, 0, 1:])
 
 
 @pytest.mark.parametrize("family", ["dinov3", "dinov3_padded"])

@@ -11,9 +11,10 @@ from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, load_pretrained, patch
 from gtp_vit.backbones.lvvit_network import LVViT
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.loop import all_features, run
-from gtp_vit.core.reducer import Reducer, VitInfo
+from gtp_vit.core.reducer import Reducer
 from gtp_vit.core.restoring import adopted, followed, remembered, restored
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 from gtp_vit.patching import tower_of
 from gtp_vit.report.patch_features import segments

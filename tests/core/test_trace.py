@@ -8,7 +8,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import GTPError
 from gtp_vit.kernels import native
-from gtp_vit.paper.graph import adjacency, normalise_matrix
+from gtp_vit.methods.gtp.graph import adjacency, normalise_matrix
 from gtp_vit.testing import families
 
 METHOD = GTP(propagate=7, alpha=0.3)

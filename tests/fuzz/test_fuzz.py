@@ -23,9 +23,10 @@ from gtp_vit.engines import engine_of
 from gtp_vit.engines import metadata as descriptions
 from gtp_vit.engines.graph import Graph, Port, Stored
 from gtp_vit.engines.metadata import read_about
-from gtp_vit.kernels import native, reference
+from gtp_vit.kernels import native
 from gtp_vit.methods import METHODS
 from gtp_vit.methods.atc import cluster
+from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.runs.journal import Journal
 from support.fuzz import cases, damaged, harmed
@@ -276,7 +277,7 @@ def reduce_of(chance):
     left = chance.randint(2, patches)
     x, branch = some(chance, batch, prefix + left, channels), some(chance, batch, prefix + left, channels)
     similarity = torch.rand(batch, patches, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31)))
-    lists, root = reference.neighbours(
+    lists, root = operators.neighbours_in_torch(
         similarity, side, side, chance.choice((0, 4, 8)), chance.randint(1, min(3, patches - 1))
     )
     order = torch.rand(batch, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31))).argsort(dim=1)
@@ -338,8 +339,8 @@ def check_conserve(number, arguments, results):
 
 OPERATORS = {
     "attention": (kernels.attention, attention_of),
-    "reduce": (kernels.reduce, reduce_of),
-    "neighbours": (kernels.neighbours, neighbours_of),
+    "reduce": (operators.reduce, reduce_of),
+    "neighbours": (operators.neighbours, neighbours_of),
     "cluster": (cluster, cluster_of),
     "conserve": (conserve, conserve_of),
 }

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from gtp_vit import GTP, kernels, patch
 from gtp_vit.kernels import native, reference, sources
 from gtp_vit.methods.atc import cluster
+from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.testing import families
 from support.operands import operands
@@ -199,15 +200,15 @@ def awkward_calls(dtype: torch.dtype):
         patches = rows * columns
         similarity = torch.randn(batch, patches, patches)
         for spatial, semantic in ((8, 3), (0, 20), (4, 1)):
-            yield native.neighbours, reference.neighbours, (similarity, rows, columns, spatial, semantic)
-        lists = reference.neighbours(similarity, rows, columns, 8, 3)
+            yield native.neighbours, operators.neighbours_in_torch, (similarity, rows, columns, spatial, semantic)
+        lists = operators.neighbours_in_torch(similarity, rows, columns, 8, 3)
         x, branch = torch.randn(2, batch, 2 + patches, channels).to(dtype)
         scores, size = torch.rand(batch, patches), torch.rand(batch, 2 + patches) + 0.5
         position = torch.stack([torch.randperm(patches) for _ in range(batch)])
         norm = (*torch.randn(2, channels).to(dtype), 1e-6)
         for norms, sizes in ((norm, size), ((None, None, 0.0), None)):
             arguments = (x, branch, scores, position, sizes, *lists, patches // 3, 0.3, True, *norms)
-            yield native.reduce, reference.reduce, arguments
+            yield native.reduce, operators.reduce_in_torch, arguments
         for norms, keep_norm in ((norm, True), ((None, None, 0.0), False)):
             arguments = (x, branch, scores, size[:, 2:], patches // 3, 0.5, keep_norm, *norms)
             yield native.conserve, conserve.twin, arguments

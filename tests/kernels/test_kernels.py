@@ -15,6 +15,7 @@ from gtp_vit import GTP, GTPPlus, kernels, patch
 from gtp_vit.core.loop import run
 from gtp_vit.errors import UnknownName
 from gtp_vit.kernels import Ops, native, reference
+from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.models import bundled
 from gtp_vit.testing import families
@@ -131,13 +132,13 @@ def test_reduce_equals_its_twin(kind, batch, grid, prefix, channels, with_size, 
     removed = data.draw(st.integers(1, count - 1))
     position = torch.stack([torch.randperm(patches, generator=generator)[:count].sort().values for _ in range(batch)])
     similarity = values(kind, 1 if shared_graph else batch, patches, patches, generator=generator)
-    lists = reference.neighbours(similarity, *grid, 8, min(4, patches - 1))
+    lists = operators.neighbours_in_torch(similarity, *grid, 8, min(4, patches - 1))
     x, branch = (values(kind, batch, prefix + count, channels, generator=generator) for _ in range(2))
     scores = values(kind, batch, count, generator=generator)
     size = torch.rand(batch, prefix + count, generator=generator) + 0.1 if with_size else None
     norm = (torch.randn(channels), torch.randn(channels), 1e-6) if with_norm else (None, None, 0.0)
     arguments = (x, branch, scores, position, size, *lists, removed, 0.3, data.draw(st.booleans()), *norm)
-    found, expected = native.reduce(*arguments), reference.reduce(*arguments)
+    found, expected = native.reduce(*arguments), operators.reduce_in_torch(*arguments)
     assert torch.equal(found[3], expected[3])
     for one, other in zip(found[:3], expected[:3], strict=True):
         # a row of nearly equal numbers has no variance: LayerNorm multiplies its rounding by up to 1000
@@ -186,18 +187,18 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
 
 def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin():
     """The one difference left between the two, as docs/design.md has it: the twin's product multiplies NaN by zero."""
-    lists = reference.neighbours(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
+    lists = operators.neighbours_in_torch(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
     x, scores = torch.zeros(1, 16, 8), torch.arange(16.0, 0, -1).unsqueeze(0)
     x[0, 15] = torch.nan  # the least important, so it goes
     arguments = (x, x, scores, torch.arange(16).unsqueeze(0), None, *lists, 1, 0.2, True, None, None, 0.0)
     receivers = (lists[0][0, :15] == 15).any(dim=1)
     assert 0 < receivers.sum() < 15
     assert torch.equal(native.reduce(*arguments)[0][0].isnan().all(dim=1), receivers)
-    assert reference.reduce(*arguments)[0].isnan().all()
+    assert operators.reduce_in_torch(*arguments)[0].isnan().all()
 
 
 def test_reduce_takes_strided_tensors():
-    lists = reference.neighbours(torch.rand(2, 9, 9), 3, 3, 8, 2)
+    lists = operators.neighbours_in_torch(torch.rand(2, 9, 9), 3, 3, 8, 2)
     x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
     position = torch.arange(9).expand(2, -1)
     arguments = (
@@ -214,7 +215,7 @@ def test_reduce_takes_strided_tensors():
         torch.rand(16),
         1e-6,
     )
-    for found, wanted in zip(native.reduce(*arguments), reference.reduce(*arguments), strict=True):
+    for found, wanted in zip(native.reduce(*arguments), operators.reduce_in_torch(*arguments), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -296,7 +297,7 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
     reduction = (x, branch, scores, position, size, *lists, 9, 0.2, True, *norm)
     merging = (x, branch, scores, size[:, 1:].contiguous(), 9, 0.5, True, *norm)
     for kernel, twin, arguments in (
-        (native.reduce, reference.reduce, reduction),
+        (native.reduce, operators.reduce_in_torch, reduction),
         (native.conserve, conserve.twin, merging),
     ):
         found, expected = kernel(*arguments), twin(*arguments)
@@ -353,7 +354,7 @@ def test_a_norm_with_a_life_of_its_own_is_called():
 def test_operators_pass_torchs_own_check():
     q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
     similarity = torch.rand(2, 9, 9)
-    lists = reference.neighbours(similarity, 3, 3, 8, 2)
+    lists = operators.neighbours_in_torch(similarity, 3, 3, 8, 2)
     x, position = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1)
     norm = (torch.rand(16), torch.rand(16), 1e-6)
     calls = {
@@ -380,11 +381,13 @@ def test_schemas_are_what_exported_programs_have_in_them():
 def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
     similarity = torch.rand(2, 9, 9)
     for found, wanted in zip(
-        kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2), reference.neighbours(similarity, 3, 3, 8, 2), strict=True
+        operators.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2),
+        operators.neighbours_in_torch(similarity, 3, 3, 8, 2),
+        strict=True,
     ):
         assert torch.equal(found, wanted)
-    monkeypatch.setitem(kernels.neighbours.by_set, Ops.TORCH, lambda *arguments: arguments[1:])
-    assert kernels.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2) == (3, 3, 8, 2)
+    monkeypatch.setitem(operators.neighbours.by_set, Ops.TORCH, lambda *arguments: arguments[1:])
+    assert operators.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2) == (3, 3, 8, 2)
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gtp_vit import GTPError, kernels
-from gtp_vit.kernels import Ops, checks, native, reference
+from gtp_vit.kernels import Ops, checks, native
+from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp_plus.merge import conserve
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
-OPERATORS = {each.name: each for each in (kernels.attention, kernels.reduce, conserve, kernels.neighbours)}
-LISTS = reference.neighbours(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
+OPERATORS = {each.name: each for each in (kernels.attention, operators.reduce, conserve, operators.neighbours)}
+LISTS = operators.neighbours_in_torch(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
 
 
 def good(operator: str) -> dict:
@@ -241,7 +242,7 @@ def test_a_cell_outside_the_grid_is_reported_and_not_read(where, value):
         with pytest.raises(IndexError, match="no cell of the grid"):
             torch.ops.gtp_vit.reduce(*(given | {where: bad}).values())
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            kernels.reduce(Ops.TORCH, *(given | {where: bad}).values())
+            operators.reduce(Ops.TORCH, *(given | {where: bad}).values())
 
 
 def test_shapes_that_are_checked_are_enough_for_every_operator():
@@ -301,5 +302,5 @@ def test_lists_that_are_filled_up_are_no_duplicates():
     lists[:, :, 1:] = 9
     arguments |= {"neighbours": lists, "size": None}
     found = torch.ops.gtp_vit.reduce(*arguments.values())
-    for one, other in zip(found, reference.reduce(*arguments.values()), strict=True):
+    for one, other in zip(found, operators.reduce_in_torch(*arguments.values()), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -8,7 +8,7 @@ from timm.layers import LayerNorm
 from gtp_vit import Identity, patch, trace
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.paper.graph import adjacency, normalise_matrix
+from gtp_vit.methods.gtp.graph import adjacency, normalise_matrix
 from support import goldens
 from support.goldens import gtp_of
 

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from gtp_vit.paper import graph
-from gtp_vit.paper.propagation import propagate, share_out, summarise
-from gtp_vit.paper.selection import (
+from gtp_vit.methods.gtp import graph
+from gtp_vit.methods.gtp.method import share_out
+from gtp_vit.methods.gtp.propagation import summarise
+from gtp_vit.methods.gtp.selection import (
     AGGREGATES,
     broadcasting_ability,
     class_attention,
@@ -16,7 +17,7 @@ from gtp_vit.paper.selection import (
     random_scores,
     regeneration_difficulty,
 )
-from gtp_vit.paper.sparsity import Sparsify, keep_largest
+from gtp_vit.methods.gtp.sparsity import Sparsify, keep_largest
 from gtp_vit.reproduction import complexity
 from gtp_vit.tensors import split
 
@@ -140,10 +141,10 @@ def test_eq9_normalisation_and_a_token_without_edges():
 
 
 def test_eq10_and_eq12_propagation():
-    kept, gone = T([[[1.0, 2.0], [3.0, 4.0]]]), T([[[10.0, 20.0]]])
-    weights = T([[[0.5], [0.0]]])
-    assert torch.equal(propagate(kept, weights, gone, 0.2), T([[[2.0, 4.0], [3.0, 4.0]]]))
-    assert torch.equal(propagate(T([[[1.0], [1.0]]]), weights, T([[[2.0]]]), 0.5), T([[[1.5], [1.0]]]))
+    features, sizes = T([[[1.0, 2.0], [10.0, 20.0], [3.0, 4.0]]]), T([[[1.0], [2.0], [1.0]]])
+    kept, gone, weights = T([[0, 2]]), T([[1]]), T([[[0.5], [0.0]]])
+    assert torch.equal(summarise(features, 0, kept, gone, weights, 0.2), T([[[2.0, 4.0], [3.0, 4.0]]]))
+    assert torch.equal(summarise(sizes, 0, kept, gone, weights, 0.5), T([[[1.5], [1.0]]]))
 
 
 def test_summarise_leaves_the_prefix_alone():

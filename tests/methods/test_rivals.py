@@ -23,7 +23,7 @@ from gtp_vit import (
     patch,
     trace,
 )
-from gtp_vit.core.attention import Ask, Projections, attend
+from gtp_vit.core.attention import Adjustments, Projections, attend
 from gtp_vit.core.loop import run
 from gtp_vit.core.masking import EPSILON, masked_softmax
 from gtp_vit.core.merging import Pairs, average, match, mergeable
@@ -221,8 +221,8 @@ def test_the_gradient_of_masked_softmax_is_that_of_its_formula_but_for_epsilon(m
 
 def test_a_mask_of_ones_is_plain_attention():
     q, k, v = torch.randn(3, 2, 3, 7, 4).unbind(0)
-    plain, _ = attend(Projections(q, k, v, 0.5), ask=Ask())
-    masked, _ = attend(Projections(q, k, v, 0.5), ask=Ask(mask=torch.ones(2, 1, 7)))
+    plain, _ = attend(Projections(q, k, v, 0.5))
+    masked, _ = attend(Projections(q, k, v, 0.5), Adjustments(mask=torch.ones(2, 1, 7)))
     torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gtp_vit import Method
-from gtp_vit.core.attention import Ask
+from gtp_vit.core.attention import PLAIN
 from gtp_vit.core.reducer import Reducer
 from gtp_vit.kernels import reference
 
@@ -15,11 +15,24 @@ class Probe(Method):
 
     name: ClassVar[str] = "probe"
     statistics: frozenset[str] = frozenset()
-    look: bool = False
+    in_parts: bool = False
+    """Compute values apart from queries and keys."""
 
     def build(self, vit):
-        reducer = Reducer(vit)
-        reducer.ask = lambda layer, tokens: Ask(self.statistics, look=self.look)
-        reducer.look = lambda layer, tokens, probs: (tokens, probs)
-        reducer.weigh = lambda probs, v, queries: reference.weigh(probs[:, :, :queries], v)
-        return reducer
+        return ProbeReducer(vit, self)
+
+
+class ProbeReducer(Reducer):
+    def adjust(self, layer, tokens):
+        return PLAIN
+
+    def attend(self, attention):
+        if not self.method.in_parts:
+            return super().attend(attention)
+        probs = attention.map_only()
+        queries = attention.tokens.prefix if attention.prefix_only else None
+        return attention.add(reference.weigh(probs[:, :, :queries], attention.values_only()))
+
+    def reduce(self, attention):
+        attention.statistics(*self.method.statistics)
+        return attention.add()

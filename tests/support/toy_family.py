@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones.modules import check_images, is_overridden
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Output, Part
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 
 
 class ToyBlock(nn.Module):
@@ -121,7 +121,7 @@ class ToyBackbone(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
         y = block.before(tokens.x)
         q, k, v = block.split(block.q(y[:, :queries])), block.split(block.k(y)), block.split(block.v(y))
         return Projections(q, k, v, scale=q.shape[-1] ** -0.5)

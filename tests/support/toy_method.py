@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -44,13 +45,11 @@ class ToyReducer(Reducer):
             self.load_state_dict(load_file(method.channels))
         self.plan = self.removals(vit.grid)
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return Ask() if self.removals_of(tokens)[layer] else None
-
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        tokens = attention.add()
         weighted = tokens.image * self.channels["weight"]
         norms = weighted.norm(dim=-1)
-        left = norms.shape[1] - self.removals_of(tokens)[layer]
+        left = norms.shape[1] - self.removals_of(tokens)[attention.layer]
         kept = norms.sort(dim=1, descending=True, stable=True).indices[:, :left].sort(dim=1).values
         # Gates of 1 through which the weights get a gradient.
         gates = norms / norms.detach().clamp(min=1e-9)

@@ -39,7 +39,7 @@ from gtp_vit import (
     patch,
 )
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.core.attention import Ask
+from gtp_vit.core.attention import PLAIN
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, make_transform, open_images
@@ -303,13 +303,13 @@ class ToyReducer(Reducer):
     def removals(self, grid):
         return (self.method.r,) * self.vit.depth
 
-    def ask(self, layer, tokens):
-        return Ask()
+    def adjust(self, layer, tokens):
+        return PLAIN
 
-    def fused(self, layer, tokens, branch, stats, norm):
-        tokens = tokens.add(branch * self.inner.weight)
-        rows = torch.arange(tokens.image.shape[1] - self.removals_of(tokens)[layer])
-        return tokens.keep(rows.expand(len(tokens.x), -1)), None
+    def reduce(self, attention):
+        tokens = attention.tokens.add(attention.branch() * self.inner.weight)
+        rows = torch.arange(tokens.image.shape[1] - self.removals_of(tokens)[attention.layer])
+        return tokens.keep(rows.expand(len(tokens.x), -1))
 
 
 @pytest.mark.parametrize("method", [Toy(r=8), GTP(propagate=8), ToMe(r=8)])

@@ -21,8 +21,8 @@ from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.backbones.torchvision_vit import TorchvisionViT
 from gtp_vit.backbones.wrappers import ROOTS, Root, has_classes, labels, refused
 from gtp_vit.core.backbone import Backbone, Inputs, Output
-from gtp_vit.core.costs import Convention, Costs, measure_costs
-from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.costs import PRODUCTS, Convention, Costs, measure_costs
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
 BACKBONES: dict[str, Backbone] = {
@@ -95,7 +95,7 @@ class Host:
         """All weights of the model, by which figures know what they were measured on; none on meta."""
         return _with_data(list(self.model.parameters()))
 
-    def costs(self, grid: tuple[int, int] | None = None, convention: Convention = "model") -> Costs:
+    def costs(self, grid: tuple[int, int] | None = None, convention: Convention = PRODUCTS) -> Costs:
         """MACs of the ViT, part by part; of a model around it only a head that is known."""
         around: Any = quiet_copy(self.around)
         tower = around if self.root is None else around.get_submodule(self.root.path)

@@ -29,9 +29,9 @@ from gtp_vit.backbones.modules import (
 )
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
-from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.backbone import Backbone, Inputs, Output, Part
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 
 OLDEST = (5, 18)  # older ones have other names
 RECORDERS = "transformers.utils.output_capturing"  # its hooks stay once hidden states were asked for; they only look
@@ -268,7 +268,7 @@ class HuggingFaceViT(Backbone):
             return block.forward(tokens.x, attention_mask=None, **more)
         return block(tokens.x, attention_mask=None, **more)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
         names = _of_block(block)
         attention, y = getattr(block, names.attends), getattr(block, names.norms[0])(tokens.x)
         heads = attention.q_proj.out_features // attention.head_dim

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, project, project_some
+from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, project
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
+from gtp_vit.core.backbone import Part
 from gtp_vit.core.tokens import Tokens
 
 
@@ -54,16 +55,9 @@ class LVViTBackbone(TimmViT):
         cell = torch.arange(x.shape[1] - 1, device=x.device)
         return Tokens(x, cell.expand(x.shape[0], -1), 1, self.grid(model))
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
-        q, k, v = project(block.attn, block.norm1(tokens.x), queries)
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+        q, k, v = project(block.attn, block.norm1(tokens.x), queries, part)
         return Projections(q, k, v, block.attn.scale)
-
-    def looks(self, block: Any, layer: int, tokens: Tokens) -> Projections:
-        q, k = project_some(block.attn, block.norm1(tokens.x), 0, 2)
-        return Projections(q, k, k, block.attn.scale)
-
-    def values(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
-        return project_some(block.attn, block.norm1(tokens.x), 2, 3)[0]
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         return block.attn.proj(out) / block.skip_lam

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.backbone import Part
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import BadInput
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -136,24 +137,22 @@ def is_plain_linear(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and not is_overridden(layer, hooks=True)
 
 
-def project(attn: Any, y: Tensor, queries: int | None, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+def project(attn: Any, y: Tensor, queries: int | None, part: Part = "all") -> tuple[Tensor, ...]:
     """Queries, keys and values of an attention with one fused layer `qkv`; only the first queries if asked.
 
-    `bias`: what the model uses instead of the layer's own; such models use its weight without calling it.
+    `part`: only queries and keys, or values; what is not computed is one of those that are.
     """
-    if bias is None and (queries is None or not is_plain_linear(attn.qkv)):
-        q, k, v = split_heads(attn.qkv(y), 3, attn.num_heads)
+    layer, heads = attn.qkv, attn.num_heads
+    if part == "all" and queries is not None and is_plain_linear(layer):
+        return project_packed(layer.weight, layer.bias, y, heads, queries)
+    if part == "all" or not is_plain_linear(layer):
+        q, k, v = split_heads(layer(y), 3, heads)
         return q[:, :, :queries], k, v
-    return project_packed(attn.qkv.weight, attn.qkv.bias if bias is None else bias, y, attn.num_heads, queries)
-
-
-def project_some(attn: Any, y: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
-    """Of queries, keys and values, numbers 0 to 2, those from `first` to before `last`, by one fused layer `qkv`."""
-    if not is_plain_linear(attn.qkv):
-        return project(attn, y, None)[first:last]
-    weight, bias = attn.qkv.weight, attn.qkv.bias
-    rows = slice(first * (weight.shape[0] // 3), last * (weight.shape[0] // 3))
-    return split_heads(F.linear(y, weight[rows], None if bias is None else bias[rows]), last - first, attn.num_heads)
+    two_thirds = layer.weight.shape[0] // 3 * 2
+    rows = slice(two_thirds) if part == "map" else slice(two_thirds, None)
+    weight, bias = layer.weight[rows], None if layer.bias is None else layer.bias[rows]
+    parts = split_heads(F.linear(y, weight, bias), 2 if part == "map" else 1, heads)
+    return parts[0], parts[-1], parts[-1]
 
 
 def project_packed(

@@ -27,11 +27,11 @@ from gtp_vit.backbones.modules import (
     unknown_part,
 )
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Output, Part
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import BadSetting, GTPError
 
 # Children and tensors that the copied forward knows.
@@ -243,7 +243,7 @@ class OpenClipViT(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
         attn, y = block.attn, block.ln_1(tokens.x)
         if type(attn) is nn.MultiheadAttention:
             return mha.project(attn, y, queries)

@@ -19,7 +19,8 @@ from gtp_vit.backbones.modules import class_refusal
 from gtp_vit.backbones.timm_blocks import Kinds, attention_dropout, blocks_refusal
 from gtp_vit.backbones.timm_eva import ATTENTION, BLOCK, TimmEva, queries_keys_values
 from gtp_vit.backbones.timm_vit import MODEL
-from gtp_vit.core.attention import Ask, Projections, attend
+from gtp_vit.core.attention import Projections, attend
+from gtp_vit.core.backbone import Part
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.tensors import behind_prefix
 
@@ -61,11 +62,11 @@ class TimmBeit(TimmEva):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         if tokens.cell is tokens.table.cells:
             return block(tokens.x, shared_rel_pos_bias=tokens.table.shared)
-        out, _ = attend(self.project(block, layer, tokens, None), ask=Ask(), ops=tokens.ops)
+        out, _ = attend(self.project(block, layer, tokens, None), ops=tokens.ops)
         x = tokens.x + self.attention_branch(block, out)
         return x + self.mlp_branch(block, x, None)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
         attn = block.attn
         q, k, v = queries_keys_values(attn, block.norm1(tokens.x), queries)
         return Projections(q, k, v, attn.scale, attention_dropout(attn), _bias(attn, tokens, queries))

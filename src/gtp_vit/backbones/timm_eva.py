@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import class_refusal, project, split_heads, through
+from gtp_vit.backbones.modules import class_refusal, project, project_packed, split_heads, through
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.backbones.timm_blocks import (
     Kinds,
@@ -25,7 +25,7 @@ from gtp_vit.backbones.timm_blocks import (
 )
 from gtp_vit.backbones.timm_vit import MODEL, TimmViT
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone
+from gtp_vit.core.backbone import Part
 from gtp_vit.core.tokens import Tokens
 
 BLOCK = {"norm1", "attn", "gamma_1", "drop_path1", "norm2", "mlp", "gamma_2", "drop_path2"}
@@ -88,7 +88,7 @@ class TimmEva(TimmViT):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x, rope=None if tokens.table is None else tokens.table.of_image(layer, tokens))
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
         attn = block.attn
         q, k, v = queries_keys_values(attn, before_attention(block, tokens.x), queries)
         q, k = through(attn.q_norm, q), through(attn.k_norm, k)
@@ -100,8 +100,6 @@ class TimmEva(TimmViT):
             q = rotated(q, rows[..., : q.shape[2], :], half)
         turned, metric = rotated(k, rows, half).to(v.dtype), read_by_methods(k.to(v.dtype))
         return Projections(q.to(v.dtype), turned, v, attn.scale, dropout, metric=metric)
-
-    looks, values = Backbone.looks, Backbone.values  # by `project`: the keys are rotated
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         out = attention_output(block.attn, out)
@@ -117,10 +115,10 @@ def queries_keys_values(attn: Any, y: Tensor, queries: int | None) -> tuple[Tens
     if attn.qkv is None:
         inputs = ((attn.q_proj, y[:, :queries]), (attn.k_proj, y), (attn.v_proj, y))
         return tuple(split_heads(layer(each), 1, attn.num_heads)[0] for layer, each in inputs)
-    bias = None
-    if getattr(attn, "q_bias", None) is not None:
-        bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
-    return project(attn, y, queries, bias)
+    if getattr(attn, "q_bias", None) is None:
+        return project(attn, y, queries)
+    bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+    return project_packed(attn.qkv.weight, bias, y, attn.num_heads, queries)
 
 
 def _scaled(gamma: Tensor | None, out: Tensor) -> Tensor:

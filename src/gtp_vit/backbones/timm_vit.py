@@ -24,7 +24,6 @@ from gtp_vit.backbones.modules import (
     no_features,
     plain_norm,
     project,
-    project_some,
     quiet_copy,
     through,
 )
@@ -40,9 +39,9 @@ from gtp_vit.backbones.timm_blocks import (
 )
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
-from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.backbone import Backbone, Inputs, Output, Part
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 
 # Children that the copied forward calls. `norm` of attention appeared during timm 1.0.
 BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
@@ -195,18 +194,12 @@ class TimmViT(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
         attn = block.attn
-        q, k, v = project(attn, before_attention(block, tokens.x), queries)
+        q, k, v = project(attn, before_attention(block, tokens.x), queries, part)
+        if part == "values":
+            return Projections(q, k, v, attn.scale)
         return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, attention_dropout(attn))
-
-    def looks(self, block: Any, layer: int, tokens: Tokens) -> Projections:
-        attn = block.attn
-        q, k = project_some(attn, before_attention(block, tokens.x), 0, 2)
-        return Projections(through(attn.q_norm, q), through(attn.k_norm, k), k, attn.scale, attention_dropout(attn))
-
-    def values(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
-        return project_some(block.attn, before_attention(block, tokens.x), 2, 3)[0]
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         out = attention_output(block.attn, out)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from gtp_vit.backbones import mha
 from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, plain_norm, through, unknown_part
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Output, Part
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 
 # The model does not know its weights. Those of torchvision for 224 pixels are prepared as its own training does, those
 # for larger images (SWAG) without a margin.
@@ -158,7 +158,7 @@ class TorchvisionViT(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
         return mha.project(block.self_attention, block.ln_1(tokens.x), queries)
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.reducer import VitInfo
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import UnsupportedBackbone
 
 

@@ -9,11 +9,10 @@ import tyro
 
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer_with_table
-from gtp_vit.core.costs import Convention
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
-from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.macs import ConventionName, macs
 from gtp_vit.report.timing import cost_table
 
 
@@ -30,7 +29,7 @@ class Macs(OutputFlags, MethodFlags):
     model: tyro.conf.Positional[str] = bundled.NAME
     """A timm model, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME, open_clip:NAME,
     torchvision:NAME."""
-    convention: Convention = "model"
+    convention: ConventionName = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None
     """Height and width of the images, if different from the model's own."""

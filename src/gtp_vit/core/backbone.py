@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,9 @@ def main_output(returned: Any, kind: str) -> Any:
         return returned
     scores = getattr(returned, FIELDS["classes"], returned)  # a classifier without classes returns its features there
     return getattr(returned, FIELDS[kind], scores if kind == "features" else returned)
+
+
+Part = Literal["all", "map", "values"]  # of the projections: queries, keys and values; queries and keys; values
 
 
 class Backbone(Protocol):
@@ -95,16 +98,13 @@ class Backbone(Protocol):
     def run_block(self, block: nn.Module, layer: int, tokens: Tokens) -> Tensor:
         """The features after one of the model's own blocks, for layers that a method leaves alone."""
 
-    def project(self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None) -> Projections:
-        """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given."""
+    def project(
+        self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None, part: Part = "all"
+    ) -> Projections:
+        """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given.
 
-    def looks(self, block: nn.Module, layer: int, tokens: Tokens) -> Projections:
-        """Queries and keys of a block's attention, whose values are not used; a family may leave them out."""
-        return self.project(block, layer, tokens, None)
-
-    def values(self, block: nn.Module, layer: int, tokens: Tokens) -> Tensor:
-        """Values of a block's attention alone, [B, H, N, D]."""
-        return self.project(block, layer, tokens, 0).v
+        `part`: what of them is used; the rest may be anything, so a family can save computing it.
+        """
 
     def attention_branch(self, block: nn.Module, out: Tensor) -> Tensor:
         """The attention branch, ready to be added to x: projection and scales applied to the output of attention."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from gtp_vit.core.backbone import Backbone
-from gtp_vit.core.reducer import Method, Reducer, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import BlockCosts, ForwardPass, Step, VitInfo
 from gtp_vit.errors import BadSetting
-from gtp_vit.paper import torchprofile
 
-Convention = Literal["model", "torchprofile"]
-CONVENTIONS = get_args(Convention)
+
+@dataclass(frozen=True, eq=False)
+class Convention:
+    """What is counted as a MAC."""
+
+    name: str
+    operators: Mapping[Any, Callable[..., int]]  # MACs of operators besides matrix products and convolutions
+    block: Callable[[BlockCosts], BlockCosts]  # the costs of a block as they were measured -> as they count
+    own_macs: Callable[[Reducer, ForwardPass], int]  # of the method's own work
+
+
+def _as_measured(costs: BlockCosts) -> BlockCosts:
+    return costs
+
+
+def _own_macs(reducer: Reducer, run: ForwardPass) -> int:
+    return reducer.own_macs(run)
+
+
+PRODUCTS = Convention("model", {}, _as_measured, _own_macs)  # what torch's FlopCounterMode sees
 
 
 @dataclass(frozen=True)
@@ -45,18 +63,6 @@ class Macs:
 
     def __str__(self) -> str:
         return f"{self.total / 1e9:.3f} GMACs"
-
-
-class BlockCosts(NamedTuple):
-    """MACs of one block for one token, part by part."""
-
-    keys: int  # norm, key and value
-    queries: int  # query
-    pairs: int  # both products of attention, for one pair of query and key
-    output: int  # projection of the output of attention
-    mlp: int  # MLP and its norm
-    looks: int  # norm, query and key, where values are of other tokens
-    values: int  # norm and value, of those
 
 
 @dataclass(frozen=True)
@@ -81,30 +87,23 @@ class Costs:
             include_method: count the method's own work too.
         """
         lossless = lossless and not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
-        prefix, layers, looks = self.vit.prefix, [], 0
+        prefix, layers = self.vit.prefix, []
         for layer, (cost, step) in enumerate(zip(self.blocks, steps, strict=True)):
-            keys, queries, rows, mlp = (prefix + number for number in (step.keys, step.rows, step.rows, step.mlp))
+            keys, rows, mlp = (prefix + number for number in (step.keys, step.rows, step.mlp))
+            queries = rows
             last = lossless and layer == len(steps) - 1
-            if step.looked:
-                seen = prefix + step.looked
-                look = seen * cost.looks + seen * seen * cost.pairs // 2
-                if not step.again:
-                    rows, mlp = (prefix, prefix) if last else (rows, mlp)
-                    whole = keys * cost.values + rows * keys * cost.pairs // 2 + rows * cost.output + mlp * cost.mlp
-                    # The last block, shortened, would need no map: the look is then the method's own work.
-                    layers.append(whole if last else look + whole)
-                    looks += look if last else 0
-                    continue
-                looks += look
             if last:  # an edit of the map has to see the whole map, so queries of all tokens are needed then
                 queries, rows, mlp = keys if reducer.edits_map else prefix, prefix, prefix
-            projected = queries if last else keys
             # One product makes the map, of all queries; the other one the output, of the rows that are wanted.
-            products = (queries + rows) * keys * cost.pairs // 2
-            layers.append(keys * cost.keys + projected * cost.queries + products + rows * cost.output + mlp * cost.mlp)
+            if step.map:
+                inputs, products = cost.map_of(prefix + step.map) + keys * cost.values_only, rows * keys
+            else:
+                inputs = keys * cost.keys + (queries if last else keys) * cost.queries
+                products = (queries + rows) * keys
+            layers.append(inputs + products * cost.pairs // 2 + rows * cost.output + mlp * cost.mlp)
         left = prefix if lossless else prefix + steps[-1].after
-        count = reducer.own_macs if self.convention == "model" else reducer.published_macs
-        own = count(self.grid, steps, len(steps) - lossless) + looks if include_method else 0
+        run = ForwardPass(self.grid, tuple(steps), self.blocks, shortened=lossless)
+        own = self.convention.own_macs(reducer, run) if include_method else 0
         return Macs(self.embed, tuple(layers), self.head + left * self.head_per_token, own)
 
     @property
@@ -142,7 +141,7 @@ def measure_costs(
     vit: VitInfo,
     head: Callable[[Tensor], Any],
     grid: tuple[int, int] | None = None,
-    convention: Convention = "model",
+    convention: Convention = PRODUCTS,
 ) -> Costs:
     """Run each part of a model on a few tokens, of zeros or without data, and count.
 
@@ -174,7 +173,7 @@ def _measure(
     inputs = backbone.inputs(model)
     # Images are in the precision of the first convolution; some models keep their embeddings in another one.
     weight = next((each for each in model.parameters() if each.ndim == 4), next(model.parameters()))
-    meter = Meter(torchprofile.COUNTED if convention == "torchprofile" else {})
+    meter = Meter(convention.operators)
     grid = grid or vit.grid
     rows, columns = grid if inputs.any_size else vit.grid
     size = (rows * inputs.patch[0], columns * inputs.patch[1]) if inputs.any_size else inputs.size
@@ -188,9 +187,7 @@ def _measure(
         for layer, block in enumerate(list(backbone.blocks(model))[: vit.depth]):
             kind = tuple((name, p.shape) for name, p in block.named_parameters())
             if kind not in known:
-                known[kind] = _block(backbone, block, layer, three, meter)
-                if convention == "torchprofile":
-                    known[kind] = torchprofile.with_scaled_queries(known[kind])
+                known[kind] = convention.block(_block(backbone, block, layer, three, meter))
             blocks.append(known[kind])
         short, long = (
             meter.of(lambda x=tokens.x: head(backbone.norm(model)(x)))[1]  # type: ignore[misc]
@@ -227,15 +224,15 @@ def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, met
         pairs=q.shape[1] * (q.shape[3] + v.shape[3]),
         output=meter.of(lambda: backbone.attention_branch(block, out))[1] // count,
         mlp=meter.of(lambda: backbone.mlp_branch(block, tokens.x, None))[1] // count,
-        looks=meter.of(lambda: backbone.looks(block, layer, tokens))[1] // count,
-        values=meter.of(lambda: backbone.values(block, layer, tokens))[1] // count,
+        map_only=meter.of(lambda: backbone.project(block, layer, tokens, None, "map"))[1] // count,
+        values_only=meter.of(lambda: backbone.project(block, layer, tokens, 0, "values"))[1] // count,
     )
 
 
 class Meter(TorchDispatchMode):
     """Counts MACs of matrix products and convolutions, and of the operators that `more` has formulas for."""
 
-    def __init__(self, more: dict[Any, Callable[..., int]]) -> None:
+    def __init__(self, more: Mapping[Any, Callable[..., int]]) -> None:
         super().__init__()
         self.more, self.count = more, 0
 

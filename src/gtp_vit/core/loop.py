@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gtp_vit import kernels
-from gtp_vit.core.attention import Ask, Projections, attend, attention_map, first_look
+from gtp_vit.core.attention import PLAIN
 from gtp_vit.core.backbone import Backbone
-from gtp_vit.core.reducer import Method, Reducer, VitInfo
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.core.restoring import followed, remembered, restored
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import BadInput
 from gtp_vit.kernels import Kernels
-from gtp_vit.tensors import behind_prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +96,11 @@ def run(
     call: Any = functools.partial(checkpoint, use_reentrant=False) if again else _call
     for layer, block in enumerate(blocks):
         last = prefix_only and layer == len(blocks) - 1
-        half = call(attention_part, backbone, reducer, block, layer, tokens, last)
+        output = call(attention_part, backbone, reducer, block, layer, tokens, last)
         # Rebound to free the layer's input before the MLP, which needs the most memory.
-        tokens = half.tokens
-        tokens = call(mlp_part, backbone, reducer, block, layer, half, last)
-        del half
+        tokens = output.tokens
+        tokens = call(mlp_part, backbone, reducer, block, layer, output, last)
+        del output
         if observe is not None:
             observe(tokens)
     return tokens
@@ -115,69 +116,41 @@ def all_features(model: Any, images: Tensor) -> Tensor:
     return reduction.backbone.norm(model)(restored(run(model, images, restore=reduction.restore)))
 
 
-class Half(NamedTuple):
+class AttentionOutput(NamedTuple):
     """A layer after its attention."""
 
     tokens: Tokens
-    normed: Tensor | None = None  # features after the MLP's norm, if a kernel has computed them
-    whole: bool = False  # did the model's own block run, which includes the MLP?
+    block_done: bool  # did the model's own block run, which includes the MLP?
 
 
 def attention_part(
-    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, last: bool
-) -> Half:
+    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
+) -> AttentionOutput:
     """Attention and reduction, which sits between the two branches of a block.
 
-    `last`: the image tokens this layer would output are not used.
+    `prefix_only`: the image tokens this layer would output are not used.
     """
-    tokens = followed(reducer, layer, tokens, reducer.before(layer, tokens))
-    ask = reducer.ask(layer, tokens)
-    weights = reducer.key_weights(tokens)
-    if ask is None and weights is None and not last:
+    tokens = followed(reducer.drops_patches, layer, tokens, reducer.before(layer, tokens))
+    adjustments = reducer.adjust(layer, tokens)
+    if adjustments is None and not prefix_only:
         # The model's own block, with its fused attention and its hooks.
-        return Half(tokens.but(x=backbone.run_block(block, layer, tokens)), whole=True)
-    ask = ask or Ask()
-    prefix, ops = tokens.prefix, tokens.ops
-    if ask.look:
-        merged, seen = reducer.look(layer, tokens, attention_map(backbone.looks(block, layer, tokens), weights))
-        tokens = followed(reducer, layer, tokens, merged)
-        if seen is not None:
-            out = reducer.weigh(seen, backbone.values(block, layer, tokens), prefix if last else None)
-            return Half((tokens.prefix_only() if last else tokens).add(backbone.attention_branch(block, out)))
-        ask, weights = Ask(), reducer.key_weights(tokens)
-    if last:
-        # Removing tokens here could not change the prefix tokens, so none are removed and no statistics are needed. An
-        # edit of the map still is: it changes what the prefix tokens see.
-        projections = backbone.project(block, layer, tokens, prefix if ask.edit is None else None)
-        mask = None if ask.mask is None else ask.mask[:, :prefix]
-        out, _ = attend(projections, ask=Ask(edit=ask.edit, mask=mask), size=weights, queries=prefix, ops=ops)
-        return Half(tokens.prefix_only().add(backbone.attention_branch(block, out)))
-    projections = backbone.project(block, layer, tokens, None)
-    if ask.choose:
-        kept, chosen = reducer.choose(layer, tokens, first_look(projections, ask, weights, prefix))
-        tokens = followed(reducer, layer, tokens, chosen)
-        out, _ = attend(_queries_of(projections, kept, prefix), ask=Ask(), size=weights, ops=ops)
-        return Half(tokens.add(backbone.attention_branch(block, out)))
-    out, stats = attend(projections, ask=ask, size=weights, first=prefix, ops=ops)
-    branch = backbone.attention_branch(block, out)
-    reduced, normed = reducer.fused(layer, tokens, branch, stats, backbone.mlp_norm(block))
-    return Half(followed(reducer, layer, tokens, reduced, branch), normed)
+        return AttentionOutput(tokens.but(x=backbone.run_block(block, layer, tokens)), block_done=True)
+    attention = LayerAttention(
+        *(backbone, block, layer, tokens, adjustments or PLAIN),
+        prefix_only=prefix_only,
+        drops_patches=reducer.drops_patches,
+    )
+    return AttentionOutput(attention.finish(reducer.attend(attention)), block_done=False)
 
 
-def mlp_part(backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, half: Half, last: bool) -> Tokens:
+def mlp_part(
+    backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, output: AttentionOutput, prefix_only: bool
+) -> Tokens:
     """The MLP, if it has not run yet, and what the method does after the layer."""
-    tokens = half.tokens if half.whole else half.tokens.add(backbone.mlp_branch(block, half.tokens.x, half.normed))
-    if last:
+    tokens = output.tokens
+    if not output.block_done:
+        tokens = tokens.add(backbone.mlp_branch(block, tokens.x, tokens.normed))
+    if prefix_only:
         return tokens
-    tokens = followed(reducer, layer, tokens, reducer.after(layer, tokens))
+    tokens = followed(reducer.drops_patches, layer, tokens, reducer.after(layer, tokens))
     return tokens if tokens.detail is None else tokens.but(layers=layer + 1)
-
-
-def _queries_of(projections: Projections, kept: Tensor, prefix: int) -> Projections:
-    """The same with queries of the prefix tokens and of the image tokens `kept` [B, K] only."""
-    q, k, v, scale, dropout, bias, metric = projections
-    rows = behind_prefix(kept, prefix)[:, None, :, None]
-    if bias is not None:
-        bias = bias.expand(q.shape[0], -1, -1, -1).gather(2, rows.expand(-1, q.shape[1], -1, k.shape[2]))
-    q = q.gather(2, rows.expand(-1, q.shape[1], -1, q.shape[3]))
-    return Projections(q, k, v, scale, dropout, bias, metric)

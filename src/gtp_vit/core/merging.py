@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Reducer, Step, VitInfo
+from gtp_vit.core.attention import Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Reducer
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import Step, VitInfo
 from gtp_vit.errors import BadSetting
 from gtp_vit.tensors import at_least_float32, full_precision, in_order, largest_first
 
@@ -50,10 +52,9 @@ def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
     return Pairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
 
 
-def mean_keys(stats: Stats) -> Tensor:
+def mean_keys(attention: LayerAttention) -> Tensor:
     """The features that similarity is computed from: keys averaged over the heads, in float32, [B, M, D]."""
-    assert stats.keys is not None
-    return at_least_float32(stats.keys).mean(dim=1)
+    return at_least_float32(attention.keys).mean(dim=1)
 
 
 def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +73,7 @@ def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class PairReducer(Reducer):
     """Merges tokens with similar keys; a method says which, by `pairs`.
 
-    Its settings have prop_attn and weighted_pool, or it has `key_weights` and `finish` of its own.
+    Its settings have prop_attn and weighted_pool, or it has `weighs_keys` and `finish` of its own.
     """
 
     drops_patches = False
@@ -80,21 +81,27 @@ class PairReducer(Reducer):
     def __init__(self, method: Any, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
-        self.ask_keys = Ask(frozenset({"keys"}))
+
+    @property
+    def weighs_keys(self) -> bool:
+        """Does attention favour large tokens?"""
+        return bool(self.method.prop_attn)
 
     def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
         """Which `removed` tokens go where, by the mean of each token's keys [B, M, D]."""
         raise NotImplementedError
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_keys if self.removals_of(tokens)[layer] else None
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        weights = tokens.key_sizes if self.weighs_keys else None
+        return super().adjust(layer, tokens) if weights is None else Adjustments(weights)
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        tokens, layer = attention.add(), attention.layer
         removed = self.removals_of(tokens)[layer]
         if removed == 0:
             return tokens
         with torch.no_grad():
-            pairs = self.pairs(layer, tokens, mean_keys(stats), removed)
+            pairs = self.pairs(layer, tokens, mean_keys(attention), removed)
         return self.merge(layer, tokens, pairs)
 
     def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
@@ -102,9 +109,6 @@ class PairReducer(Reducer):
         with torch.no_grad():
             weights, retain, size = average(pairs, tokens.sizes)
         return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
-
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes if self.method.prop_attn else None
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)

@@ -1,60 +1,32 @@
-"""The interface between methods and backbones: `VitInfo`, the settings `Method`, and the `Reducer`."""
+"""What a method is: its settings, a `Method`, and what it does in a forward pass, a `Reducer`."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.attention import PLAIN, Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.schedule import removals, share_at, spread, weaker, weaker_share
 from gtp_vit.core.settings import checked
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, Step, VitInfo
 from gtp_vit.errors import BadSetting
-
-
-@dataclass(frozen=True)
-class VitInfo:
-    """Sizes of a ViT: all that a method knows of it."""
-
-    depth: int
-    dim: int  # channels of a token
-    heads: int
-    head_dim: int
-    grid: tuple[int, int]
-    prefix: int
-    class_token: bool  # is the first prefix token a class token?
-    head_reads_image_tokens: bool  # False: pooling and head read prefix tokens only
-    head_averages_image_tokens: bool  # is the pooled feature their plain mean?
-
-    @property
-    def image_tokens(self) -> int:
-        return self.grid[0] * self.grid[1]
-
-
-class Step(NamedTuple):
-    """How many image tokens each part of one layer computes."""
-
-    keys: int  # have keys and values
-    rows: int  # get an output of attention
-    mlp: int  # go through the MLP
-    after: int  # are left after the layer
-    looked: int = 0  # have queries and keys before that, for a map that decides which are left
-    again: bool = True  # of those that are left, are queries, keys and map computed again? Else the map is reused.
 
 
 class Reducer(nn.Module):
     """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model.
 
-    In each layer: `before`, then attention as `ask` says (with `choose` or `look` in the middle of it if it says so),
-    `reduce`, the MLP, `after`; and at the end `finish`. Most methods need two or three of these.
+    In each layer: `before`, `adjust`, `attend`, which calls `reduce`, the MLP, `after`; and at the end `finish`. Most
+    methods need two or three of these.
     """
 
-    edits_map = False  # does `ask` ever edit the attention map?
+    edits_map = False  # does `adjust` ever edit the attention map?
     plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, computed once
     adaptive = False  # does the number of tokens depend on the image?
     stay = 1  # image tokens that a schedule must leave
@@ -94,41 +66,24 @@ class Reducer(nn.Module):
         """Called before every layer, for methods that prune there."""
         return tokens
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        """What `layer` needs from attention; None = the layer is left alone and runs the model's own block."""
-        return None
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        """How the attention of `layer` differs from the model's own, PLAIN if it does not and is only read.
 
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        """Weights of the keys, [B, N], whose log attention adds to the logits; None = all alike."""
-        return None
-
-    def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
-        """Called if `ask` has `choose`: indices [B, K] of the image tokens that stay, and those tokens."""
-        raise NotImplementedError
-
-    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Any]:
-        """Called if `ask` has `look`, with the layer's map [B, H, N, N]: what is left, and a value for `weigh`.
-
-        None in place of that value: attention computes its map again, of the tokens that are left.
+        None: the layer is left alone, and the model's own block runs. By default a layer that removes nothing is.
         """
-        raise NotImplementedError
+        return PLAIN if self.removals_of(tokens)[layer] else None
 
-    def weigh(self, seen: Any, v: Tensor, queries: int | None) -> Tensor:
-        """Called after `look`, with values of what is left: the output [B, Q, H D] of the first `queries`."""
-        raise NotImplementedError
+    def attend(self, attention: LayerAttention) -> Tokens:
+        """The tokens after attention and reduction, for all layers but those that are left alone.
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        """Remove tokens, after the attention branch was added; called in every layer for which `ask` is not None."""
-        return tokens
-
-    def fused(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
-        """Add the attention branch and reduce; a method with a kernel for all of it overrides this.
-
-        Returns the tokens and, if the kernel computes them too, their features after `norm`.
+        A method that reduces before the output is computed overrides this one. Usually that would not change the
+        prefix tokens, so nothing is removed in a last block that is shortened to them.
         """
-        return self.reduce(layer, tokens.add(branch), stats), None
+        return attention.add() if attention.prefix_only else self.reduce(attention)
+
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        """Read statistics, add the attention branch, remove tokens."""
+        return attention.add()
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
         """Called after every layer, except one that was shortened to the prefix tokens."""
@@ -138,13 +93,9 @@ class Reducer(nn.Module):
         """The features for pooling and classifier, after the model's last norm."""
         return norm(tokens.x)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        """MACs of the method's own work, given its `steps`; only the first `layers` layers reduce."""
+    def own_macs(self, run: ForwardPass) -> int:
+        """MACs of the method's own work."""
         return 0
-
-    def published_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        """`own_macs` as the paper's tool counts them in the released code, where that is known."""
-        return self.own_macs(grid, steps, layers)
 
     def class_row_macs(self, image_tokens: int) -> int:
         """MACs of the class token's row, which is computed once more because fused attention has no map."""
@@ -176,7 +127,7 @@ class Method:
     fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
     not_exported: ClassVar[str | None] = None  # why engines cannot do what it does, and the way out; None = they can
     learned: ClassVar[str] = "none"  # parts that must be trained
-    asks: ClassVar[str] = "nothing"  # what it needs from attention
+    asks: ClassVar[str] = "nothing"  # what it reads of attention
     schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
     at_most: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
     share_left: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays

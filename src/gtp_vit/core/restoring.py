@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.reducer import Reducer
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.tensors import select_rows
 
@@ -29,17 +28,17 @@ def remembered(tokens: Tokens) -> Tokens:
     return tokens.but(detail=tokens.x.new_zeros(()))
 
 
-def followed(reducer: Reducer, layer: int, before: Tokens, after: Tokens, branch: Tensor | None = None) -> Tokens:
+def followed(drops_patches: bool, layer: int, before: Tokens, after: Tokens, branch: Tensor | None = None) -> Tokens:
     """`after` with what its patches have lost since `before`; as it is, unless this pass is to be restored.
 
-    `branch` was added to the features in between.
+    `branch` was added to the features in between; `drops_patches`: may a patch be left without a token?
     """
     if before.detail is None or after.cell is before.cell:
         return after
     if after.cell.shape[1] > before.cell.shape[1]:  # the method has brought all tokens back itself
         return remembered(after)
     assert before.owner is not None
-    owner = adopted(after) if reducer.drops_patches else after.owner
+    owner = adopted(after) if drops_patches else after.owner
     assert owner is not None
     x = before.x if branch is None else before.x + branch
     lost = select_rows(x[:, before.prefix :], before.owner) - select_rows(after.image, owner)

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit.core.weighted_merge import weighted_merge
 from gtp_vit.kernels import Ops
-from gtp_vit.paper.propagation import summarise
 from gtp_vit.tensors import behind_prefix, select_rows
 
 SAME: Any = ...  # leaves a field unchanged; None is a value of some fields
@@ -35,6 +35,7 @@ class Tokens:
     owner: Tensor | None = None  # [B, M0]: index of the token that stands for each patch, -1 = lost; with follow=True
     table: Any = None  # what a backbone looks up by cell, e.g. rotary positions; row M0 is for tokens in no cell
     carry: Any = None  # the method's own state, e.g. GTP's graph
+    normed: Tensor | None = None  # x after the norm before the MLP, where an operator has computed it; until x changes
     detail: Tensor | None = None  # what patches had of their own, for restoring.py; a scalar: nothing has been removed
     layers: int = 0  # how many have run, while there is `detail`
     ops: Ops = Ops.TORCH  # the operators of this forward pass
@@ -56,7 +57,7 @@ class Tokens:
 
     @property
     def key_sizes(self) -> Tensor | None:
-        """Eq. (11)'s s, [B, N]: how often each token counts as a key, prefix tokens once; None = all of them once."""
+        """How often each token counts as a key, [B, N], prefix tokens once; None = all of them once."""
         return None if self.size is None else F.pad(self.size, (self.prefix, 0), value=1.0)
 
     def but(
@@ -69,6 +70,7 @@ class Tokens:
         owner: Tensor | None = SAME,
         table: Any = SAME,
         carry: Any = SAME,
+        normed: Tensor | None = SAME,
         detail: Tensor | None = SAME,
         layers: int = SAME,
         ops: Ops = SAME,
@@ -87,6 +89,7 @@ class Tokens:
             owner=self.owner if owner is SAME else owner,
             table=self.table if table is SAME else table,
             carry=self.carry if carry is SAME else carry,
+            normed=(self.normed if x is SAME else None) if normed is SAME else normed,
             detail=self.detail if detail is SAME else detail,
             layers=self.layers if layers is SAME else layers,
             ops=self.ops if ops is SAME else ops,
@@ -117,7 +120,7 @@ class Tokens:
             retain: what it keeps of itself, [B, K]; None = all.
         """
         return self.but(
-            x=summarise(self.x, self.prefix, kept, gone, weights, 1.0, retain),
+            x=weighted_merge(self.x, self.prefix, kept, gone, weights, retain),
             cell=self.cell.gather(1, kept),
             name=None if self.name is None else self.name.gather(1, kept),
             size=size,

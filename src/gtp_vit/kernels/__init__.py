@@ -15,7 +15,8 @@ from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import native
 from gtp_vit.kernels.checks import DTYPES
 from gtp_vit.kernels.dispatch import Operator, Ops
-from gtp_vit.kernels.shared_ops import attention, neighbours, reduce
+from gtp_vit.kernels.norm import NormParams
+from gtp_vit.kernels.shared_ops import attention
 from gtp_vit.tensors import exporting
 
 Kernels = Literal["auto", "native", "torch"]
@@ -25,7 +26,7 @@ ONE_THREAD = (
     "kernels='torch' may be faster here"
 )
 
-__all__ = ["Kernels", "Operator", "Ops", "attention", "check", "choose", "neighbours", "reduce", "status"]
+__all__ = ["Kernels", "NormParams", "Operator", "Ops", "attention", "check", "choose", "status"]
 
 
 def check(kernels: Kernels, *, quiet: bool = False) -> None:

@@ -1,8 +1,6 @@
-"""The operators in pure torch: what runs in training, on other devices, in exported programs, and without a compiler.
+"""Attention in pure torch: what runs in training, on other devices, in exported programs, and without a compiler.
 
-Each has the signature of its native kernel, and tests compare the two.
-
-Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens, M0 patches, W list entries.
+Shapes: B batch, H heads, N tokens, D head dimension.
 """
 
 from __future__ import annotations
@@ -13,10 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.paper import graph
-from gtp_vit.paper.propagation import summarise
-from gtp_vit.paper.sparsity import zero_below
-from gtp_vit.tensors import at_least_float32, full_precision, split
+from gtp_vit.tensors import at_least_float32, exporting, full_precision
 
 
 def attention(
@@ -56,6 +51,21 @@ def attention(
     probs = softmax(q, k, scale, size)
     probs = zero_below(probs.flatten(2), removed).view_as(probs)
     return weigh(probs[:, :, :queries], v), statistics(probs, asked, heads, first)
+
+
+def zero_below(probs: Tensor, k: int) -> Tensor:
+    """Zero what is below the k-th smallest entry along the last dimension; k = 0 changes nothing.
+
+    So k - 1 entries go, fewer if several equal the threshold. NaN is below nothing: NaN images give NaN, as they do in
+    the plain model.
+    """
+    if k < 1:
+        return probs
+    if exporting():  # engines have a topk
+        threshold = probs.topk(probs.shape[-1] - k + 1, dim=-1).values[..., -1:]
+    else:
+        threshold = probs.detach().kthvalue(k, dim=-1, keepdim=True).values
+    return probs * ~(probs < threshold)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None) -> Tensor:
@@ -113,72 +123,3 @@ def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tensor
     more = added(size, bias, q.dtype)
     found = (q * scale) @ k.transpose(-2, -1)
     return found if more is None else found + more
-
-
-def reduce(
-    x: Tensor,
-    branch: Tensor,
-    scores: Tensor,
-    position: Tensor,
-    size: Tensor | None,
-    neighbours: Tensor,
-    root: Tensor,
-    removed: int,
-    alpha: float,
-    with_size: bool,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Residual, selection, propagation, compaction, and the LayerNorm that follows.
-
-    Args:
-        x: features [B, N, C].
-        branch: the attention branch, to be added to them.
-        scores: importance of the image tokens, [B, M].
-        position: their grid cells, [B, M].
-        size: sizes of all tokens, [B, N]; None = one each.
-        neighbours: the graph's lists, [B or 1, M0, W].
-        root: the factors of its edges, [B or 1, M0].
-        removed: how many image tokens leave.
-        alpha: how strongly they are propagated.
-        with_size: return sizes as well.
-        norm_weight: of the LayerNorm, [C]; None = no LayerNorm.
-        norm_bias: of the LayerNorm.
-        epsilon: of the LayerNorm.
-
-    Returns:
-        Features, features after the LayerNorm, sizes and grid cells of the tokens that stay; empty if not asked for.
-    """
-    dtype = x.dtype
-    x = at_least_float32(x) + at_least_float32(branch)
-    prefix = x.shape[1] - position.shape[1]
-    kept, gone = split(scores, removed)
-    kept_cells, gone_cells = position.gather(1, kept), position.gather(1, gone)
-    weights = graph.receive(neighbours, root, kept_cells, gone_cells)
-    if with_size:
-        size = torch.ones(x.shape[:2], dtype=torch.float32, device=x.device) if size is None else size
-        new_size = summarise(size.unsqueeze(-1), prefix, kept, gone, weights, alpha).squeeze(-1)
-    else:
-        new_size = x.new_empty(0, dtype=torch.float32)
-    x = summarise(x, prefix, kept, gone, weights, alpha).to(dtype)  # rounded once
-    normed = x.new_empty(0)
-    if norm_weight is not None:
-        normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)
-    return x, normed, new_size, kept_cells
-
-
-def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
-    """The mixed or semantic graph of each image: its lists of neighbours, and the factors of its edges.
-
-    Args:
-        similarity: of all pairs of patches, [B, M0, M0].
-        rows: of the patch grid.
-        columns: of the patch grid.
-        spatial: 0, 4 or 8 spatial neighbours.
-        semantic: how many semantic neighbours, at least one.
-    """
-    found = graph.semantic(similarity, semantic)
-    if spatial:
-        found = graph.mixed(graph.spatial((rows, columns), spatial, similarity.device), found)
-    return found, graph.normalise(graph.degrees(found))

@@ -1,4 +1,4 @@
-"""The operators that several methods share, and GTP's."""
+"""The operator that all methods share: attention with its statistics. A method's own operators are in its file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ def _attention_flops(q: Shape, k: Shape, removed: int, queries: int, asked: list
     return 2 * batch * heads * depth * tokens * ((q[2] if whole_map else queries) + queries + again)
 
 
-def _reduce_flops(x: Shape, removed: int, with_size: bool) -> int:
-    """Operations of the twin's dense product; the kernel does only what the sparse graph needs."""
-    return 2 * x[0] * (x[1] - removed) * removed * (x[2] + int(with_size))
-
-
 attention: Operator[tuple[Tensor, Tensor]] = Operator(
     "attention",
     reference.attention,
@@ -31,23 +26,4 @@ attention: Operator[tuple[Tensor, Tensor]] = Operator(
     fake=native.attention_results,
     flops=_attention_flops,
     check_values=checks.check_values_attention,
-)
-reduce: Operator[tuple[Tensor, Tensor, Tensor, Tensor]] = Operator(
-    "reduce",
-    reference.reduce,
-    {Ops.NATIVE: native.reduce},
-    check=checks.check_reduce,
-    fits=checks.fits_reduce,
-    fake=native.reduce_results,
-    flops=_reduce_flops,
-    whole=("scores", "position", "neighbours"),  # scores may be ranks; the others are cells
-    check_values=checks.check_values_reduce,
-)
-neighbours: Operator[tuple[Tensor, Tensor]] = Operator(
-    "neighbours",
-    reference.neighbours,
-    {Ops.NATIVE: native.neighbours},
-    check=checks.check_neighbours,
-    fits=checks.fits_neighbours,
-    fake=native.neighbours_results,
 )

@@ -6,7 +6,6 @@ Shapes: B batch, M image tokens, K kept, P removed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -14,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask
+from gtp_vit.core.attention import Adjustments
 from gtp_vit.core.merging import PairReducer, Pairs, averaging_macs, check_weighted_pool
-from gtp_vit.core.reducer import Method, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import Operator, Ops, checks, native
 from gtp_vit.tensors import exporting, full_precision, split
@@ -73,11 +73,11 @@ class ATCReducer(PairReducer):
         plan = super().removals(grid)
         return tuple(max(number - 1, 0) for number in plan) if self.method.variant == "original" else plan
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        asked = super().ask(layer, tokens)
-        if asked is not None and exporting():
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        adjustments = super().adjust(layer, tokens)
+        if adjustments is not None and exporting():
             raise BadSetting(self.method.not_exported)
-        return asked
+        return adjustments
 
     def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
         with full_precision(keys):
@@ -89,8 +89,8 @@ class ATCReducer(PairReducer):
         merged = super().merge(layer, tokens, pairs)
         return merged if self.method.by_size else merged.but(size=None)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        acting = [step for step in steps[:layers] if step.keys > step.after]
+    def own_macs(self, run: ForwardPass) -> int:
+        acting = [step for step in run.reducing if step.keys > step.after]
         return sum(step.keys**2 * self.vit.head_dim + averaging_macs(self.vit, step) for step in acting)
 
 

@@ -12,19 +12,20 @@ Shapes: B batch, M image tokens, K kept, Y sampling steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import PLAIN, Adjustments, Projections, attend, class_row
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule, check_layers, removals, share_at, weaker
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, Step, VitInfo
 from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.tensors import exporting, smallest_first, split
+from gtp_vit.tensors import behind_prefix, exporting, smallest_first, split
 
 Minimum = Literal["lowest", "zero"]
 
@@ -109,7 +110,6 @@ class ATSReducer(Reducer):
         self.layers = check_layers("layers", layers, vit.depth) if method.budget is None else ()
         self.adaptive = bool(self.layers)
         self.plan = self.removals(vit.grid)
-        self.ask_look = Ask(heads="mean", choose=True)
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         if self.method.budget is not None:
@@ -124,22 +124,38 @@ class ATSReducer(Reducer):
             )
         return tuple(Step(step.keys, step.after, step.after, step.after) for step in super().steps(grid))
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         if self.adaptive and exporting():
             raise BadSetting(
                 "a model that keeps a different number of tokens in each image has no fixed shapes and cannot "
                 "be exported; use ATS(budget=...)"
             )
-        return self.ask_look if layer in self.layers or self.removals_of(tokens)[layer] else None
+        if tokens.size is not None:
+            return Adjustments(tokens.key_sizes)  # attention ignores padding, of size 0
+        return PLAIN if self._samples(layer, tokens) else None
 
-    def choose(self, layer: int, tokens: Tokens, stats: Stats) -> tuple[Tensor, Tokens]:
-        assert stats.class_row is not None
-        assert stats.values is not None
+    def _samples(self, layer: int, tokens: Tokens) -> bool:
+        return layer in self.layers or self.removals_of(tokens)[layer] > 0
+
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        """Sample by the class token's row of the map, then compute the output for the tokens that stay."""
+        tokens, prefix, projections = attention.tokens, attention.tokens.prefix, attention.projections
+        if not self._samples(attention.layer, tokens):
+            return attention.add()
+        weights = attention.adjustments.key_weights
+        row = class_row(projections, weights, heads="mean", first=prefix)
+        kept, left = self._sample(attention.layer, tokens, row, attention.values)
+        attention.continue_with(left, PLAIN)
+        output, _ = attend(queries_of(projections, kept, prefix), Adjustments(weights), ops=tokens.ops)
+        return attention.add(output)
+
+    def _sample(self, layer: int, tokens: Tokens, row: Tensor, values: Tensor) -> tuple[Tensor, Tokens]:
+        """Indices [B, K] of the image tokens that stay, and those tokens."""
         valid = torch.ones_like(tokens.cell, dtype=torch.bool)
         if tokens.size is not None:
             valid = tokens.size > 0
-        length = stats.values.transpose(1, 2).flatten(2).float().norm(dim=2)
-        scores = (stats.class_row * length).masked_fill(~valid, 0.0)
+        length = values.transpose(1, 2).flatten(2).float().norm(dim=2)
+        scores = (row * length).masked_fill(~valid, 0.0)
         scores = scores / scores.sum(dim=1, keepdim=True)
         plan = self.removals_of(tokens)
         count, removed = scores.shape[1], plan[layer]
@@ -156,9 +172,16 @@ class ATSReducer(Reducer):
         stays = hit.gather(1, kept)
         return kept, tokens.keep(kept).but(size=stays.float())
 
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes  # attention ignores padding, of size 0
+    def own_macs(self, run: ForwardPass) -> int:
+        acting = [step for layer, step in enumerate(run.reducing) if layer in self.layers or step.keys > step.after]
+        return sum(self.class_row_macs(step.keys) for step in acting)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        sampling = self.layers or [layer for layer, step in enumerate(steps) if step.keys > step.after]
-        return sum(self.class_row_macs(steps[layer].keys) for layer in sampling if layer < layers)
+
+def queries_of(projections: Projections, kept: Tensor, prefix: int) -> Projections:
+    """The same with queries of the prefix tokens and of the image tokens `kept` [B, K] only."""
+    q, k, v, scale, dropout, bias, metric = projections
+    rows = behind_prefix(kept, prefix)[:, None, :, None]
+    if bias is not None:
+        bias = bias.expand(q.shape[0], -1, -1, -1).gather(2, rows.expand(-1, q.shape[1], -1, k.shape[2]))
+    q = q.gather(2, rows.expand(-1, q.shape[1], -1, q.shape[3]))
+    return Projections(q, k, v, scale, dropout, bias, metric)

@@ -8,18 +8,18 @@ Shapes: B batch, M image tokens, K kept, T merged.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import PLAIN, Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule, removals, weaker
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSchedule
 from gtp_vit.tensors import full_precision, largest_first, select_rows
 
@@ -79,7 +79,6 @@ class DiffRateReducer(Reducer):
     def __init__(self, method: DiffRate, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.both = self.plans(vit.grid)
-        self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
 
     def plans(self, grid: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Tokens dropped and tokens merged in each layer."""
@@ -100,15 +99,18 @@ class DiffRateReducer(Reducer):
         prune, merge = self.both if tokens.grid == self.vit.grid else self.plans(tokens.grid)
         return prune[layer], merge[layer]
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_row if any(self._plan(layer, tokens)) else None
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        if tokens.size is not None:
+            return Adjustments(tokens.key_sizes)
+        return PLAIN if any(self._plan(layer, tokens)) else None
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        dropped, merged = self._plan(layer, tokens)
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        dropped, merged = self._plan(attention.layer, attention.tokens)
         if dropped + merged == 0:
-            return tokens
-        assert stats.class_row is not None
-        order = largest_first(stats.class_row)
+            return attention.add()
+        row = attention.statistics("class_row", heads="mean").class_row
+        assert row is not None
+        tokens, order = attention.add(), largest_first(row)
         left = order.shape[1] - dropped - merged
         if merged == 0:
             return tokens.keep(order[:, :left])
@@ -123,12 +125,9 @@ class DiffRateReducer(Reducer):
             size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity.clamp(min=0))
         return tokens.merge(kept, gone, chosen * retain.unsqueeze(2), size, retain)
 
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes
-
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         total = 0
-        for merged, step in zip(self.plans(grid)[1], steps[:layers], strict=False):
+        for merged, step in zip(self.plans(run.grid)[1], run.reducing, strict=False):
             total += self.class_row_macs(step.keys) if step.keys > step.after else 0
             # similarities, and the mean as a product
             total += (2 * step.after + self.vit.prefix) * merged * self.vit.dim

@@ -7,7 +7,6 @@ Shapes: B batch, N tokens, M image tokens, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -16,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.core.attention import Ask
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import Adjustments
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, Step, VitInfo
 from gtp_vit.errors import BadSetting, check_range
 from gtp_vit.tensors import at_least_float32, split
 from gtp_vit.weights import read_weights
@@ -145,20 +145,20 @@ class DynamicViTReducer(Reducer):
         """Gumbel noise: the argmax of log-probabilities plus this is a sample."""
         return -torch.empty_like(like).exponential_().log()
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         if not self.training or not tokens.carry.stages:
             return None  # before the first stage the masked softmax is the plain one but for its epsilon
         ones = torch.ones(tokens.x.shape[0], tokens.prefix, 1, device=tokens.x.device)
         stays = torch.cat([ones, tokens.carry.stages[-1]], dim=1)
         itself = torch.eye(tokens.x.shape[1], device=tokens.x.device)
         row = stays.transpose(1, 2)
-        return Ask(mask=row + (1 - row) * itself)  # a token may always attend to itself
+        return Adjustments(mask=row + (1 - row) * itself)  # a token may always attend to itself
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         if self.method.keep_ratio == 1:
             return 0
-        dim, before, total = self.vit.dim, grid[0] * grid[1], 0
-        for layer, step in enumerate(steps):  # before a layer, so the last one counts too
+        dim, before, total = self.vit.dim, run.grid[0] * run.grid[1], 0
+        for layer, step in enumerate(run.steps):  # before a layer, so the last one counts too
             if layer in self.layers:
                 total += before * (dim**2 + dim**2 // 2 + dim // 2 * (dim // 4) + dim // 4 * 2)
             before = step.keys

@@ -6,14 +6,15 @@ Shapes: B batch, M image tokens, K kept, P fused.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import PLAIN, Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, Step, VitInfo
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import full_precision, select_rows, split
 
@@ -47,7 +48,6 @@ class EViTReducer(Reducer):
     def __init__(self, method: EViT, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.layers = check_layers("drop_loc", method.drop_loc, vit.depth)
-        self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
         self.drops_patches = not method.fuse_token
 
     def left_of(self, layer: int, tokens: int) -> int:
@@ -63,28 +63,26 @@ class EViTReducer(Reducer):
             tokens = after
         return tuple(found)
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         count = tokens.cell.shape[1]
-        return self.ask_row if self.left_of(layer, count) < count else None
+        return PLAIN if self.left_of(layer, count) < count else None
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        count = tokens.cell.shape[1]
-        left = self.left_of(layer, count)
-        if left == count:
-            return tokens
-        assert stats.class_row is not None
-        kept, gone = split(stats.class_row, count - left)
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        row = attention.statistics("class_row", heads="mean").class_row
+        assert row is not None
+        tokens, count = attention.add(), row.shape[1]
+        kept, gone = split(row, count - self.left_of(attention.layer, count))
         if not self.method.fuse_token:
             return tokens.keep(kept)
-        weights = stats.class_row.gather(1, gone).unsqueeze(1)  # not normalised, as published
+        weights = row.gather(1, gone).unsqueeze(1)  # not normalised, as published
         with full_precision(tokens.x):
             fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
         number = tokens.carry or tokens.grid[0] * tokens.grid[1]
         return tokens.fuse(kept, gone, fused, number).but(carry=number + 1)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         total = 0
-        for layer, step in enumerate(steps[:layers]):
+        for layer, step in enumerate(run.reducing):
             left = self.left_of(layer, step.keys)
             if left < step.keys:
                 total += self.class_row_macs(step.keys)

@@ -5,17 +5,19 @@ Shapes: B batch, M image tokens, M0 patches, K informative tokens, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import PLAIN, Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, Step, VitInfo
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.tensors import full_precision, select_rows, split
 
@@ -78,7 +80,6 @@ class EvoViTReducer(Reducer):
         self.reads_image_tokens = method.head == "pooled"
         # Scores are read when the next stage begins, so the last stage needs none.
         self.scored = range(first - 1, self.stages[-1]) if stages and method.keep_ratio < 1 else range(0)
-        self.ask_row = Ask(frozenset({"class_row"}), heads="mean")
         self.drops_patches = not method.representative_token
 
     def informative(self, patches: int) -> int:
@@ -112,15 +113,13 @@ class EvoViTReducer(Reducer):
             mean = weights @ select_rows(x, waiting)
         return tokens.fuse(chosen, waiting, mean, patches).but(carry=Waiting(score, chosen, x, mean))
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_row if layer in self.scored else None
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        return PLAIN if layer in self.scored else None
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        waiting = tokens.carry
-        if layer not in self.scored:
-            return tokens
-        assert stats.class_row is not None
-        row = stats.class_row * self.vit.heads
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        row = attention.statistics("class_row", heads="mean").class_row
+        assert row is not None
+        tokens, waiting, row = attention.add(), attention.tokens.carry, row * self.vit.heads
         if waiting.chosen is None:
             return tokens.but(carry=Waiting(row))
         row, t = row[:, : waiting.chosen.shape[1]], self.method.tradeoff  # without the representative token
@@ -147,10 +146,10 @@ class EvoViTReducer(Reducer):
         mean = tokens.image.mean(dim=1, keepdim=True)  # before the norm, as in the original
         return norm(torch.cat([mean, tokens.x[:, 1 : tokens.prefix]], dim=1))
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        patches, total = grid[0] * grid[1], 0
-        for layer, step in enumerate(steps):
-            total += self.class_row_macs(step.keys) if layer in self.scored and layer < layers else 0
+    def own_macs(self, run: ForwardPass) -> int:
+        patches, total = run.grid[0] * run.grid[1], 0
+        for layer, step in enumerate(run.steps):
+            total += self.class_row_macs(step.keys) if layer in self.scored and layer < len(run.reducing) else 0
             if layer in self.stages and self.method.representative_token:
                 total += (patches - self.informative(patches)) * self.vit.dim
         return total

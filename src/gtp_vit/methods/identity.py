@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source
+from gtp_vit.core.vit import VitInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -12,7 +12,7 @@ Shapes: B batch, H heads, N tokens, M image tokens, K kept, P merged, A and B' t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -20,11 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.attention import Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.merging import Pairs, average, averaging_macs, halves
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule, spread
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, Step, VitInfo
 from gtp_vit.errors import check_name, check_range
 from gtp_vit.kernels import reference
 from gtp_vit.tensors import behind_prefix, full_precision, in_order, largest_first, select_rows
@@ -92,7 +94,6 @@ class MCTFReducer(Reducer):
     def __init__(self, method: MCTF, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
-        self.asks = Ask(look=True) if method.one_step_ahead else Ask(frozenset({"column_sums"}), heads="mean")
 
     def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
         found, ahead = [], self.method.one_step_ahead
@@ -102,25 +103,40 @@ class MCTFReducer(Reducer):
             elif ahead == 0:
                 found.append(Step(step.keys, step.keys, step.keys, step.after))
             else:
-                found.append(Step(*(step.after,) * 4, looked=step.keys, again=ahead == 2))
+                found.append(Step(*(step.after,) * 4, map=step.keys if ahead == 1 else 0))
         return tuple(found)
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.asks if self.removals_of(tokens)[layer] else None
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        by_size = self._by_size(tokens)
+        return super().adjust(layer, tokens) if by_size.key_weights is None else by_size
 
-    def look(self, layer: int, tokens: Tokens, probs: Tensor) -> tuple[Tokens, Seen | None]:
+    def _by_size(self, tokens: Tokens) -> Adjustments:
+        return Adjustments(tokens.key_sizes if self.method.prop_attn else None)
+
+    def attend(self, attention: LayerAttention) -> Tokens:
+        """With one_step_ahead: merge by the map of all tokens, then go on with those that are left."""
+        tokens, layer = attention.tokens, attention.layer
+        if not self.method.one_step_ahead or not self.removals_of(tokens)[layer]:
+            return super().attend(attention)
+        probs = attention.map_only()
         with torch.no_grad():
             importance = probs.mean(dim=(1, 2))[:, tokens.prefix :].float()
             pairs, shares = self._choose(layer, tokens, importance)
         merged = self._merge(tokens, pairs, *shares)
-        return merged, None if self.method.one_step_ahead == 2 else Seen(probs, tokens.prefix, pairs, *shares[:2])
+        attention.continue_with(merged, self._by_size(merged))
+        if self.method.one_step_ahead == 2:  # the map is computed again
+            return attention.add()
+        seen = Seen(probs, tokens.prefix, pairs, *shares[:2])
+        queries = tokens.prefix if attention.prefix_only else None
+        output = by_largest_rows if self.method.pooling == "max" else by_merged_map
+        return attention.add(output(seen, attention.values_only(), queries))
 
-    def weigh(self, seen: Seen, v: Tensor, queries: int | None) -> Tensor:
-        return by_largest_rows(seen, v, queries) if self.method.pooling == "max" else by_merged_map(seen, v, queries)
-
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+    def reduce(self, attention: LayerAttention) -> Tokens:
         """With one_step_ahead=0: importance is known now, and tokens merge after the MLP."""
-        return tokens.but(carry=stats.column_sums)
+        if not self.removals_of(attention.tokens)[attention.layer]:
+            return attention.add()
+        column_sums = attention.statistics("column_sums", heads="mean").column_sums
+        return attention.add().but(carry=column_sums)
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
         if tokens.carry is None:
@@ -150,27 +166,28 @@ class MCTFReducer(Reducer):
         merged = tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
         return merged.but(x=largest(tokens.x, tokens.prefix, pairs)) if self.method.pooling == "max" else merged
 
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes if self.method.prop_attn else None
-
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        total, ahead = 0, self.method.one_step_ahead > 0
-        for step in steps if ahead else steps[:layers]:  # merging before attention matters in a shortened block, too
-            before = step.looked if ahead else step.keys
+    def own_macs(self, run: ForwardPass) -> int:
+        total, ahead, before = 0, self.method.one_step_ahead, run.grid[0] * run.grid[1]
+        steps = run.steps if ahead else run.reducing  # merging before attention matters in a shortened block, too
+        for step, cost in zip(steps, run.blocks, strict=False):
             if before > step.after:
                 total += halves(self.vit, before) * self.vit.dim
                 total += averaging_macs(self.vit, step._replace(keys=before))
-                total += self._reused_map(step, short=step is steps[-1] and layers < len(steps))
+                if ahead == 2:
+                    total += cost.map_of(self.vit.prefix + before)
+                else:
+                    total += self._reused_map(step, short=run.shortened and step is run.steps[-1])
+            before = step.after
         return total
 
     def _reused_map(self, step: Step, *, short: bool) -> int:
         """What reusing a map costs: its product with the values is of all tokens."""
-        if step.again or self.method.pooling == "max":
+        if not step.map or self.method.pooling == "max":
             return 0
-        width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.looked - step.after
+        width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.map - step.after
         if short:
             return prefix * removed * width
-        before, after = prefix + step.looked, prefix + step.after
+        before, after = prefix + step.map, prefix + step.after
         return (before**2 - after**2) * width
 
 

@@ -10,7 +10,7 @@ Shapes: B batch, M image tokens, r merged pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.merging import PairReducer, Pairs, averaging_macs, check_weighted_pool, mergeable
-from gtp_vit.core.reducer import Method, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule, share_at
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import check_name, check_range
 from gtp_vit.tensors import full_precision, largest_first, select_rows
 
@@ -93,9 +94,9 @@ class PiToMeReducer(PairReducer):
     def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
         return match_by_energy(keys, removed, self.margins[layer], bsm=self.bsm[layer])
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         total = 0
-        for layer, step in enumerate(steps[:layers]):
+        for layer, step in enumerate(run.reducing):
             if step.keys > step.after:
                 paired = step.keys if self.bsm[layer] else 2 * (step.keys - step.after)
                 cosines = step.keys**2 + paired // 2 * ((paired + 1) // 2)

@@ -9,18 +9,19 @@ Shapes: B batch, M image tokens, r tokens removed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.attention import Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.merging import Pairs, average, match, matching_macs, mean_keys, mergeable
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers, removals
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import largest_first
 
@@ -64,23 +65,26 @@ class PPTReducer(Reducer):
         super().__init__(vit, method)
         self.layers = check_layers("pp_loc_list", method.pp_loc_list, vit.depth)
         self.plan = self.removals(vit.grid)
-        self.ask_all = Ask(frozenset({"class_row", "keys", "values"}), heads="mean")
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         listed = tuple(self.method.r if layer in self.layers else 0 for layer in range(self.vit.depth))
         return removals(listed, self.vit.depth, grid[0] * grid[1], mergeable)
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_all if self.removals_of(tokens)[layer] else None
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        weights = tokens.key_sizes if self.method.prop_attn else None
+        return super().adjust(layer, tokens) if weights is None else Adjustments(weights)
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        removed = self.removals_of(tokens)[layer]
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        removed = self.removals_of(attention.tokens)[attention.layer]
         if removed == 0:
-            return tokens
+            return attention.add()
+        row = attention.statistics("class_row", heads="mean").class_row
+        assert row is not None
+        tokens = attention.add()
         with torch.no_grad():
-            scores = importance(stats)
+            scores = importance(row, attention.values)
             merging = scores.var(dim=1, keepdim=True) < self.method.threshold  # [B, 1]
-            merged = match(mean_keys(stats), tokens.prefix, removed, keep_order=True)
+            merged = match(mean_keys(attention), tokens.prefix, removed, keep_order=True)
             order = largest_first(scores)
             left = order.shape[1] - removed
             kept = torch.where(merging, merged.kept, order[:, :left])
@@ -91,17 +95,12 @@ class PPTReducer(Reducer):
             weights, retain, size = average(Pairs(kept, gone, merged.target), size.scatter(1, gone, given))
         return tokens.merge(kept, gone, weights, size, retain)
 
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes if self.method.prop_attn else None
-
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        acting = [step for step in steps[:layers] if step.keys > step.after]
+    def own_macs(self, run: ForwardPass) -> int:
+        acting = [step for step in run.reducing if step.keys > step.after]
         return sum(self.class_row_macs(step.keys) + matching_macs(self.vit, step) for step in acting)
 
 
-def importance(stats: Stats) -> Tensor:
+def importance(class_row: Tensor, values: Tensor) -> Tensor:
     """The class token's attention times the length of the value, as shares of their sum, [B, M]."""
-    assert stats.class_row is not None
-    assert stats.values is not None
-    scores = stats.class_row * stats.values.transpose(1, 2).flatten(2).float().norm(dim=2)
+    scores = class_row * values.transpose(1, 2).flatten(2).float().norm(dim=2)
     return scores / scores.sum(dim=1, keepdim=True)

@@ -9,7 +9,7 @@ Shapes: B batch, M image tokens, K kept, r merged pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from gtp_vit.core.merging import PairReducer, Pairs, halves, match, matching_macs, mergeable
-from gtp_vit.core.reducer import Method, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.tensors import full_precision
 
@@ -92,15 +93,16 @@ class ToFuReducer(PairReducer):
         image = merged.image * factor.unsqueeze(2).to(merged.x.dtype)
         return merged.but(x=torch.cat([merged.x[:, : merged.prefix], image], dim=1))
 
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes
+    @property
+    def weighs_keys(self) -> bool:
+        return True
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         return norm(tokens.x)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         total = 0
-        for layer, step in enumerate(steps[:layers]):
+        for layer, step in enumerate(run.reducing):
             if step.keys > step.after:
                 merges = layer >= self.split
                 total += matching_macs(self.vit, step) if merges else halves(self.vit, step.keys) * self.vit.head_dim

@@ -6,16 +6,17 @@ Shapes: B batch, M image tokens, A and B' tokens of the two halves, r merged pai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from gtp_vit.core.merging import PairReducer, Pairs, check_weighted_pool, match, matching_macs, mergeable
-from gtp_vit.core.reducer import Method, Source, Step, VitInfo
+from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -48,5 +49,5 @@ class ToMeReducer(PairReducer):
     def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
         return match(keys, tokens.prefix, removed, self.vit.class_token)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        return sum(matching_macs(self.vit, step) for step in steps[:layers] if step.keys > step.after)
+    def own_macs(self, run: ForwardPass) -> int:
+        return sum(matching_macs(self.vit, step) for step in run.reducing if step.keys > step.after)

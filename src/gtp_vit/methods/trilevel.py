@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import PLAIN, Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers, weaker_share
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import check_range
 from gtp_vit.tensors import select_rows, split
 
@@ -65,7 +66,7 @@ class TriLevelReducer(Reducer):
         super().__init__(vit, method)
         self.layers = check_layers("pruning_loc", method.pruning_loc, vit.depth)
         self.masks = method.attn_ratio < 1
-        self.wanted = frozenset({"class_row", "map"} if self.masks else {"class_row"})
+        self.statistics = ("class_row", "map") if self.masks else ("class_row",)
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         tokens, found = grid[0] * grid[1], []
@@ -80,27 +81,28 @@ class TriLevelReducer(Reducer):
     def acts(self, layer: int, tokens: int) -> bool:
         return layer in self.layers and (self.masks or self.left_of(tokens) < tokens)
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        if self.acts(layer, tokens.cell.shape[1]):
-            return Ask(self.wanted, heads="mean", mask=tokens.carry)
-        return None if tokens.carry is None else Ask(mask=tokens.carry)
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        if tokens.carry is not None:
+            return Adjustments(mask=tokens.carry)
+        return PLAIN if self.acts(layer, tokens.cell.shape[1]) else None
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        count, prefix = tokens.cell.shape[1], tokens.prefix
-        if not self.acts(layer, count):
-            return tokens
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        count, prefix = attention.tokens.cell.shape[1], attention.tokens.prefix
+        if not self.acts(attention.layer, count):
+            return attention.add()
+        stats = attention.statistics(*self.statistics, heads="mean")
         assert stats.class_row is not None
         kept, _ = split(stats.class_row, count - self.left_of(count))
-        tokens = tokens.keep(kept)
+        tokens = attention.add().keep(kept)
         if stats.map is not None:
-            attention = select_rows(stats.map.mean(dim=1)[:, prefix:, prefix:], kept)
-            attention = attention.gather(2, kept.unsqueeze(1).expand(-1, kept.shape[1], -1))
-            mask = F.pad(strongest(attention, self.method.attn_ratio), (prefix, 0, prefix, 0), value=1.0)
+            rows = select_rows(stats.map.mean(dim=1)[:, prefix:, prefix:], kept)
+            rows = rows.gather(2, kept.unsqueeze(1).expand(-1, kept.shape[1], -1))
+            mask = F.pad(strongest(rows, self.method.attn_ratio), (prefix, 0, prefix, 0), value=1.0)
             tokens = tokens.but(carry=mask)
         return tokens
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         if self.masks:  # the map is computed anyway, the class token's row with it
             return 0
-        acting = [step for layer, step in enumerate(steps[:layers]) if self.acts(layer, step.keys)]
+        acting = [step for layer, step in enumerate(run.reducing) if self.acts(layer, step.keys)]
         return sum(self.class_row_macs(step.keys) for step in acting)

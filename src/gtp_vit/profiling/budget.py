@@ -7,7 +7,8 @@ import dataclasses
 from torch import nn
 
 from gtp_vit.core.costs import Costs
-from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.reducer import Method
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods import METHODS
 from gtp_vit.patching import host_of

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.costs import CONVENTIONS, Convention, Macs
+from gtp_vit.core.costs import PRODUCTS, Convention, Macs
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import Method, Step
+from gtp_vit.core.reducer import Method
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import Step
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, is_patched, patch, tower_of
+from gtp_vit.profiling.torchprofile import TORCHPROFILE
+
+ConventionName = Literal["model", "torchprofile"]
+CONVENTIONS: dict[str, Convention] = {each.name: each for each in (PRODUCTS, TORCHPROFILE)}
 
 
 def macs(
     model: nn.Module,
     method: Method | None = None,
     *,
-    convention: Convention = "model",
+    convention: ConventionName = "model",
     include_method: bool = True,
     lossless: bool | None = None,
     grid: tuple[int, int] | None = None,
@@ -60,7 +65,7 @@ def macs(
     if images is not None and grid is None:
         with torch.no_grad(), eval_mode(host.tower):
             grid = host.backbone.embed(host.tower, images[:1]).grid
-    costs = host.costs(grid, convention)
+    costs = host.costs(grid, CONVENTIONS[convention])
     reducer = (method or Identity()).build(host.vit)
     if images is not None and reducer.adaptive:
         assert method is not None

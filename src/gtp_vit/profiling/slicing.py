@@ -9,11 +9,11 @@ import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
-
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import PLAIN, Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import Step, VitInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,14 +42,12 @@ class SlicingReducer(Reducer):
     def before(self, layer: int, tokens: Tokens) -> Tokens:
         return _first(tokens, self.method.keys[layer])
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return Ask() if self.method.left[layer] < tokens.cell.shape[1] else None
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        return PLAIN if self.method.left[layer] < tokens.cell.shape[1] else None
 
-    def fused(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
-        left = self.method.left[layer]
-        return _first(tokens, left).add(branch[:, : tokens.prefix + left]), None
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        tokens, left = attention.tokens, self.method.left[attention.layer]
+        return _first(tokens, left).add(attention.branch()[:, : tokens.prefix + left])
 
 
 def _first(tokens: Tokens, count: int) -> Tokens:

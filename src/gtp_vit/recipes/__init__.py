@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.backbones import Host
-from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.reducer import Method
 from gtp_vit.core.schedule import whole_tokens
 from gtp_vit.core.settings import checked
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.gtp_plus.method import GTPPlus

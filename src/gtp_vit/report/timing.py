@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gtp_vit.core.costs import Convention
 from gtp_vit.profiling.benchmark import Timing
-from gtp_vit.profiling.macs import macs, steps_on
+from gtp_vit.profiling.macs import ConventionName, macs, steps_on
 from gtp_vit.report.results import Table
 
 
@@ -25,7 +24,7 @@ class Timed:
     over_torch: dict[str, float] | None = None  # speed-up of each over eager torch in float32, unreduced; in an engine
 
 
-def cost_table(model: Any, fast: Any, convention: Convention = "model", images: Tensor | None = None) -> Table:
+def cost_table(model: Any, fast: Any, convention: ConventionName = "model", images: Tensor | None = None) -> Table:
     """The tokens that go into each layer, and what it costs before and after."""
     before, after = macs(model, convention=convention), macs(fast, convention=convention, images=images)
     vit = fast.reduction.vit

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.core.costs import Convention
 from gtp_vit.core.reducer import Method
 from gtp_vit.methods import method_from_dict
+from gtp_vit.profiling.macs import ConventionName
 
 
 def _stored(name: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Cell:
     absent: bool = False  # is the method not in this package?
     lacks: str = ""  # what is missing to measure its accuracy, besides weights and images
     pixels: int | None = None  # height and width of the images, if not the model's own
-    counts: Convention = "torchprofile"  # how the printed MACs are counted
+    counts: ConventionName = "torchprofile"  # how the printed MACs are counted
     source: str = ""  # where it is printed, where that is not the paper
 
 
@@ -61,7 +61,7 @@ class Experiment:
 HANDED_ON = ("finetuned", "at_cost", "absent", "lacks", "pixels", "source")
 
 
-def _cells_of(row: dict[str, Any], counts: Convention) -> list[Cell]:
+def _cells_of(row: dict[str, Any], counts: ConventionName) -> list[Cell]:
     """The cells of one row: the settings that all share, with those that vary from cell to cell."""
     row = {"settings": {}, "vary": {}} | SETTINGS.get(row.get("like", ""), {}) | row
     count = max(len(values) for values in (*row["vary"].values(), row.get("top1", (None,))))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.core.costs import Convention, Costs
+from gtp_vit.core.costs import Costs
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
@@ -28,6 +28,7 @@ from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import host_of, patch, tower_of
+from gtp_vit.profiling.macs import CONVENTIONS, ConventionName
 from gtp_vit.reproduction import complexity
 from gtp_vit.reproduction.experiments import Cell
 from gtp_vit.runs.journal import Journal
@@ -166,10 +167,10 @@ def _at_its_cost(cell: Cell) -> Cell:
 
 
 @functools.cache
-def _costs(name: str, pixels: int | None, convention: Convention) -> Costs:
+def _costs(name: str, pixels: int | None, convention: ConventionName) -> Costs:
     """What the parts of a model cost, from its sizes alone."""
     model = create_model(name.split(".", 1)[0], img_size=pixels, meta=True)
-    return host_of(model).costs(None, convention)
+    return host_of(model).costs(None, CONVENTIONS[convention])
 
 
 def _macs(costs: Costs, method: Method) -> int:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gtp_vit.core.costs import Costs
-from gtp_vit.core.reducer import Method, Step, VitInfo
+from gtp_vit.core.reducer import Method
+from gtp_vit.core.vit import Step, VitInfo
 from gtp_vit.errors import GTPError
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
@@ -96,9 +97,11 @@ def prefix_tokens_stay_as_they_are(subject: Subject) -> None:
     """A reduction touches neither class token nor registers, and gives them weight 1."""
     for before, after in subject.reductions:
         assert torch.equal(before.x[:, : before.prefix], after.x[:, : after.prefix])
-        weights = subject.fast.reducer.key_weights(after)
-        if weights is not None:
-            assert torch.equal(weights[:, : after.prefix], torch.ones(len(subject.images), after.prefix))
+        adjustments = subject.fast.reducer.adjust(0, after)
+        if adjustments is not None and adjustments.key_weights is not None:
+            assert torch.equal(
+                adjustments.key_weights[:, : after.prefix], torch.ones(len(subject.images), after.prefix)
+            )
 
 
 def every_patch_has_one_owner(subject: Subject) -> None:

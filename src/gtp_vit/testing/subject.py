@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.costs import Costs
+from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.loop import run
-from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.reducer import Method
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.patching import host_of, patch, tower_of
 from gtp_vit.profiling.trace import Trace, trace
 
@@ -150,17 +152,16 @@ class Subject:
         reducer = watched.reducer
         layers: list[Tokens] = []
         steps: list[tuple[Tokens, Tokens]] = []
-        fused, look = reducer.fused, reducer.look
+        attend = reducer.attend
 
-        def watch_fused(layer: int, tokens: Tokens, branch: Tensor, stats: Any, norm: Any) -> Any:
-            left, normed = fused(layer, tokens, branch, stats, norm)
-            steps.append((tokens.add(branch), left))
-            return left, normed
-
-        def watch_look(layer: int, tokens: Tokens, probs: Tensor) -> Any:
-            left, merged = look(layer, tokens, probs)
-            steps.append((tokens, left))
-            return left, merged
+        def watch_attend(attention: LayerAttention) -> Tokens:
+            before = attention.tokens
+            left: Tokens = attend(attention)
+            if attention.tokens is before:
+                steps.append((before.add(attention.branch()), left))
+            else:  # reduced before the output was computed
+                steps.append((before, attention.tokens))
+            return left
 
         def watch(step: Callable[[int, Tokens], Tokens]) -> Callable[[int, Tokens], Tokens]:
             def watch_step(layer: int, tokens: Tokens) -> Tokens:
@@ -170,7 +171,7 @@ class Subject:
 
             return watch_step
 
-        reducer.fused, reducer.look = watch_fused, watch_look
+        reducer.attend = watch_attend
         reducer.before, reducer.after = watch(reducer.before), watch(reducer.after)
         with torch.no_grad():
             run(tower_of(watched), self.images, observe=layers.append, follow=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gtp_vit.core.reducer import Method, VitInfo
+from gtp_vit.core.reducer import Method
 from gtp_vit.core.schedule import LEARNED, learned, stretched
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.methods.gtp_plus.method import GTPPlus
 from gtp_vit.methods.gtp_plus.sensitivity import Done, learn_sensitivity

@@ -10,6 +10,7 @@ Shapes: B batch, N tokens, M image tokens, K kept, P removed, C channels.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,18 @@ from torch import Tensor
 
 from gtp_vit.kernels import Operator, Ops, checks, native
 from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
+
+
+class Merged(NamedTuple):
+    """What merging gives."""
+
+    x: Tensor  # features [B, N - P, C]
+    normed: Tensor  # the same after the LayerNorm that follows; empty if not asked for
+    size: Tensor  # of the image tokens that stay, [B, K]
+    kept: Tensor  # which stay, [B, K]
+    gone: Tensor  # which go, [B, P]
+    target: Tensor  # where each of these goes, as a place among those that stay, [B, P]
+
 
 BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
 # With a probe features are averaged by size times (importance + SHARE_FLOOR) to the power SHARE_POWER.

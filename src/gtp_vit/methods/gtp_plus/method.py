@@ -16,20 +16,23 @@ Shapes: B batch, M image tokens, M0 patches, L layers, C channels.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import Adjustments
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule, searched, whole_tokens
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSchedule, BadSetting, check_range
+from gtp_vit.kernels import NormParams
 from gtp_vit.methods.gtp_plus.calibration import AGAIN, Calibration, calibration_from_text
-from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe, similarities
+from gtp_vit.methods.gtp_plus.merge import Merged, conserve, conserve_by_probe, similarities
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -89,55 +92,39 @@ class GTPPlusReducer(Reducer):
     def __init__(self, method: GTPPlus, vit: VitInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
-        self.ask_importance = Ask(frozenset({"class_row" if vit.class_token else "column_sums"}), heads="mean")
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return self.ask_importance if self.removals_of(tokens)[layer] else None
-
-    def fused(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
-        removed = self.removals_of(tokens)[layer]
-        if removed == 0:
-            return tokens.add(branch), None
-        norm = norm if tokens.ops.fuses_norm else None
-        parts = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-        x, normed, new_size, kept, gone, target = self.merge(layer, tokens, branch, stats, removed, parts)
-        owner = tokens.owners(kept, gone, target)
-        tokens = tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=new_size, owner=owner)
-        return tokens, None if norm is None else normed
-
-    def merge(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, removed: int, norm: tuple[Any, Any, float]
-    ) -> tuple[Tensor, ...]:
-        """The results of `conserve`; `norm` is weight, bias and epsilon of the LayerNorm that follows."""
-        importance = stats.class_row if self.vit.class_token else stats.column_sums
-        assert importance is not None
-        return conserve(
-            tokens.ops,
-            tokens.x,
-            branch,
-            importance,
-            tokens.size,
-            removed,
-            self.method.floor,
-            self.method.keep_norm,
-            *norm,
-        )
-
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        return self.fused(layer, tokens, torch.zeros_like(tokens.x), stats, None)[0]
-
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         power, weights = self.method.proportional_attention, tokens.key_sizes
         if weights is None or power == 0:
-            return None
-        return weights if power == 1 else weights.pow(power)
+            return super().adjust(layer, tokens)
+        return Adjustments(weights if power == 1 else weights.pow(power))
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        removed = self.removals_of(attention.tokens)[attention.layer]
+        if removed == 0:
+            return attention.add()
+        tokens, norm = attention.tokens, attention.mlp_norm
+        merged = self.merge(attention, removed, norm)
+        return tokens.but(
+            x=merged.x,
+            cell=tokens.cell.gather(1, merged.kept),
+            size=merged.size,
+            owner=tokens.owners(merged.kept, merged.gone, merged.target),
+            normed=None if norm.weight is None else merged.normed,
+        )
+
+    def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> Merged:
+        """Merge `removed` tokens after the attention residual."""
+        name = "class_row" if self.vit.class_token else "column_sums"
+        stats, tokens, method = attention.statistics(name, heads="mean"), attention.tokens, self.method
+        importance = stats.class_row if self.vit.class_token else stats.column_sums
+        inputs = (tokens.x, attention.branch(), importance, tokens.size)
+        return Merged(*conserve(tokens.ops, *inputs, removed, method.floor, method.keep_norm, *norm))
+
+    def own_macs(self, run: ForwardPass) -> int:
         """Similarities, and the class token's row; merging is additions."""
         total = 0
-        for step in steps[:layers]:
+        for step in run.reducing:
             if step.keys > step.after:
                 total += self.class_row_macs(step.keys) if self.vit.class_token else 0
                 total += similarities(step.keys) * self.vit.dim
@@ -159,7 +146,6 @@ class CalibratedReducer(GTPPlusReducer):
                 f"{vit.dim}; {AGAIN}"
             )
         self.calibration, self.stay = calibration, len(calibration.registers_on(vit.grid)) + 1
-        self.ask_importance = Ask()
         self._check_registers(vit.grid)
         self.register_buffer("probe", calibration.probe.clone(), persistent=False)
         self.register_buffer("registers", self._register_cells(vit.grid), persistent=False)
@@ -194,23 +180,12 @@ class CalibratedReducer(GTPPlusReducer):
             cells = self._register_cells(tokens.grid).to(cells.device)
         return cells[tokens.cell]
 
-    def merge(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, removed: int, norm: tuple[Any, Any, float]
-    ) -> tuple[Tensor, ...]:
-        return conserve_by_probe(
-            tokens.ops,
-            tokens.x,
-            branch,
-            self.probe[layer],
-            tokens.sizes,
-            self._protected(tokens),
-            removed,
-            self.method.floor,
-            self.method.keep_norm,
-            *norm,
-        )
+    def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> Merged:
+        tokens, method = attention.tokens, self.method
+        inputs = (tokens.x, attention.branch(), self.probe[attention.layer], tokens.sizes, self._protected(tokens))
+        return Merged(*conserve_by_probe(tokens.ops, *inputs, removed, method.floor, method.keep_norm, *norm))
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         """Similarities, and the probe's product with every image token."""
-        reducing = [step.keys for step in steps[:layers] if step.keys > step.after]
+        reducing = [step.keys for step in run.reducing if step.keys > step.after]
         return sum((similarities(keys) + keys) * self.vit.dim for keys in reducing)

@@ -17,11 +17,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.attention import Ask, Stats
+from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.eval_mode import measures_in_eval_mode
-from gtp_vit.core.reducer import Method, Reducer, Source, VitInfo
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import BadSetting, GTPError, counted, first_line
 from gtp_vit.methods.gtp_plus.calibration import Calibration, fingerprint
 from gtp_vit.metrics.base import Measure
@@ -182,12 +184,13 @@ class Watcher(Reducer):
         self.seen = []
         return tokens
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        return Ask()
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        return PLAIN
 
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        tokens = attention.add()
         # The graph begins here: what is before the first layer's attention needs no gradient.
-        x = tokens.x.detach().requires_grad_() if layer == 0 else tokens.x
+        x = tokens.x.detach().requires_grad_() if attention.layer == 0 else tokens.x
         self.seen.append(x)
         return tokens.but(x=x)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtp_vit.tensors import exporting
+from gtp_vit.kernels.reference import zero_below
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,6 @@ class Sparsify:
 def threshold_rank(entries: int, theta: float) -> int:
     """Section 3.2.4, as released: k = int(N^2 (1 - theta)); 0 if theta is so near 1 that nothing is to be removed."""
     return int(entries * (1 - theta))
-
-
-def zero_below(probs: Tensor, k: int) -> Tensor:
-    """Section 3.2.4: zero what is below the k-th smallest entry along the last dimension; k = 0 changes nothing.
-
-    So k - 1 entries go, fewer if several equal the threshold. NaN is below nothing: NaN images give NaN, as they do in
-    the plain model.
-    """
-    if k < 1:
-        return probs
-    if exporting():  # engines have a topk
-        threshold = probs.topk(probs.shape[-1] - k + 1, dim=-1).values[..., -1:]
-    else:
-        threshold = probs.detach().kthvalue(k, dim=-1, keepdim=True).values
-    return probs * ~(probs < threshold)
 
 
 def keep_largest(probs: Tensor, theta: float, *, per_row: bool = False, renormalise: bool = False) -> Tensor:

@@ -6,25 +6,25 @@ come, and an option has the other one. Bugs of the released code are fixed, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from gtp_vit import kernels
-from gtp_vit.core.attention import Ask, Stats
-from gtp_vit.core.reducer import Method, Reducer, Source, Step, VitInfo
+from gtp_vit.core.attention import Adjustments, Stats
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens, receivers
+from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSetting, check_name, check_range
-from gtp_vit.paper import graph as graphs
-from gtp_vit.paper import torchprofile
-from gtp_vit.paper.propagation import share_out, summarise
-from gtp_vit.paper.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores
-from gtp_vit.paper.sparsity import Sparsify
+from gtp_vit.methods.gtp import graph as graphs
+from gtp_vit.methods.gtp import operators
+from gtp_vit.methods.gtp.propagation import summarise
+from gtp_vit.methods.gtp.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores
+from gtp_vit.methods.gtp.sparsity import Sparsify
 from gtp_vit.tensors import select_rows, split
 
 Graph = Literal["mixed", "spatial", "semantic", "none"]
@@ -141,10 +141,9 @@ class GTPReducer(Reducer):
             needs.add("class_row")
         # Attention aggregates over the heads, unless the statistics are changed first.
         apart = method.exclude_self or not method.count_class_row
-        heads: Any = "each" if apart else method.heads
+        self.aggregate_in_attention: Any = "each" if apart else method.heads
         self.aggregate = method.heads if apart or method.select == "cosine_attention" else "done"
-        self.ask_to_reduce = Ask(frozenset(needs), self.edit, method.score_from == "dense", heads)
-        self.ask_to_keep_all = None if self.edit is None else Ask(edit=self.edit)
+        self.statistics = tuple(sorted(needs))
         self.needs_matrix = method.edges != "receiver" or method.renormalise_graph
         cells = max(vit.image_tokens, 4096) if method.select == "random" else 0
         generator = torch.Generator("cpu").manual_seed(method.seed)
@@ -161,25 +160,25 @@ class GTPReducer(Reducer):
             return tokens.but(carry=Carry(plan, idle, matrix=self._matrix(lists)))
         return tokens.but(carry=Carry(plan, idle, lists))
 
-    def ask(self, layer: int, tokens: Tokens) -> Ask | None:
-        carry = tokens.carry
-        if carry.idle:
-            return None
-        return self.ask_to_reduce if carry.removals[layer] else self.ask_to_keep_all
+    def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
+        carry, weights = tokens.carry, tokens.key_sizes
+        edit = None if carry.idle else self.edit
+        return Adjustments(weights, edit) if carry.removals[layer] or edit or weights is not None else None
 
-    def fused(
-        self, layer: int, tokens: Tokens, branch: Tensor, stats: Stats, norm: nn.LayerNorm | None
-    ) -> tuple[Tokens, Tensor | None]:
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        layer, tokens = attention.layer, attention.tokens
         removed = tokens.carry.removals[layer]
         if removed == 0:
-            return tokens.add(branch), None
+            return attention.add()
+        before_edit = self.method.score_from == "dense"
+        stats = attention.statistics(*self.statistics, heads=self.aggregate_in_attention, before_edit=before_edit)
         if tokens.carry.lists is None or self.method.conserve_sizes:
-            tokens = tokens.add(branch)
-            return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed), None
+            tokens = attention.add()
+            return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed)
+        branch, norm = attention.branch(), attention.mlp_norm
         features = tokens.add(branch).image if self.method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
-        norm = norm if tokens.ops.fuses_norm else None
-        x, normed, size, cell = kernels.reduce(
+        x, normed, size, cell = operators.reduce(
             tokens.ops,
             tokens.x,
             branch,
@@ -190,23 +189,17 @@ class GTPReducer(Reducer):
             removed,
             self.method.alpha,
             self.method.proportional_attention,
-            *((None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)),
+            *norm,
         )
         owner = None
         if tokens.owner is not None:
             kept, gone = split(scores, removed)
             owner = tokens.owners(kept, gone, receivers(self.method.alpha * self._weights(tokens, kept, gone)))
         counted = size[:, tokens.prefix :] if self.method.proportional_attention else None
-        return tokens.but(x=x, size=counted, cell=cell, owner=owner), None if norm is None else normed
-
-    def reduce(self, layer: int, tokens: Tokens, stats: Stats) -> Tokens:
-        return self.fused(layer, tokens, torch.zeros_like(tokens.x), stats, None)[0]
-
-    def key_weights(self, tokens: Tokens) -> Tensor | None:
-        return tokens.key_sizes
+        return tokens.but(x=x, size=counted, cell=cell, owner=owner, normed=None if norm.weight is None else normed)
 
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
-        """Section 3.2.3 for the options that have no kernel."""
+        """Selection and propagation, for the options that have no kernel."""
         method = self.method
         kept, gone = split(scores, removed)
         if method.graph == "none":
@@ -254,7 +247,7 @@ class GTPReducer(Reducer):
             raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
         similarity = graphs.cosine_similarity(tokens.image)
         spatial = method.spatial_neighbours if method.graph == "mixed" else 0
-        return Lists(*kernels.neighbours(tokens.ops, similarity, *tokens.grid, spatial, neighbours))
+        return Lists(*operators.neighbours(tokens.ops, similarity, *tokens.grid, spatial, neighbours))
 
     def _matrix(self, lists: Lists) -> Tensor:
         """The graph as a matrix, for options that change its edges or their weights from layer to layer."""
@@ -277,12 +270,12 @@ class GTPReducer(Reducer):
             return _submatrix(graphs.normalise_matrix(present), kept, gone)
         return _submatrix(matrix, kept_cells, gone_cells)
 
-    def own_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
+    def own_macs(self, run: ForwardPass) -> int:
         """The graph once, then selection and propagation in every layer."""
         method, total = self.method, 0
-        if method.graph in ("mixed", "semantic") and method.neighbours > 0 and any(self.removals(grid)):
-            total += (grid[0] * grid[1]) ** 2 * self.vit.dim
-        for step in steps[:layers]:
+        if method.graph in ("mixed", "semantic") and method.neighbours > 0 and any(self.removals(run.grid)):
+            total += (run.grid[0] * run.grid[1]) ** 2 * self.vit.dim
+        for step in run.reducing:
             removed = step.keys - step.after
             if removed and method.theta == 1 and method.select == "class":
                 total += self.class_row_macs(step.keys)
@@ -290,10 +283,16 @@ class GTPReducer(Reducer):
                 total += (step.after + self.vit.prefix) * removed * (self.vit.dim + int(method.proportional_attention))
         return total
 
-    def published_macs(self, grid: tuple[int, int], steps: Sequence[Step], layers: int) -> int:
-        return torchprofile.released_gtp(self.method, self.vit, steps, layers)
-
 
 def _submatrix(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """matrix[b, rows[b]][:, columns[b]], [B, R, C]."""
     return select_rows(matrix, rows).gather(2, columns.unsqueeze(1).expand(-1, rows.shape[1], -1))
+
+
+def share_out(weights: Tensor) -> Tensor:
+    """Weights [B, K, P] scaled to sum to 1 over the receivers: each propagated token gives away exactly 1, or 0.
+
+    Not in the paper: sizes then add up to the number of patches.
+    """
+    total = weights.sum(dim=-2, keepdim=True)
+    return torch.where(total > 0, weights / total, 0.0)
