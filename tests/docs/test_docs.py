@@ -145,17 +145,10 @@ def maker(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["methods", "comparison"])
+@pytest.mark.parametrize("name", ["comparison", "encoders", "methods"])
 def test_generated_pages_are_what_their_sources_say(name):
-    module = maker(name)
-    made = {f"{name}.md": module.page()} | (module.plots() if hasattr(module, "plots") else {})
-    for file, text in made.items():
+    for file, text in maker(name).pages().items():
         assert (ROOT / "docs" / file).read_text() == text, f"run python docs/make_{name}.py"
-
-
-def test_the_pages_of_encoders_and_dense_features_are_what_was_measured():
-    for name, page in maker("encoders").pages().items():
-        assert (ROOT / "docs" / name).read_text() == page, "run python docs/make_encoders.py"
 
 
 def test_the_page_of_models_is_what_the_code_says():
