@@ -190,7 +190,7 @@ def test_the_launchers_signal_is_no_unreadable_image(model):
     images = ImageFiles(Stopped(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
     with (
         pytest.raises(GTPError, match="process 0 of 2 was told to stop"),
-        distributed._connection_errors_explained("process 0 of 2"),
+        distributed._stop_explained("process 0 of 2"),
     ):
         evaluate({UNREDUCED: model}, images, workers=0)
 

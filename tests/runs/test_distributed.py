@@ -282,10 +282,10 @@ def test_processes_that_were_started_differently(monkeypatch):
 
 
 def test_other_errors_are_not_taken_for_a_lost_process():
-    with pytest.raises(RuntimeError, match="shapes"), distributed._connection_errors_explained("process 0 of 2"):
+    with pytest.raises(RuntimeError, match="shapes"), distributed._stop_explained("process 0 of 2"):
         raise RuntimeError("shapes do not fit")
     with (
         pytest.raises(GTPError, match="process 0 of 2 lost another one"),
-        distributed._connection_errors_explained("process 0 of 2"),
+        distributed._stop_explained("process 0 of 2"),
     ):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")

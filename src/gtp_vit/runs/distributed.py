@@ -85,8 +85,8 @@ def check_same(what: str, value: object) -> None:
     for rank, other in enumerate(all_gather(value)):
         if other != value:
             raise GTPError(
-                f"process {rank_and_world_size()[0]} and process {rank} have different {what}; start all of them with the same "
-                "command, version and data"
+                f"process {rank_and_world_size()[0]} and process {rank} have different {what}; start all of them with the "
+                "same command, version and data"
             )
 
 
@@ -119,7 +119,7 @@ def process_group() -> Iterator[None]:
     rank = os.environ["RANK"]
     if not world.isdigit() or not rank.isdigit() or int(rank) >= int(world):
         raise GTPError(f"RANK is {rank} and WORLD_SIZE is {world}; ranks go from 0 to WORLD_SIZE - 1; use torchrun")
-    with _connection_errors_explained(f"process {rank} of {world}"):
+    with _stop_explained(f"process {rank} of {world}"):
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         try:
             yield
@@ -128,7 +128,7 @@ def process_group() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _connection_errors_explained(who: str) -> Iterator[None]:
+def _stop_explained(who: str) -> Iterator[None]:
     """Turn network errors and the launcher's signal, which follow the death of a process, into one clear error."""
 
     def stop(*_: object) -> None:

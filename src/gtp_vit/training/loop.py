@@ -76,8 +76,8 @@ def finetune(
 ) -> Finetuned:
     """Finetune a copy of `model` with `method` active. A run that was stopped resumes from `output`, bit for bit.
 
-    In processes that torchrun or accelerate started (`gtp_vit.runs.distributed.process_group`), all of them call this with the
-    same arguments and each works on its share; only the first writes.
+    In processes that torchrun or accelerate started (`gtp_vit.runs.distributed.process_group`), all of them call this
+    with the same arguments and each works on its share; only the first writes.
 
     Args:
         model: the unreduced model; it is not changed, and is the teacher where there is distillation.
