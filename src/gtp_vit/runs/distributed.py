@@ -85,8 +85,8 @@ def check_same(what: str, value: object) -> None:
     for rank, other in enumerate(all_gather(value)):
         if other != value:
             raise GTPError(
-                f"process {rank_and_world_size()[0]} and process {rank} have different {what}; start all of them with the "
-                "same command, version and data"
+                f"process {rank_and_world_size()[0]} and process {rank} have different {what}; start all of them "
+                "with the same command, version and data"
             )
 
 
