@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones import lvvit_network
+from gtp_vit.backbones.libraries import LVVITS
 from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, project, project_some
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
@@ -25,6 +26,13 @@ PARTS: dict[str, type[nn.Module]] = {
 
 class LVViTBackbone(TimmViT):
     """Backbone of our LV-ViT, whose attributes and entry points are named as in timm."""
+
+    library = LVVITS  # type: ignore[assignment]
+    classes = ("LVViT",)
+    models = "LV-ViT, with a file of its weights"
+
+    def model_names(self) -> list[str]:
+        return list(lvvit_network.SIZES)
 
     def matches(self, model: nn.Module) -> bool:
         return isinstance(model, lvvit_network.LVViT)

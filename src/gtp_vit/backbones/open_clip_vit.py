@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
 from gtp_vit.backbones.intermediates import intermediates
+from gtp_vit.backbones.libraries import OPEN_CLIP
 from gtp_vit.backbones.modules import (
     check_images,
     class_refusal,
@@ -104,7 +105,12 @@ def _finished(model: Any, tokens: Tokens) -> tuple[Tensor, Tensor]:
 class OpenClipViT(Backbone):
     """Backbone of open_clip's vision transformers."""
 
+    library, classes = OPEN_CLIP, ("VisionTransformer",)
+    models = "the image towers of its models, also those that are timm's"
     forwards = OpenClipForwards
+
+    def model_names(self) -> list[str]:
+        return OPEN_CLIP.names()
 
     def matches(self, model: nn.Module) -> bool:
         library = sys.modules.get("open_clip.transformer")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gtp_vit.backbones.libraries import TIMM
 from gtp_vit.backbones.modules import (
     check_images,
     class_refusal,
@@ -61,11 +62,18 @@ POOLS_OF_IMAGE = {"", "avg", "avgmax", "max", "map"}
 class TimmViT(Backbone):
     """Backbone of timm's plain vision transformers."""
 
+    library = TIMM
+    module = "vision_transformer"  # of timm.models, where the class of its models is
+    classes: tuple[str, ...] = ("VisionTransformer", "VisionTransformerDistilled")
+    models = "ViT and AugReg, DeiT (also distilled), DeiT-3, CLIP image towers, DINOv2, SigLIP, GAP models, hybrids"
     forwards = TimmForwards
 
     def matches(self, model: nn.Module) -> bool:
-        timm_vit = sys.modules.get("timm.models.vision_transformer")
-        return timm_vit is not None and isinstance(model, timm_vit.VisionTransformer)
+        library = sys.modules.get(f"timm.models.{self.module}")  # older versions lack some
+        return library is not None and isinstance(model, getattr(library, self.classes[0]))
+
+    def model_names(self) -> list[str]:
+        return TIMM.names_with(self.module, self.classes[0])
 
     def refusal(self, model: Any) -> str | None:
         models, vit = sys.modules["timm.models"], sys.modules["timm.models.vision_transformer"]

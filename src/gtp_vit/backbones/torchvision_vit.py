@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
+from gtp_vit.backbones.libraries import TORCHVISION
 from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, plain_norm, through, unknown_part
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Output
@@ -48,7 +49,12 @@ class TorchvisionForwards:
 class TorchvisionViT(Backbone):
     """Backbone of torchvision's vision transformers."""
 
+    library, classes = TORCHVISION, ("VisionTransformer",)
+    models = "`vit_b_16` to `vit_h_14`"
     forwards = TorchvisionForwards
+
+    def model_names(self) -> list[str]:
+        return TORCHVISION.names()
 
     def matches(self, model: nn.Module) -> bool:
         library = sys.modules.get("torchvision.models.vision_transformer")

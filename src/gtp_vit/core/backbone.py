@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from gtp_vit.core.attention import Projections
+from gtp_vit.core.library import Library
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import UnsupportedBackbone
@@ -57,9 +58,16 @@ def main_output(returned: Any, kind: str) -> Any:
 class Backbone(Protocol):
     """What a family of models must define. See backbones/timm_vit.py."""
 
+    library: Library  # where its models come from
+    classes: tuple[str, ...]  # whose instances it takes, as the library calls them
+    models: str = ""  # the best-known of them, for people
     forwards: type  # mixed into the class of a patched ViT: the model's own entry points, running the loop
 
     # The model
+
+    def model_names(self) -> list[str]:
+        """Names of its library's models that may belong to the family; none if they cannot be listed."""
+        return []
 
     def matches(self, model: nn.Module) -> bool:
         """Does this model belong to the family?"""
