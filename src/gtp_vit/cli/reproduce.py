@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.model_flags import CORES, DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, check_results_file, write_page
+from gtp_vit.cli.parser import Positional
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.data.dataset import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
@@ -42,7 +41,7 @@ class Reproduce(OutputFlags, ResumeFlags):
       gtp-vit reproduce figure-oversmoothing --model vit_tiny_patch16_224 --checkpoint vit.safetensors --data-dir val
     """
 
-    what: tyro.conf.Positional[str] = ""
+    what: Positional[str] = ""
     """Name of a table or figure."""
     weights_dir: Path | None = None
     """Folder with files of weights."""
