@@ -168,14 +168,14 @@ from gtp_vit.runs import distributed
 
 writer.SECONDS_BETWEEN_REPORTS = 0.01
 first, second = sys.argv[1:3]
-with distributed.group():
+with distributed.process_group():
     whole = main([*sys.argv[3:], "--output", first])
-    assert whole == (3 if distributed.is_first() else 0), whole
+    assert whole == (3 if distributed.is_rank_zero() else 0), whole
     run, calls = embedder.Embedder._run, []
 
     def die(*arguments):
         calls.append(1)
-        if len(calls) == 2 and distributed.share()[0] == 1:
+        if len(calls) == 2 and distributed.rank_and_world_size()[0] == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return run(*arguments)
 

@@ -880,7 +880,7 @@ def test_two_runs_do_not_write_into_one_folder(model, images, tmp_path):
 
 
 def test_a_number_of_processes_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr("gtp_vit.runs.distributed.share", lambda: (0, 3))
+    monkeypatch.setattr("gtp_vit.runs.distributed.rank_and_world_size", lambda: (0, 3))
     with pytest.raises(GTPError, match=r"3 processes cannot share the 2 parts of a step.*start 1 or 2, or change"):
         check_processes(Training(**QUICK))
 
