@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TextIO
 
@@ -32,7 +32,6 @@ COMMANDS = {
     "finetune": "Train with a method active, on one machine or many; no labels needed",
     "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
     "demo": "An interactive web page on this machine: try methods on your images",
-    "reproduce": "A table or figure of the paper: printed value, our value, deviation",
     "models": "List the models that can be patched",
     "methods": "List the methods and their settings",
     "macs": "Count MACs and tokens of each layer, without running the model",
@@ -65,6 +64,15 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return exit_code(_run_command, words, lambda: _resume_flag(words[0]))
+
+
+def exit_code(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: Callable[[], str | None]) -> int:
+    """Run a program on its words, and print what went wrong in one line.
+
+    `resume_flag` is asked after an interruption: which flag says where the program resumes from, if it does?
+    """
     if sys.stderr is None:  # closed by whoever started the command
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
     if sys.stdout is None:
@@ -73,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            code = _run_command(list(sys.argv[1:] if arguments is None else arguments))
+            code = _attempt(run, words, resume_flag)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
     except BrokenPipeError:  # the reader has enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
@@ -98,19 +106,22 @@ def _complain(text: str) -> None:
     print(printable(f"gtp-vit: {text}".replace("\n", " ")), file=sys.stderr)
 
 
-def _run_command(words: list[str]) -> int:
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+def _run_command(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(HELP.format(commands=listing(COMMANDS.items())))
-        return Exit.OK if words else Exit.USAGE
+        raise SystemExit(Exit.OK if words else Exit.USAGE)
     if words[0] == "--version":
         print(f"gtp-vit {__version__}")
-        return Exit.OK
+        return
+    name = check_name("command", words[0], COMMANDS)
+    check_spelling(name, words[1:])
+    importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
+
+
+def _attempt(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: Callable[[], str | None]) -> Exit:
+    debug = "--debug" in words
     try:
-        name = check_name("command", words[0], COMMANDS)
-        check_spelling(name, words[1:])
-        importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
+        run([word for word in words if word != "--debug"])
     except Incomplete as error:
         _complain(str(error))
         return Exit.INCOMPLETE
@@ -122,7 +133,7 @@ def _run_command(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        flag = _resume_flag(words[0])
+        flag = resume_flag()
         kept = f"with {flag} what was finished is kept, and the same command resumes from there"
         print(f"gtp-vit: interrupted; {kept if flag else 'run it again'}", file=sys.stderr)
         return Exit.INTERRUPTED

@@ -22,13 +22,17 @@ def width() -> int:
     return max(shutil.get_terminal_size().columns, 40)
 
 
+def program_of(command: type) -> str:
+    """What a user types to run a command: `gtp-vit` and its name, or what the command says itself."""
+    program: str = getattr(command, "PROGRAM", f"gtp-vit {command.__name__.lower()}")
+    return program
+
+
 def help_text(command: type[Any], flags: Sequence[Flag]) -> str:
     """The help of a command. The flags of its examples come first: they are those that are needed most."""
     docstring = inspect.cleandoc(command.__doc__ or "")
     places = [flag for flag in flags if flag.positional]
-    usage = " ".join(
-        ["usage: gtp-vit", command.__name__.lower(), *(f"[{place.metavar}]" for place in places), "[flags]"]
-    )
+    usage = " ".join(["usage:", program_of(command), *(f"[{place.metavar}]" for place in places), "[flags]"])
     parts = [usage, *map(_paragraph, docstring.split("\n\n"))]
     shown = set(re.findall(r"(?<=\s)--?[a-z][\w-]*", docstring.partition("examples:")[2]))
     groups: dict[str, list[Flag]] = {"arguments": places}
