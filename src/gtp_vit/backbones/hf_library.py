@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones.hf_spelling import set_image_size
-from gtp_vit.core.library import Library, Transform
+from gtp_vit.backbones.host import find
+from gtp_vit.core.backbone import Library, Transform
 from gtp_vit.errors import BadSetting, GTPError, first_line
 
 # Where `from_pretrained` looks for files.
@@ -45,8 +46,6 @@ class HuggingFace(Library):
         return model
 
     def transform(self, name: str, model: nn.Module) -> Transform | None:
-        from gtp_vit.backbones.host import find  # which imports the registry, which imports this file
-
         processor, size = self._processed(name), find(model).inputs.size
         if processor.size() != size:
             raise GTPError(

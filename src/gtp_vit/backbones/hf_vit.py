@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.hf_library import HUGGING_FACE
 from gtp_vit.backbones.hf_spelling import FAMILIES, Spelling, is_tower, spelling_of, spelling_of_block
 from gtp_vit.backbones.modules import (
     check_images,
@@ -29,7 +28,7 @@ from gtp_vit.backbones.modules import (
 )
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Library, Output
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 
@@ -41,8 +40,12 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 class HuggingFaceViT(Backbone):
     """Backbone of Hugging Face's plain vision transformers."""
 
-    library = HUGGING_FACE
     classes = tuple(each.name for each in FAMILIES)
+
+    def library(self) -> Library:
+        from gtp_vit.backbones.hf_library import HUGGING_FACE
+
+        return HUGGING_FACE
 
     @property
     def forwards(self) -> type:  # type: ignore[override]

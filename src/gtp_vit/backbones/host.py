@@ -141,7 +141,7 @@ def supported_classes() -> dict[str, list[str]]:
     """Library -> the classes of its ViTs that are supported."""
     found: dict[str, list[str]] = {}
     for family in BACKBONES.values():
-        found.setdefault(family.library.title, []).extend(family.classes)
+        found.setdefault(family.library().title, []).extend(family.classes)
     return found
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gtp_vit.backbones import lvvit_network
-from gtp_vit.core.library import Library, Transform
+from gtp_vit.backbones import lvvit
+from gtp_vit.core.backbone import Library, Transform
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, first_line, shown
 from gtp_vit.weights import load_weights
 
@@ -66,12 +66,12 @@ class Timm(Library):
 
 
 class LVViTs(Library):
-    """The LV-ViTs of lvvit_network.py."""
+    """The LV-ViTs of lvvit.py."""
 
     title = "gtp_vit"
 
     def knows(self, name: str) -> bool:
-        return name in lvvit_network.SIZES
+        return name in lvvit.SIZES
 
     def create(
         self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]
@@ -81,7 +81,7 @@ class LVViTs(Library):
         if sizes.get("num_classes") == 0:
             raise GTPError(f"{name} needs classes, as both of its heads are read; leave out num_classes=0")
         with torch.device("meta") if meta else nullcontext():
-            return lvvit_network.create(name, checkpoint_path=checkpoint, **sizes)
+            return lvvit.create(name, checkpoint_path=checkpoint, **sizes)
 
 
 class OpenCLIP(Library):

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import tyro
-
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.parser import Positional
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.errors import GTPError, shown
 from gtp_vit.models import bundled
@@ -24,7 +23,7 @@ def _unlisted() -> str:
     """The families whose models are not in the list."""
     unlisted = [family for family in BACKBONES.values() if type(family).model_names is Backbone.model_names]
     return " ".join(
-        f"{family.library.title}'s models cannot be listed: {family.library.prefix}:NAME takes "
+        f"{family.library().title}'s models cannot be listed: {family.library().prefix}:NAME takes "
         f"{', '.join(family.classes)}."
         for family in unlisted
     )
@@ -43,7 +42,7 @@ class Models(OutputFlags):
       gtp-vit models "vit_tiny*" --details
     """
 
-    pattern: tyro.conf.Positional[str] = "*"
+    pattern: Positional[str] = "*"
     """Which names, with * and ?."""
     details: bool = False
     """Also show tokens, channels, layers and GMACs of each."""

@@ -32,7 +32,7 @@ def _names(prefix: str) -> list[str]:
     """Names with this prefix of models of all families."""
     listed = [] if prefix else [bundled.NAME]
     for family in BACKBONES.values():
-        if family.library.prefix == prefix:
+        if family.library().prefix == prefix:
             # A library that is not installed has no models here.
             with contextlib.suppress(GTPError, ImportError):
                 listed += [f"{prefix}:{name}" if prefix else name for name in family.model_names()]

@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 
 from gtp_vit.backbones import BACKBONES
-from gtp_vit.core.library import Library, Transform
+from gtp_vit.core.backbone import Library, Transform
 from gtp_vit.models.bundled import BUNDLED
 
 
 def libraries() -> list[Library]:
     """The libraries of all families, and the one model inside the package."""
-    return list(dict.fromkeys([BUNDLED, *(family.library for family in BACKBONES.values())]))
+    return list(dict.fromkeys([BUNDLED, *(family.library() for family in BACKBONES.values())]))
 
 
 def library_of(name: str) -> tuple[Library, str]:
@@ -23,7 +23,7 @@ def library_of(name: str) -> tuple[Library, str]:
         if colon and prefix and prefix == library.prefix:
             return library, rest
     plain = [library for library in libraries() if not library.prefix]
-    return next((library for library in plain if library.knows(name)), BACKBONES["timm_vit"].library), name
+    return next((library for library in plain if library.knows(name)), BACKBONES["timm_vit"].library()), name
 
 
 def transform_of(name: str, model: nn.Module) -> Transform | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.library import Library
+from gtp_vit.core.backbone import Library
 from gtp_vit.errors import GTPError
 from gtp_vit.weights import load_weights
 
