@@ -27,7 +27,7 @@ Most ViTs are read as an embedding: CLIP, SigLIP, DINOv2 and 3, any classifier w
 | scores of classes | `classes` | top-1, top-5, agreement, KL | `--max-kl`, `--min-agreement` |
 | an embedding, pooled features | `embedding` | 1 - cosine (mean, 95th percentile), how many of the 10 nearest images stay the same, k-NN accuracy where there are labels, zero-shot agreement with `--text-embeddings` | `--min-cosine`, `--min-neighbours` |
 | one number, or a regression (`--measure numbers`) | `numbers` | difference to the unreduced model by the mean size of its outputs | `--max-error` |
-| tokens, or any model with `--measure dense` (`--for dense`) | `dense` | relative error and 1 - cosine of restored features, patch by patch ([dense.md](dense.md)) | `--max-error`, `--min-cosine` |
+| tokens, or any model with `--measure dense` | `dense` | relative error and 1 - cosine of restored features, patch by patch ([dense.md](dense.md)) | `--max-error`, `--min-cosine` |
 
 ```
 gtp-vit evaluate vit_small_patch14_dinov2 --pretrained --data-dir photos
@@ -91,7 +91,7 @@ A ViT-S/14 of DINOv2's shape with a saliency decoder, {heat_images} validation i
 (`python benchmarks/dense.py heat-maps`): correlation of the heat map with the unreduced model's, its mean and its median / relative error per patch /
 1 - cosine of the class token. Methods are at their defaults with the setting that says how much is removed chosen for the MACs. "calibrated" is GTP+
 after `gtp_vit.calibrate` on 200 training images, for the class token's embedding or for the features of patches (`measure="dense"`), with the default
-shape: a third model that nothing was designed on. The rows dense-0.65 are recipes of `gtp-vit tune --for dense --macs 0.65 --evaluations 30` on 100
+shape: a third model that nothing was designed on. The rows dense-0.65 are recipes of `gtp-vit tune --measure dense --macs 0.65 --evaluations 30` on 100
 training images, without and with calibration (`learned`): they bring features nearer, and leave the heat map about where it was.
 
 {heat}
@@ -114,7 +114,7 @@ but needs a system of equations for every patch, which engines do not have, and 
 A schedule that is good for the class token is not the best for patches: it may merge what the class token does not read.
 
 ```
-gtp-vit tune vit_small_patch14_dinov2 --pretrained --data-dir photos --for dense --macs 0.65 --output dense.json
+gtp-vit tune vit_small_patch14_dinov2 --pretrained --data-dir photos --measure dense --macs 0.65 --output dense.json
 gtp-vit visualise vit_small_patch14_dinov2 cat.jpg --pretrained --method dense.json --features
 ```
 
