@@ -49,22 +49,20 @@ def measure_flags() -> list[Flag]:
     """--measure, and the settings of every measure."""
     names = "; ".join(f"{name}: {each.help}" for name, each in MEASURES.items())
     text = f"How outputs are compared. {names}. auto chooses by what the model returns."
-    settings = [
-        Flag(
-            field.name, field.metadata.get("type", get_type_hints(each)[field.name]), field.default, _help(name, field)
-        )
-        for name, each in MEASURES.items()
-        for field in _settings(each)
+    return [
+        Flag("measure", str, "auto", text),
+        *(_flag(name, field, get_type_hints(each)) for name, each in MEASURES.items() for field in _settings(each)),
     ]
-    return [Flag("measure", str, "auto", text), *settings]
 
 
 def _settings(measure: type[Measure]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(measure) if field.name != "kind"]
 
 
-def _help(measure: str, field: dataclasses.Field[Any]) -> str:
-    return f"For --measure {measure}: {field.metadata['help']}."
+def _flag(measure: str, field: dataclasses.Field[Any], hints: dict[str, Any]) -> Flag:
+    """The flag of a setting."""
+    text = f"For --measure {measure}: {field.metadata['help']}."
+    return Flag(field.name, field.metadata.get("type", hints[field.name]), field.default, text)
 
 
 def check_measure(flags: MeasureFlags) -> None:

@@ -44,8 +44,8 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
 
     Give one target: --macs, --speedup (measured here), or what the measure for the model's kind of output has: of
     classes --max-kl or --min-agreement, of embeddings --min-cosine or --min-neighbours, of numbers --max-error, and
-    with --measure dense, which compares restored features patch by patch, --max-error or --min-cosine. Without any it is
-    --macs 0.65. The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take.
+    with --measure dense, which compares restored features patch by patch, --max-error or --min-cosine. Without any it
+    is --macs 0.65. The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take.
     Ctrl-C ends the search with the best so far; a run that was killed resumes when it is started again with the same
     --output.
 
@@ -70,11 +70,11 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
     min_agreement: float | None = None
     """Target: the cheapest schedule that agrees with the unreduced model on at least this percentage of images."""
     min_cosine: float | None = None
-    """Target: the cheapest schedule whose embeddings, or with --measure dense whose features, have at least this cosine."""
+    """Target: the cheapest schedule whose embeddings, or with --measure dense features, have at least this cosine."""
     min_neighbours: float | None = None
     """Target: the cheapest schedule that keeps at least this percentage of the 10 nearest neighbours of an image."""
     max_error: float | None = None
-    """Target: the cheapest schedule with at most this relative error, of numbers, or with --measure dense of features."""
+    """Target: the cheapest schedule with at most this relative error, of numbers or of features."""
     curve: bool = False
     """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
     images: int = 320
