@@ -412,7 +412,7 @@ def test_mistakes_on_the_command_line_get_one_line(capsys, words, message):
 
 
 @pytest.mark.parametrize("mistake", [["--nonsense"], ["--nonsense", "3"], ["-x"], ["--"], ["a", "b", "c", "d"]])
-@pytest.mark.parametrize("command", ["benchmark", "evaluate", "compare", "tune", "finetune", "reproduce", "check"])
+@pytest.mark.parametrize("command", ["benchmark", "evaluate", "compare", "tune", "finetune", "check"])
 def test_every_command_answers_unknown_flags_and_words_in_one_line(capsys, command, mistake):
     assert "unknown flag" in (found := complaint(capsys, command, *mistake)) or "has no place" in found
 

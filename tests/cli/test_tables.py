@@ -99,7 +99,7 @@ def in_terminal(columns, *words):
 
 @pytest.mark.slow
 def test_a_terminal_of_80_columns_shows_the_figures_that_a_pipe_shows(capsys):
-    words = ["reproduce", "figure-complexity"]
+    words = ["macs", "deit_small_patch16_224", "--propagate", "8"]
     assert main(words) == 0
     piped = capsys.readouterr().out
     shown = in_terminal(80, *words)

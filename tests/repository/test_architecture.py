@@ -40,7 +40,6 @@ MAY_IMPORT = {
         *("recipes", "runs"),
     },
     "report": {"core", "data", "metrics", "patching", "profiling", "recipes", "runs", "tuning"},
-    "reproduction": {"core", "methods", "metrics", "models", "patching", "report", "runs"},
     "training": {"core", "data", "methods", "metrics", "models", "patching", "profiling", "recipes", "runs"},
     "testing": {"backbones", "core", "methods", "patching", "profiling"},
     "demo": {
@@ -49,8 +48,7 @@ MAY_IMPORT = {
     },
     "cli": {
         *("backbones", "core", "data", "demo", "embeddings", "engines", "methods", "methods/gtp_plus/learning"),
-        *("metrics", "models", "patching", "profiling", "recipes", "report", "reproduction", "runs", "training"),
-        "tuning",
+        *("metrics", "models", "patching", "profiling", "recipes", "report", "runs", "training", "tuning"),
     },
 }
 # GTP+'s settings and arithmetic are a method's; what learns them of a model needs much more.
@@ -177,6 +175,13 @@ def test_only_backbones_read_a_models_attributes():
             read = attributes(path)
             assert not read & HOSTS_OWN, path
             assert not [name for name in read if name.startswith("model.")], path
+
+
+def test_the_package_does_not_need_the_programs_of_the_repository():
+    """reproduction is not in the wheel, and neither are the others."""
+    for path in FILES:
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & {"reproduction", "benchmarks", "tests", "training"}, path
 
 
 def test_files_say_what_they_are():

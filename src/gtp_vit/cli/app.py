@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TextIO
 
@@ -32,6 +32,12 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return exit_code(_run_command, words, RESUME_FLAG.get(next(iter(words), "")))
+
+
+def exit_code(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: str | None) -> int:
+    """Run a program on its words, and print what went wrong in one line; `resume_flag` says where it resumes from."""
     if sys.stderr is None:  # closed by whoever started the command
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
     if sys.stdout is None:
@@ -40,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            code = _run_command(list(sys.argv[1:] if arguments is None else arguments))
+            code = _attempt(run, words, resume_flag)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
     except BrokenPipeError:  # the reader has enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
@@ -65,20 +71,23 @@ def _complain(text: str) -> None:
     print(printable(f"gtp-vit: {text}".replace("\n", " ")), file=sys.stderr)
 
 
-def _run_command(words: list[str]) -> int:
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+def _run_command(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(HELP.format(commands=listing(COMMANDS.items())))
-        return Exit.OK if words else Exit.USAGE
+        raise SystemExit(Exit.OK if words else Exit.USAGE)
     if words[0] == "--version":
         import gtp_vit
 
         print(f"gtp-vit {gtp_vit.__version__}")
-        return Exit.OK
+        return
+    name = check_name("command", words[0], COMMANDS)
+    importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
+
+
+def _attempt(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: str | None) -> Exit:
+    debug = "--debug" in words
     try:
-        name = check_name("command", words[0], COMMANDS)
-        importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
+        run([word for word in words if word != "--debug"])
     except Incomplete as error:
         _complain(str(error))
         return Exit.INCOMPLETE
@@ -90,9 +99,8 @@ def _run_command(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        flag = RESUME_FLAG.get(words[0])
-        kept = f"with {flag} what was finished is kept, and the same command resumes from there"
-        print(f"gtp-vit: interrupted; {kept if flag else 'run it again'}", file=sys.stderr)
+        kept = f"with {resume_flag} what was finished is kept, and the same command resumes from there"
+        print(f"gtp-vit: interrupted; {kept if resume_flag else 'run it again'}", file=sys.stderr)
         return Exit.INTERRUPTED
     except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)
         return Exit.OK if stop.code in (0, None) else Exit.USAGE

@@ -12,7 +12,6 @@ COMMANDS = {
     "finetune": "Train with a method active, on one machine or many; no labels needed",
     "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
     "demo": "A web page on this machine to play with: pictures, methods, what they do",
-    "reproduce": "A table or figure of the paper: printed value, our value, deviation",
     "models": "List the models that can be patched",
     "methods": "List the methods and their settings",
     "macs": "Count MACs and tokens of each layer, without running the model",
@@ -22,7 +21,6 @@ COMMANDS = {
 # Commands that resume where they were interrupted, if this flag says where
 RESUME_FLAG = {
     "evaluate": "--results-file",
-    "reproduce": "--results-file",
     "compare": "--output",
     "tune": "--output",
     "embed": "--output",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from gtp_vit.cli.help import description
+from gtp_vit.cli.help import description, program_of
 from gtp_vit.cli.words import check_words, flags_of, looks_like_flag
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, check_name
@@ -104,8 +104,7 @@ def _parsed(what: type[Any], command: type[Any], words: Sequence[str]) -> Any:
     value, others = _take(words, "--model")
     if value is not None and any(place.name == "--model" for place in flags_of(command)[1]):
         words = [value, *others]  # --model NAME means the same as NAME as the first word
-    prog = f"gtp-vit {command.__name__.lower()}"
-    return tyro.cli(what, args=list(words), prog=prog, description=description(command.__doc__ or ""))
+    return tyro.cli(what, args=list(words), prog=program_of(command), description=description(command.__doc__ or ""))
 
 
 def _take(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:

@@ -15,6 +15,12 @@ def width() -> int:
     return max(shutil.get_terminal_size().columns, 40)
 
 
+def program_of(command: type) -> str:
+    """What a user types to run a command: `gtp-vit` and its name, or what the command says itself."""
+    program: str = getattr(command, "PROGRAM", f"gtp-vit {command.__name__.lower()}")
+    return program
+
+
 def description(docstring: str) -> str:
     """A docstring, its paragraphs filled and its examples continued with backslashes where they are too long.
 
