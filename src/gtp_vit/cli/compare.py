@@ -13,7 +13,7 @@ from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.measure_flags import MeasureFlags, check_measure, chosen_measure, measure_flags, with_flags
+from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
 from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
@@ -79,7 +79,6 @@ class Compare(MeasureFlags, ResumeFlags, DataFlags):
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(with_flags(Compare, measure_flags()), words)
     check_weights(flags)
-    check_measure(flags)
     check_range("--rounds", flags.rounds, 0, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
     if 0 < flags.rounds < 3:

@@ -11,7 +11,7 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, from_file, images_of_file, load_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
-from gtp_vit.cli.measure_flags import MeasureFlags, check_measure, chosen_measure, measure_flags, with_flags
+from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
@@ -61,7 +61,6 @@ def main(words: Sequence[str]) -> None:
     if is_exported(flags.model):
         file, flags = from_file(flags, chosen, words)
     check_weights(flags)
-    check_measure(flags)
     check_results_file(flags.results_file)
     with distributed.process_group():
         _evaluate(flags, chosen, words, file)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-import tyro
 from torch import nn
 
-from gtp_vit.errors import check_name
+from gtp_vit.cli.parser import Choices
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.registry import MEASURES, measure_of
 
@@ -25,32 +24,20 @@ class MeasureFlags:
     """How outputs are compared."""
 
 
-class Flag(NamedTuple):
-    """A flag of a command that is made from a registry."""
-
-    name: str
-    type: Any
-    default: Any
-    help: str
-
-
-def with_flags(command: type[Command], flags: Iterable[Flag]) -> type[Command]:
-    """The command with more flags, or with other help for those it has."""
-    fields: list[Any] = [
-        (flag.name, Annotated[flag.type, tyro.conf.arg(help=flag.help)], dataclasses.field(default=flag.default))
-        for flag in flags
-    ]
-    made = dataclasses.make_dataclass(command.__name__, fields, bases=(command,), frozen=True)
+def with_flags(command: type[Command], flags: Iterable[Any]) -> type[Command]:
+    """The command with these fields as well: a name, a type, and a dataclass field with its help in the metadata."""
+    made = dataclasses.make_dataclass(command.__name__, flags, bases=(command,), frozen=True)
     made.__doc__ = command.__doc__
     return made
 
 
-def measure_flags() -> list[Flag]:
+def measure_flags() -> list[tuple[str, Any, Any]]:
     """--measure, and the settings of every measure."""
     names = "; ".join(f"{name}: {each.help}" for name, each in MEASURES.items())
     text = f"How outputs are compared. {names}. auto chooses by what the model returns."
+    kind = Annotated[str, Choices(("auto", *MEASURES))]
     return [
-        Flag("measure", str, "auto", text),
+        ("measure", kind, dataclasses.field(default="auto", metadata={"help": text})),
         *(_flag(name, field, get_type_hints(each)) for name, each in MEASURES.items() for field in _settings(each)),
     ]
 
@@ -59,15 +46,11 @@ def _settings(measure: type[Measure]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(measure) if field.name != "kind"]
 
 
-def _flag(measure: str, field: dataclasses.Field[Any], hints: dict[str, Any]) -> Flag:
+def _flag(measure: str, field: dataclasses.Field[Any], hints: dict[str, Any]) -> tuple[str, Any, Any]:
     """The flag of a setting."""
     text = f"For --measure {measure}: {field.metadata['help']}."
-    return Flag(field.name, field.metadata.get("type", hints[field.name]), field.default, text)
-
-
-def check_measure(flags: MeasureFlags) -> None:
-    """Refuse a measure that does not exist, before a model is made."""
-    check_name("--measure", flags.measure, ("auto", *MEASURES))
+    kind = field.metadata.get("type", hints[field.name])
+    return field.name, kind, dataclasses.field(default=field.default, metadata={"help": text})
 
 
 def chosen_measure(flags: MeasureFlags, model: nn.Module) -> Measure:

@@ -12,7 +12,7 @@ import torch
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
-from gtp_vit.cli.measure_flags import MeasureFlags, check_measure, chosen_measure, measure_flags, with_flags
+from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
@@ -102,7 +102,6 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(with_flags(Tune, measure_flags()), words, by_model=False)
     check_weights(flags)
-    check_measure(flags)
     check_range("--images", flags.images, 1, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
     if flags.multiple_of is not None:
