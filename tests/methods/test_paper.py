@@ -18,8 +18,8 @@ from gtp_vit.methods.gtp.selection import (
     regeneration_difficulty,
 )
 from gtp_vit.methods.gtp.sparsity import Sparsify, keep_largest
-from gtp_vit.reproduction import complexity
 from gtp_vit.tensors import split
+from reproduction import complexity
 
 T = torch.tensor
 

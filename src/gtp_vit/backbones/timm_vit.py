@@ -39,7 +39,7 @@ from gtp_vit.backbones.timm_blocks import (
 )
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output, Part
+from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
 
@@ -60,11 +60,24 @@ POOLS_OF_IMAGE = {"", "avg", "avgmax", "max", "map"}
 class TimmViT(Backbone):
     """Backbone of timm's plain vision transformers."""
 
+    module = "vision_transformer"  # of timm.models, where the class of its models is
+    classes: tuple[str, ...] = ("VisionTransformer", "VisionTransformerDistilled")
+    models = "ViT and AugReg, DeiT (also distilled), DeiT-3, CLIP image towers, DINOv2, SigLIP, GAP models, hybrids"
     forwards = TimmForwards
 
     def matches(self, model: nn.Module) -> bool:
-        timm_vit = sys.modules.get("timm.models.vision_transformer")
-        return timm_vit is not None and isinstance(model, timm_vit.VisionTransformer)
+        library = sys.modules.get(f"timm.models.{self.module}")  # older versions lack some
+        return library is not None and isinstance(model, getattr(library, self.classes[0]))
+
+    def library(self) -> Library:
+        from gtp_vit.backbones.libraries import TIMM
+
+        return TIMM
+
+    def model_names(self) -> list[str]:
+        from gtp_vit.backbones.libraries import TIMM
+
+        return TIMM.names_with(self.module, self.classes[0])
 
     def refusal(self, model: Any) -> str | None:
         models, vit = sys.modules["timm.models"], sys.modules["timm.models.vision_transformer"]
@@ -166,10 +179,6 @@ class TimmViT(Backbone):
     def head_reads_image_tokens(self, model: Any) -> bool:
         return model.global_pool not in POOLS_OF_PREFIX or getattr(model, "attn_pool", None) is not None
 
-    def returns_tokens(self, model: Any) -> bool:
-        """Is there no pooling, so that a forward pass returns all tokens?"""
-        return getattr(model, "global_pool", None) == "" and getattr(model, "attn_pool", None) is None
-
     def embed(self, model: Any, images: Tensor) -> Tokens:
         """Patches, position embedding and prefix tokens, by the model's own modules."""
         x, grid = self.patches(model, images)
@@ -219,6 +228,9 @@ class TimmViT(Backbone):
 
     def head(self, model: Any, features: Tensor) -> Tensor:
         return model.forward_head(features)
+
+    def remove_classifier(self, model: Any) -> None:
+        model.reset_classifier(0)
 
     def saves_memory(self, model: Any) -> bool:
         return model.grad_checkpointing

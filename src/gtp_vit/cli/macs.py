@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.parser import Positional
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
@@ -26,9 +25,8 @@ class Macs(OutputFlags, MethodFlags):
       gtp-vit macs deit_small_patch16_224 --method gtp --propagate 8 --convention torchprofile
     """
 
-    model: tyro.conf.Positional[str] = bundled.NAME
-    """A timm model, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME, open_clip:NAME,
-    torchvision:NAME."""
+    model: Positional[str] = bundled.NAME
+    """The name of a model, as `gtp-vit models` lists them."""
     convention: ConventionName = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None
