@@ -29,6 +29,7 @@ from torch import Tensor
 from gtp_vit import GTPPlus, patch
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import LEARNED, SEARCHED
+from gtp_vit.core.vit import ForwardPass
 from gtp_vit.methods.gtp_plus import merge as merging
 from gtp_vit.methods.gtp_plus import method as gtp_plus
 from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
@@ -76,8 +77,8 @@ class Fewer:
             found = unit @ self.projections[layer]
         return F.normalize(found, dim=-1)
 
-    def macs(self, reducer: CalibratedReducer, grid: tuple[int, int], steps: Any, layers: int) -> int:
-        reducing = [step.keys for step in steps[:layers] if step.keys > step.after]
+    def macs(self, reducer: CalibratedReducer, run: ForwardPass) -> int:
+        reducing = [step.keys for step in run.reducing if step.keys > step.after]
         probe = sum(reducing) * reducer.vit.dim
         projected = sum(reducing) * reducer.vit.dim * self.count if self.projections is not None else 0
         return sum(merging.similarities(keys) * self.count for keys in reducing) + probe + projected
@@ -89,9 +90,9 @@ def comparing(fewer: Fewer) -> Iterator[None]:
     now = {"layer": 0}
     merge, similarity = CalibratedReducer.merge, merging.earlier_similarity
 
-    def watched(self: Any, layer: int, *rest: Any) -> Any:
-        now["layer"] = layer
-        return merge(self, layer, *rest)
+    def watched(self: Any, attention: Any, *rest: Any) -> Any:
+        now["layer"] = attention.layer
+        return merge(self, attention, *rest)
 
     def similar(unit: Tensor) -> Tensor:
         return similarity(fewer.units(now["layer"], unit))

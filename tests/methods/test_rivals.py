@@ -169,9 +169,10 @@ def test_tofu_drops_early_and_keeps_the_norm_late(variant, first):
     fast, images = patch(families.make("vit"), ToFu(r=5, variant=variant)), families.images("vit", 1)
     steps, reduce = [], fast.reducer.reduce
 
-    def spy(layer, tokens, stats):
-        steps.append((tokens, reduce(layer, tokens, stats)))
-        return steps[-1][1]
+    def spy(attention):
+        after = reduce(attention)
+        steps.append((attention.add(), after))
+        return after
 
     fast.reducer.reduce = spy
     with torch.no_grad():
@@ -319,9 +320,10 @@ def test_diffrate_merges_by_plain_mean():
     assert layer.lost.item() == pytest.approx(2 / 5)  # of the five that went, two were dropped
     steps, reduce = [], fast.reducer.reduce
 
-    def spy(layer, tokens, stats):
-        steps.append((tokens, reduce(layer, tokens, stats)))
-        return steps[-1][1]
+    def spy(attention):
+        after = reduce(attention)
+        steps.append((attention.add(), after))
+        return after
 
     fast.reducer.reduce = spy
     with torch.no_grad():
