@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.schedule import whole_tokens
 from gtp_vit.core.settings import checked
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
+from gtp_vit.jsonable import jsonable
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.gtp_plus.method import GTPPlus
 from gtp_vit.recipes.files import BESIDE as BESIDE
@@ -64,8 +64,8 @@ class Recipe:
             "model": self.model,
             "sizes": dataclasses.asdict(self.sizes),
             "method": self.method.to_dict(),
-            "found": _finite(self.found),
-            "measured": _finite(self.measured),
+            "found": jsonable(self.found),
+            "measured": jsonable(self.measured),
         }
 
     def to_json(self) -> str:
@@ -84,15 +84,6 @@ class Recipe:
                 f"the recipe is for {self.model}, this is {name}; run gtp-vit tune on it, or take the settings alone: "
                 "patch(model, read_recipe(...).method)"
             )
-
-
-def _finite(value: Any) -> Any:
-    """NaN and infinity, which JSON does not have, become null."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sizes_of_vit(vit: VitInfo) -> Sizes:
