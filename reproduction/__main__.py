@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import tyro
-
 from gtp_vit.cli import render
 from gtp_vit.cli.app import exit_code
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.model_flags import CORES, DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, check_results_file, write_page
+from gtp_vit.cli.parser import Positional
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.data.dataset import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
@@ -45,7 +44,7 @@ class Reproduce(OutputFlags, ResumeFlags):
     """
 
     PROGRAM: ClassVar = "python -m reproduction"
-    what: tyro.conf.Positional[str] = ""
+    what: Positional[str] = ""
     """Name of a table or figure."""
     weights_dir: Path | None = None
     """Folder with files of weights."""
@@ -73,7 +72,7 @@ class Reproduce(OutputFlags, ResumeFlags):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one table or figure; returns the exit code, as those of gtp-vit are."""
-    return exit_code(_run, sys.argv[1:] if arguments is None else arguments, "--results-file")
+    return exit_code(_run, sys.argv[1:] if arguments is None else arguments, lambda: "--results-file")
 
 
 def _run(words: Sequence[str]) -> None:
