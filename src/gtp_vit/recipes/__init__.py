@@ -17,7 +17,6 @@ from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.schedule import whole_tokens
 from gtp_vit.core.settings import checked
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
-from gtp_vit.jsonable import jsonable
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.gtp_plus.method import GTPPlus
 from gtp_vit.recipes.files import BESIDE as BESIDE
@@ -73,6 +72,8 @@ class Recipe:
 
     def check(self, host: Host) -> None:
         """Raise BadSetting if this recipe is for a different model."""
+        from gtp_vit.jsonable import jsonable
+
         own, name = sizes_of_vit(host.vit), host.inputs.name
         if own != self.sizes:
             raise BadSetting(
