@@ -58,6 +58,8 @@ class Recipe:
     measured: dict[str, Any]  # macs, share of the unreduced model's, kl and agreement on which images
 
     def to_dict(self) -> dict[str, Any]:
+        from gtp_vit.jsonable import jsonable
+
         return {
             "format": FORMAT,
             "model": self.model,
@@ -72,8 +74,6 @@ class Recipe:
 
     def check(self, host: Host) -> None:
         """Raise BadSetting if this recipe is for a different model."""
-        from gtp_vit.jsonable import jsonable
-
         own, name = sizes_of_vit(host.vit), host.inputs.name
         if own != self.sizes:
             raise BadSetting(

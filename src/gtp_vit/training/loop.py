@@ -18,8 +18,9 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.data.dataset import Item
 from gtp_vit.errors import BadSetting, GTPError, check_range
 from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.evaluate import evaluate
-from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.metrics.registry import check_class_output
 from gtp_vit.models.checkpoint import sizes_of_model
 from gtp_vit.patching import host_of, patch, unpatch
@@ -185,7 +186,7 @@ class TrainingLoop:
         self.saved = 0  # steps in the last checkpoint
         self.unreadable: dict[str, None] = {}
         self.trainer = Trainer(model, method, settings, self.steps)
-        self.kept = Kept(self.trainer.teacher)
+        self.teacher_outputs = OutputCache(self.trainer.teacher, Classes())
         method.weakened(self.trainer.model.reduction.vit, settings.strength(0))  # raises now, not in the first epoch
         self.macs = macs(self.trainer.model).total if not self.trainer.model.reducer.adaptive else None
         self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
@@ -254,7 +255,11 @@ class TrainingLoop:
         models = {UNREDUCED: self.trainer.teacher, self.method.name: self.trainer.eval_model()}
         with torch.random.fork_rng(devices=[]):
             evaluation = evaluate(
-                models, self.images.validation, batch_size=self.settings.part, workers=self.workers, kept=self.kept
+                models,
+                self.images.validation,
+                batch_size=self.settings.part,
+                workers=self.workers,
+                cache=self.teacher_outputs,
             )
         score = evaluation.scores[1]
         figures = {key: score[key].value for key in ("top1", "top5", "agreement", "kl")}
