@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "recipes": {"core", "methods", "backbones"},
     "patching": {"core", "methods", "backbones", "kernels", "recipes"},
     "runs": {"patching", "recipes", "methods", "data"},
-    "models": {"backbones", "kernels", "patching", "recipes", "runs", "weights"},
+    "models": {"backbones", "core", "kernels", "patching", "recipes", "runs", "weights"},
     "data": {"models", "patching", "runs"},
     "profiling": {"core", "methods", "backbones", "patching", "kernels"},
     "metrics": {"core", "methods", "patching", "runs", "data", "tensors"},
