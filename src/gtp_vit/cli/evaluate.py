@@ -13,7 +13,7 @@ from gtp_vit.cli.exported import ExportedFile, from_file, images_of_file, load_f
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
-from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
+from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, model_columns, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.data.dataset import first_images
 from gtp_vit.engines import is_exported
@@ -99,7 +99,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
             found = evaluate(models, dataset, **reading, journal=journal, progress=progress)
         stored = {UNREDUCED: {}, name: own}
         rows = [
-            score_row(flags.model, model, read, found, each, costs[each]) | {"settings": stored[each]}
+            score_row(model_columns(flags.model, model, read), found, each, costs[each]) | {"settings": stored[each]}
             for each in models
         ]
         if flags.results_file is not None:
