@@ -31,8 +31,8 @@ def study_html(
 
 def file_html(filed: Filed, study: FileStudy, notes: Sequence[str]) -> str:
     """Everything that is shown of a file."""
-    about, name = filed.about, escape(filed.name)
-    rows = [("MACs", _of(about.exported, about.unreduced))]
+    metadata, name = filed.file.metadata, escape(filed.name)
+    rows = [("MACs", _of(metadata.exported_macs, metadata.unreduced_macs))]
     rows.append(("Method", "none" if about.method is None else str(method_from_dict(about.method))))
     rows.append(("Runs in", f"{about.engine}, {about.precision}"))
     if filed.original is None:
