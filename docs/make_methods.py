@@ -108,9 +108,10 @@ def _gmacs(model: torch.nn.Module, method: Method) -> str:
         return "by image"
 
 
-def page() -> str:
-    return PAGE.format(properties=properties(), settings=settings())
+def pages() -> dict[str, str]:
+    return {"methods.md": PAGE.format(properties=properties(), settings=settings())}
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("methods.md").write_text(page())
+    for name, text in pages().items():
+        Path(__file__).with_name(name).write_text(text)

@@ -188,7 +188,10 @@ def test_the_launchers_signal_is_no_unreadable_image(model):
             return Image.new("RGB", (32, 32)), 0
 
     images = ImageFiles(Stopped(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
-    with pytest.raises(GTPError, match="process 0 of 2 was told to stop"), distributed._lost_contact("process 0 of 2"):
+    with (
+        pytest.raises(GTPError, match="process 0 of 2 was told to stop"),
+        distributed._stop_explained("process 0 of 2"),
+    ):
         evaluate({UNREDUCED: model}, images, workers=0)
 
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gtp_vit import GTP, GTPError, ToMe, embed, patch, read_embeddings
-from gtp_vit.backbones.headless import remove_classifier
+from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.backbone import Output
 from gtp_vit.data import tar_index
@@ -168,14 +168,14 @@ from gtp_vit.runs import distributed
 
 writer.SECONDS_BETWEEN_REPORTS = 0.01
 first, second = sys.argv[1:3]
-with distributed.group():
+with distributed.process_group():
     whole = main([*sys.argv[3:], "--output", first])
-    assert whole == (3 if distributed.is_first() else 0), whole
+    assert whole == (3 if distributed.is_rank_zero() else 0), whole
     run, calls = embedder.Embedder._run, []
 
     def die(*arguments):
         calls.append(1)
-        if len(calls) == 2 and distributed.share()[0] == 1:
+        if len(calls) == 2 and distributed.rank_and_world_size()[0] == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return run(*arguments)
 

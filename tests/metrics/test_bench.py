@@ -213,7 +213,7 @@ def test_a_killed_evaluation_goes_on_without_counting_an_image_twice(folder, tmp
     journal = tmp_path / "r.json.journal"
     code = (
         "import sys, time\n"
-        "from gtp_vit.measure import evaluate\n"
+        "from gtp_vit.metrics import evaluate\n"
         "slow = evaluate._run\n"
         "def wait(*a):\n"
         "    time.sleep(0.2)\n"

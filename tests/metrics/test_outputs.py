@@ -20,7 +20,6 @@ from gtp_vit import (
     Recipe,
     accelerate,
     create_model,
-    embedded,
     finetune,
     macs,
     patch,
@@ -36,6 +35,7 @@ from gtp_vit.data.dataset import InMemory
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.metrics.registry import check_class_output
+from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.benchmark import benchmark_models
 from gtp_vit.recipes import sizes_of_vit
@@ -419,7 +419,7 @@ def test_visualise_says_what_share_of_the_removed_tokens_is_lost(tmp_path, capsy
     assert main([*words, "--output", str(tmp_path)]) == Exit.OK
     pictures = json.loads(capsys.readouterr().out)["pictures"]
     model = patch(create_model("fashion_vit"), GTP(propagate=8, graph="spatial"))
-    images = embedded.normalise(embedded.test_images()[0][:3])
+    images = bundled.normalise(bundled.test_images()[0][:3])
     expected = [round(float(trace(model, image[None]).lost()[0]), 4) for image in images]
     assert [picture["lost"] for picture in pictures.values()] == expected
     assert any(0 < lost < 1 for lost in expected)

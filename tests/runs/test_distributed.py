@@ -38,12 +38,12 @@ torch.set_num_threads(1)
 take = Trainee.take
 
 def die(self, step, *rest):
-    if step == 5 and distributed.share()[0] == 1:
+    if step == 5 and distributed.rank_and_world_size()[0] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return take(self, step, *rest)
 
 if sys.argv[2] == "resume":
-    with distributed.group():
+    with distributed.process_group():
         own.stop_and_resume(Path(sys.argv[3]))
     sys.exit(0)
 if sys.argv[2] == "kill":
@@ -51,7 +51,7 @@ if sys.argv[2] == "kill":
     from gtp_vit.cli import finetune
     finetune.main = lambda words: own.go_together(sys.argv[3])
     sys.exit(main(["finetune"]))
-with distributed.group():
+with distributed.process_group():
     own.go(sys.argv[3])
     sys.exit(main(sys.argv[4:]))
 """
@@ -68,7 +68,7 @@ def go(output):
 
 
 def go_together(output):
-    with distributed.group():
+    with distributed.process_group():
         go(output)
 
 
@@ -77,7 +77,7 @@ def stop_and_resume(output):
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", 0)
         go(output / "whole")
-    own = output / ("parts" if distributed.is_first() else "unseen")  # as on two machines without a common disk
+    own = output / ("parts" if distributed.is_rank_zero() else "unseen")  # as on two machines without a common disk
     take, sent = Trainee.take, []
 
     def stop(self, step, *rest):
@@ -89,7 +89,7 @@ def stop_and_resume(output):
         monkey.setattr(Trainee, "take", stop)
         with pytest.raises(KeyboardInterrupt):
             go(own)
-    assert own.exists() == distributed.is_first()
+    assert own.exists() == distributed.is_rank_zero()
     broadcast, gathered = torch.distributed.broadcast_object_list, torch.distributed.all_gather_object
 
     def weigh(box, *rest):
@@ -104,8 +104,8 @@ def stop_and_resume(output):
         monkey.setattr(torch.distributed, "broadcast_object_list", weigh)
         monkey.setattr(torch.distributed, "all_gather_object", weigh_gathered)
         found = go(own)
-    (output / f"{distributed.share()[0]}.json").write_text(json.dumps({"sent": sent, "log": found.log}))
-    torch.save({"student": found.model.state_dict()}, output / f"{distributed.share()[0]}.pt")
+    (output / f"{distributed.rank_and_world_size()[0]}.json").write_text(json.dumps({"sent": sent, "log": found.log}))
+    torch.save({"student": found.model.state_dict()}, output / f"{distributed.rank_and_world_size()[0]}.pt")
 
 
 def launch(tmp_path, *words):
@@ -265,24 +265,27 @@ class Numbered(torch.utils.data.Dataset):
     ],
 )
 def test_an_environment_that_makes_no_sense(monkeypatch, variables, message):
-    for name in distributed.NEEDED:
+    for name in distributed.LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     if "RANK" in variables:
         variables = {**variables, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(GTPError, match=message), distributed.group():
+    with pytest.raises(GTPError, match=message), distributed.process_group():
         pass
 
 
 def test_processes_that_were_started_differently(monkeypatch):
-    monkeypatch.setattr(distributed, "gather", lambda value: [value, {"lr": 2}])
+    monkeypatch.setattr(distributed, "all_gather", lambda value: [value, {"lr": 2}])
     with pytest.raises(GTPError, match="process 0 and process 1 have different settings; start all of them with"):
         distributed.check_same("settings", {"lr": 1})
 
 
 def test_other_errors_are_not_taken_for_a_lost_process():
-    with pytest.raises(RuntimeError, match="shapes"), distributed._lost_contact("process 0 of 2"):
+    with pytest.raises(RuntimeError, match="shapes"), distributed._stop_explained("process 0 of 2"):
         raise RuntimeError("shapes do not fit")
-    with pytest.raises(GTPError, match="process 0 of 2 lost another one"), distributed._lost_contact("process 0 of 2"):
+    with (
+        pytest.raises(GTPError, match="process 0 of 2 lost another one"),
+        distributed._stop_explained("process 0 of 2"),
+    ):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")

@@ -489,8 +489,8 @@ def test_a_full_disk_is_named_and_keeps_what_was_finished(place):
 
 def test_processes_with_different_weights_are_refused(place, capsys, monkeypatch):
     """Many machines, many copies of a checkpoint; each process tells the others what it has."""
-    monkeypatch.setattr(distributed, "share", lambda: (0, 2))
-    monkeypatch.setattr(distributed, "gather", lambda value: [value, {**value, "weights": "0123456789abcdef"}])
+    monkeypatch.setattr(distributed, "rank_and_world_size", lambda: (0, 2))
+    monkeypatch.setattr(distributed, "all_gather", lambda value: [value, {**value, "weights": "0123456789abcdef"}])
     assert main(words(place)) == Exit.USAGE
     assert "process 0 and process 1 have different weights, images or settings" in capsys.readouterr().err
     assert not (place / "r.json.journal").exists()

@@ -33,7 +33,6 @@ from gtp_vit import (
     ToMe,
     Training,
     TriLevel,
-    embedded,
     finetune,
     macs,
     patch,
@@ -44,6 +43,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, make_transform, open_images
 from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.models import bundled
 from gtp_vit.runs import identity
 from gtp_vit.testing import families
 from gtp_vit.training import dynamicvit
@@ -407,11 +407,11 @@ def test_grey_images_of_torchvisions_data_sets(tmp_path):
         (raw / f"{name}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
         head = b"\0\0\x08\x01" + np.array([12], ">u4").tobytes()
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
-    model = embedded.create(pretrained=False)
+    model = bundled.create(pretrained=False)
     data = DataSettings(data_dir=tmp_path, dataset="torch/fashion_mnist", crop_pct=1.0)
     plain = open_images(model, data)
     assert len(plain) == 12
-    torch.testing.assert_close(plain[3].image, embedded.normalise(torch.from_numpy(pixels[3:4]))[0])
+    torch.testing.assert_close(plain[3].image, bundled.normalise(torch.from_numpy(pixels[3:4]))[0])
     assert plain[3].label == 3
     augmented = open_training_images(model, dataclasses.replace(data, split="train"), Training())
     assert not augmented[3].problem
@@ -624,8 +624,8 @@ def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
 def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatch, capsys):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (16, 28, 28), generator=generator, dtype=torch.uint8)
-    monkeypatch.setattr(embedded, "test_images", lambda: (pixels, torch.arange(16) % 10))
-    save_file(embedded.create(pretrained=False).state_dict(), tmp_path / "w.safetensors")
+    monkeypatch.setattr(bundled, "test_images", lambda: (pixels, torch.arange(16) % 10))
+    save_file(bundled.create(pretrained=False).state_dict(), tmp_path / "w.safetensors")
     words = ["finetune", "--checkpoint", str(tmp_path / "w.safetensors"), "--epochs", "1", "--batch-size", "6"]
     assert main([*words, "--workers", "0", "--output", str(tmp_path / "o"), "--json"]) == Exit.OK
     log = json.loads(capsys.readouterr().out)["log"]
@@ -880,7 +880,7 @@ def test_two_runs_do_not_write_into_one_folder(model, images, tmp_path):
 
 
 def test_a_number_of_processes_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr("gtp_vit.runs.distributed.share", lambda: (0, 3))
+    monkeypatch.setattr("gtp_vit.runs.distributed.rank_and_world_size", lambda: (0, 3))
     with pytest.raises(GTPError, match=r"3 processes cannot share the 2 parts of a step.*start 1 or 2, or change"):
         check_processes(Training(**QUICK))
 

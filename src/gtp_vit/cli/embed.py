@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gtp_vit.backbones.headless import remove_classifier
+from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli import render
 from gtp_vit.cli.engine_flags import check_engine, images_for_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
@@ -133,7 +133,7 @@ def main(words: Sequence[str]) -> None:
     check_engine(flags.engine, "f32", flags.device)
     if not is_exported(flags.model):
         check_weights(flags)
-    with distributed.group():
+    with distributed.process_group():
         _embed(flags, output, chosen, words)
 
 
@@ -172,7 +172,7 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
         wanted = flags.shard_size or (128 if flags.patches else 4096)
         shard_size = -(-wanted // flags.batch_size) * flags.batch_size
         _warn_of_idle_processes(source.dataset, shard_size)
-        first = distributed.is_first()
+        first = distributed.is_rank_zero()
         progress = stack.enter_context(render.progress("embedding", "{task.fields[best]}")) if first else None
         found = embed_to_folder(
             output,
@@ -238,7 +238,7 @@ def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
 
 
 def _warn_of_idle_processes(dataset: Any, shard_size: int) -> None:
-    rank, processes = distributed.share()
+    rank, processes = distributed.rank_and_world_size()
     shards = -(-len(dataset) // shard_size) if hasattr(dataset, "__len__") else processes
     if rank == 0 and shards < processes:
         warnings.warn(

@@ -65,13 +65,13 @@ def main(words: Sequence[str]) -> None:
         flags = flags_of_source(flags, file)
     check_weights(flags)
     check_results_file(flags.results_file)
-    with distributed.group():
+    with distributed.process_group():
         _evaluate(flags, chosen, words, file)
 
 
 def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: ExportedFile | None) -> None:
     """Evaluate in all processes; only the first one writes and prints."""
-    if distributed.is_first():
+    if distributed.is_rank_zero():
         check_writable(flags.results_file, flags.report)
     model = make_model(flags)
     measure = chosen_measure(flags, model)
@@ -95,7 +95,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
     settings = {"methods": {name: own}, "batch_size": flags.batch_size, **measure.settings()}
     reading: dict[str, Any] = {"batch_size": flags.batch_size, "workers": flags.workers, "measure": measure}
     with open_journal(flags, flags.results_file, flags.model, models, dataset, **settings) as journal:
-        if not distributed.is_first():
+        if not distributed.is_rank_zero():
             evaluate(models, dataset, **reading)
             return
         costs = {UNREDUCED: macs(model).total, name: cost}

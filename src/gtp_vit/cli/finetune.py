@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> None:
     check_range("--workers", flags.workers, 0, 256, whole=True)
     check_range("--limit", flags.limit, 0, 10**9, whole=True)
     check_range("--val-limit", flags.val_limit, 0, 10**9, whole=True)
-    with distributed.group():
+    with distributed.process_group():
         model = make_model(flags)
         check_trainable(model)
         method = chosen.for_model(model)
@@ -83,8 +83,8 @@ def main(words: Sequence[str]) -> None:
                 restart=flags.restart,
                 progress=progress,
             )
-        unreadable = sorted(set(itertools.chain(*distributed.gather(found.unreadable))))
-        if not distributed.is_first():
+        unreadable = sorted(set(itertools.chain(*distributed.all_gather(found.unreadable))))
+        if not distributed.is_rank_zero():
             return
         title = f"{flags.model} with {method}"
         text, table = training_text(found.log), validation_table(found.log)
@@ -138,7 +138,7 @@ def has_split(folder: Path, *names: str) -> bool:
 @contextmanager
 def _training_bar() -> Iterator[Any]:
     """A bar with the time that is left, in the first process."""
-    if not distributed.is_first():
+    if not distributed.is_rank_zero():
         yield None
         return
     with render.progress("finetuning", "{task.fields[best]}") as update:

@@ -32,11 +32,11 @@ def open_journal(
     images in memory take seconds and need no journal.
     """
     needed = results is not None and not isinstance(dataset, InMemory)
-    if not needed and distributed.share()[1] == 1:
+    if not needed and distributed.rank_and_world_size()[1] == 1:
         return nullcontext()
     run = plain(identity(name, models, dataset, **settings))
     distributed.check_same("weights, images or settings", run)
-    if results is None or not needed or not distributed.is_first():
+    if results is None or not needed or not distributed.is_rank_zero():
         return nullcontext()
     journal = Journal(results.with_name(f"{results.name}.journal"), run, restart=flags.restart)
     if journal.note:

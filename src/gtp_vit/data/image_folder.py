@@ -96,13 +96,13 @@ def _class_of(path: str, root: Path) -> str:
 
 
 def _warn_of_links(again: dict[str, str], root: Path, count_links: bool) -> None:
-    if again and distributed.is_first():
+    if again and distributed.is_rank_zero():
         remedy = "" if count_links else " (--count-links counts every name)"
         warnings.warn(f"{told(again, root)}{remedy}", stacklevel=3)
 
 
 def _warn_of_closed(closed: list[str], root: Path) -> None:
-    if closed and distributed.is_first():
+    if closed and distributed.is_rank_zero():
         more = f", and {len(closed) - 1} more folders like it" if len(closed) > 1 else ""
         warnings.warn(
             f"not opened in {root}, so that pictures may be missing: {os.path.relpath(min(closed), root)}{more}; give "
@@ -121,7 +121,7 @@ def how_to_read(dataset: str) -> dict[str, str]:
 def name_others(folder: Path) -> None:
     """Warn about files that are not read as pictures, other than hidden ones."""
     others = Walk(folder, lambda name: not name.startswith(".") and not _is_picture(name)).paths
-    if others and distributed.is_first():
+    if others and distributed.is_rank_zero():
         warnings.warn(
             f"not read in {folder}, because it does not look like a picture: {os.path.relpath(min(others), folder)}"
             + (f", and {len(others) - 1} more like it" if len(others) > 1 else ""),

@@ -43,9 +43,9 @@ class Tars:
     def __init__(self, paths: Sequence[Path], root: Path) -> None:
         """Read the headers; processes share that work, and all get all of it."""
         self.root, self.paths = root, list(paths)
-        rank, processes = distributed.share()
+        rank, processes = distributed.rank_and_world_size()
         own = {number: index(path) for number, path in list(enumerate(self.paths))[rank::processes]}
-        every = {number: found for part in distributed.gather(own) for number, found in part.items()}
+        every = {number: found for part in distributed.all_gather(own) for number, found in part.items()}
         self.samples_of = [every[number] for number in range(len(self.paths))]
         self.begins = [0]
         for found in self.samples_of:

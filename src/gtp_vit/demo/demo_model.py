@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones import Host
+from gtp_vit.backbones.host import Host
 from gtp_vit.core.backbone import main_output
 from gtp_vit.core.costs import Costs
 from gtp_vit.core.eval_mode import eval_mode

@@ -67,8 +67,10 @@ def embed(
     embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
     dataset = dataset_of(model, images, transform, ignore_exif=ignore_exif)
     if isinstance(dataset, ImageStream):
-        return map(embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.share()))
-    rank, processes = distributed.share()
+        return map(
+            embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.rank_and_world_size())
+        )
+    rank, processes = distributed.rank_and_world_size()
     count = len(dataset)
     plan = [range(begin, min(begin + batch_size, count)) for begin in range(0, count, batch_size)][rank::processes]
     return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))

@@ -100,10 +100,10 @@ def finished_shards(folder: Path, run: dict[str, Any]) -> dict[int, dict[str, An
             why = differences(stored, run) or f"it is shard {about['shard']} under another name"
             raise GTPError(f"{path} is of a different run: {why}; {RESTART}")
         found[about["shard"]] = about
-    seen = distributed.gather(found)  # by every process, where they share a disk; one of them reads the file
+    seen = distributed.all_gather(found)  # by every process, where they share a disk; one of them reads the file
     for number in found:
         sees = [rank for rank, each in enumerate(seen) if number in each]
-        if sees[number % len(sees)] == distributed.share()[0]:
+        if sees[number % len(sees)] == distributed.rank_and_world_size()[0]:
             read_shard(folder / name_of(number, run["format"]))
     return {number: about for part in seen for number, about in part.items()}
 

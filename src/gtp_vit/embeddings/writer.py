@@ -104,14 +104,14 @@ def embed_to_folder(
         todo = _own_batches(dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda")
         total = len(dataset) if hasattr(dataset, "__len__") else None
         done = sum(about["images"] for about in finished.values())
-        if distributed.is_first() and done != total:
+        if distributed.is_rank_zero() and done != total:
             write_manifest(folder, {"version": VERSION, "finished": False, "run": run})
         _work_together(work, todo, done, total, progress)
         every = finished | {
-            number: about for part in distributed.gather(work.written) for number, about in part.items()
+            number: about for part in distributed.all_gather(work.written) for number, about in part.items()
         }
-        images = sum(distributed.gather(work.images))
-        if not distributed.is_first():
+        images = sum(distributed.all_gather(work.images))
+        if not distributed.is_rank_zero():
             return None
         manifest = make_manifest(run, every, form, classes_of(dataset), total)
         write_manifest(folder, manifest)
@@ -184,12 +184,12 @@ def _work_together(
             if progress is not None:
                 every = others + work.images
                 progress(done + every, total, every / (time.perf_counter() - work.begin))
-            if distributed.share()[1] > 1 and time.perf_counter() > report:
+            if distributed.rank_and_world_size()[1] > 1 and time.perf_counter() > report:
                 busy = True
                 break
         else:
             work.close_shard()
-        found = distributed.gather((work.images, busy))
+        found = distributed.all_gather((work.images, busy))
         others = sum(images for images, _ in found) - work.images
         if not any(still for _, still in found):
             return
@@ -199,7 +199,7 @@ def _own_batches(
     dataset: Any, finished: dict[int, Any], batch_size: int, shard_size: int, workers: int, pin: bool
 ) -> Iterator[Batch]:
     """The batches of this process: every n-th shard of those that are not finished."""
-    rank, processes = distributed.share()
+    rank, processes = distributed.rank_and_world_size()
     if isinstance(dataset, ImageStream):
         every = batches(dataset, batch_size=batch_size, workers=workers, share=(rank, processes))
         return (batch for batch in every if _first_place(batch) // shard_size not in finished)
@@ -224,14 +224,14 @@ def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
     """The folder for this run alone: checked, or emptied of what is ours."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept_if_used(folder))
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             stack.enter_context(_lock(folder))
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             prepare(folder, run, restart)
-        distributed.gather(None)  # the others begin when this is done; what they find is on a disk of their own
-        if not distributed.is_first():
+        distributed.all_gather(None)  # the others begin when this is done; what they find is on a disk of their own
+        if not distributed.is_rank_zero():
             prepare(folder, run, restart)
-        distributed.gather(None)
+        distributed.all_gather(None)
         yield
 
 

@@ -114,7 +114,7 @@ def evaluate(
     """
     assert next(iter(models)) == UNREDUCED
     chosen = check_measure(models, measure)
-    entries: list[Any] = distributed.from_first(list(journal.entries) if journal is not None else [])
+    entries: list[Any] = distributed.broadcast(list(journal.entries) if journal is not None else [])
     total = len(dataset) if hasattr(dataset, "__len__") else None
     done = sum(len(entry["index"]) + len(entry["unreadable"]) for entry in entries)
     device = next(next(iter(models.values())).parameters()).device
@@ -122,14 +122,14 @@ def evaluate(
         progress(done, total)
     # Of very many images neighbours are compared among some, evenly spread: vectors of all would fill the memory.
     every = 1 if total is None else math.ceil(total / MOST_VECTORS)
-    pin, share = device.type == "cuda", distributed.share()
+    pin, share = device.type == "cuda", distributed.rank_and_world_size()
     own = batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=pin, share=share)
     while True:
         # A round covers consecutive images whatever the number of processes, so any number of them can resume.
         batch = next(own, None)
         with eval_mode(*models.values()):
             run = None if batch is None else _run(models, batch, device, chosen, every, kept)
-        found = distributed.gather(run)
+        found = distributed.all_gather(run)
         finished = [entry for entry in found if entry is not None]
         if not finished:
             break

@@ -76,8 +76,8 @@ def finetune(
 ) -> Finetuned:
     """Finetune a copy of `model` with `method` active. A run that was stopped resumes from `output`, bit for bit.
 
-    In processes that torchrun or accelerate started (`gtp_vit.runs.distributed.group`), all of them call this with the
-    same arguments and each works on its share; only the first writes.
+    In processes that torchrun or accelerate started (`gtp_vit.runs.distributed.process_group`), all of them call this
+    with the same arguments and each works on its share; only the first writes.
 
     Args:
         model: the unreduced model; it is not changed, and is the teacher where there is distillation.
@@ -108,8 +108,8 @@ def finetune(
     folder, name = Path(output), name or host.inputs.name
     run = run_identity(plain, name, method, settings, dataset, validation)
     distributed.check_same("settings, weights or data", run)
-    with locked(folder) if distributed.is_first() else nullcontext():
-        state = read_state(folder, run) if distributed.is_first() and not restart else None
+    with locked(folder) if distributed.is_rank_zero() else nullcontext():
+        state = read_state(folder, run) if distributed.is_rank_zero() and not restart else None
         trip = _Run(plain, method, settings, dataset, validation, folder, name, workers, run)
         try:
             trip.begin(state)
@@ -124,7 +124,7 @@ def finetune(
 
 def check_processes(settings: Training) -> None:
     """Raise BadSetting unless each process gets the same number of parts."""
-    processes = distributed.share()[1]
+    processes = distributed.rank_and_world_size()[1]
     if settings.parts % processes:
         fits = [number for number in range(1, settings.parts + 1) if settings.parts % number == 0]
         raise BadSetting(
@@ -177,8 +177,8 @@ class _Run:
 
     def begin(self, state: dict[str, Any] | None) -> None:
         """Start at the first step, or at the one in `state`, which only the first process has read."""
-        folder = self.folder if distributed.is_first() else None
-        known = distributed.from_first(state and {"step": state["step"], "log": state["log"]})
+        folder = self.folder if distributed.is_rank_zero() else None
+        known = distributed.broadcast(state and {"step": state["step"], "log": state["log"]})
         if known is None:
             self.log = Log(folder)
             self.validate(0)
@@ -197,7 +197,7 @@ class _Run:
         """The rest of the epoch that step `done` is in."""
         epoch, within = divmod(done, self.epoch_steps)
         self.set_reduction(epoch)
-        share, settings = distributed.share(), self.settings
+        share, settings = distributed.rank_and_world_size(), self.settings
         parts = load(self.dataset, settings, epoch, within, share=share, workers=self.workers)
         mine = settings.parts // share[1]
         recent: list[dict[str, float]] = []
@@ -249,7 +249,7 @@ class _Run:
     def save(self, step: int) -> None:
         """Write a checkpoint in the first process; the others continue and wait for it in the next step."""
         state = self.trainee.state()
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             latest = self.log.of("validation")[-1:] or [{}]
             found = {"finetuned": self.settings.to_dict(), "step": step, "steps": self.steps}
             measured = {"macs": self.macs, "share": self.share, "validation": latest[0]}

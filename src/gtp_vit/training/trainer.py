@@ -57,7 +57,7 @@ class Trainee:
         self.model: Any = patch(plain, method, quiet=True)
         self.student = Student(self.model, protocol, settings)
         self.shared: Any = self.student
-        processes = distributed.share()[1]
+        processes = distributed.rank_and_world_size()[1]
         if processes > 1:
             self.shared = nn.parallel.DistributedDataParallel(self.student)
         groups = parameter_groups(protocol, self.model, self.student.extra)
@@ -85,7 +85,7 @@ class Trainee:
     def take(self, step: int, steps_of_epoch: int, parts: list[Batch]) -> dict[str, float]:
         """Do one step on this process's parts; returns the mean loss over all processes, and its terms."""
         epoch, within = divmod(step, steps_of_epoch)
-        rank, processes = distributed.share()
+        rank, processes = distributed.rank_and_world_size()
         self.optimiser.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(parts):
@@ -96,7 +96,7 @@ class Trainee:
                 (terms["loss"] / len(parts)).backward()
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float() / len(parts)
-        means = distributed.mean(torch.stack(list(sums.values())))
+        means = distributed.all_reduce_mean(torch.stack(list(sums.values())))
         longest = math.inf if self.settings.clip_grad is None else self.settings.clip_grad
         norm = nn.utils.clip_grad_norm_(self.student.parameters(), longest)
         figures = dict(zip(sums, means.tolist(), strict=True)) | {"gradient": float(norm)}
@@ -151,14 +151,14 @@ class Trainee:
             self.optimiser.load_state_dict(with_tensors(state["optimiser"], torch.clone))
             if self.ema is not None:
                 self.ema.module.load_state_dict(state["ema"])
-        outline = distributed.from_first(with_tensors(self.optimiser.state_dict(), lambda own: own.to("meta")))
+        outline = distributed.broadcast(with_tensors(self.optimiser.state_dict(), lambda own: own.to("meta")))
         if state is None:
             self.optimiser.load_state_dict(with_tensors(outline, lambda own: torch.empty_like(own, device="cpu")))
-        distributed.copy_from_first(self.student.state_dict().values())
+        distributed.broadcast_tensors(self.student.state_dict().values())
         moments = self.optimiser.state_dict()["state"].values()
-        distributed.copy_from_first(value for own in moments for value in own.values() if isinstance(value, Tensor))
+        distributed.broadcast_tensors(value for own in moments for value in own.values() if isinstance(value, Tensor))
         if self.ema is not None:
-            distributed.copy_from_first(self.ema.module.state_dict().values())
+            distributed.broadcast_tensors(self.ema.module.state_dict().values())
 
 
 def with_tensors(optimiser: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
