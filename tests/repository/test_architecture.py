@@ -108,7 +108,7 @@ SHARED = {
     "output",
     "resume",
     "model_flags",
-    "exported",
+    "engine_flags",
     "measure_flags",
 }
 

@@ -13,7 +13,7 @@ import tyro
 
 from gtp_vit.cli import render
 from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes, named_file
-from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.core.reducer import Method

@@ -28,4 +28,3 @@ def main(words: Sequence[str]) -> None:
     found |= {name: engine.status() for name, engine in ENGINES.items()}
     rows = [[key, str(value)] for key, value in found.items()]
     answer_with_table(flags, words, "gtp-vit check", ["what", "found"], rows, found)
-

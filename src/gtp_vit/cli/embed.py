@@ -223,9 +223,7 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
 def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
     """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
     metadata = file.metadata
-    embedder = Embedder(
-        file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype
-    )
+    embedder = Embedder(file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype)
     dataset = images_for_file(flags, file, labels=False)
     known = {
         "version": __version__,

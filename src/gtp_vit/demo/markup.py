@@ -11,7 +11,6 @@ from typing import Any
 from gtp_vit.demo.demo_model import Subject
 from gtp_vit.demo.exported_model import Filed, FileStudy
 from gtp_vit.demo.inspection import Column, Likely, Neighbour, Study
-from gtp_vit.methods import method_from_dict
 from gtp_vit.profiling.benchmark import Timing
 from gtp_vit.profiling.trace import Trace
 from gtp_vit.report.page import escape
@@ -33,8 +32,8 @@ def file_html(filed: Filed, study: FileStudy, notes: Sequence[str]) -> str:
     """Everything that is shown of a file."""
     metadata, name = filed.file.metadata, escape(filed.name)
     rows = [("MACs", _of(metadata.exported_macs, metadata.unreduced_macs))]
-    rows.append(("Method", "none" if about.method is None else str(method_from_dict(about.method))))
-    rows.append(("Runs in", f"{about.engine}, {about.precision}"))
+    rows.append(("Method", str(metadata.method or "none")))
+    rows.append(("Runs in", f"{filed.file.engine.title}, {metadata.precision}"))
     if filed.original is None:
         rows.append(("Compared with", f"nothing, so there is no speed-up and no damage: {filed.why_alone}"))
     else:

@@ -1,7 +1,7 @@
 """Engines: exporting a model to a file for one, checked against torch, and running such files.
 
-engine.py says what an engine is; each has a file of its own and a line in ENGINES. export.py makes files, exported_file.py
-reads them.
+engine.py says what an engine is; each has a file of its own and a line in ENGINES. export.py makes files,
+exported_file.py reads them.
 """
 
 from __future__ import annotations

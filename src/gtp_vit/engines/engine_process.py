@@ -29,7 +29,14 @@ class EngineProcess:
     """A file in a process of its own for as long as it is used: an engine that crashes ends that process only."""
 
     def __init__(
-        self, engine: Engine, path: Path, precision: str, threads: int = 0, *, name: str = "", advice: str = "export it again"
+        self,
+        engine: Engine,
+        path: Path,
+        precision: str,
+        threads: int = 0,
+        *,
+        name: str = "",
+        advice: str = "export it again",
     ) -> None:
         """Start it and wait until the file is loaded.
 

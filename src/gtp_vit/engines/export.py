@@ -50,6 +50,9 @@ class ExportInfo:
     """Of images, in timm's words; None = as the model itself says."""
 
 
+NOTHING_KNOWN = ExportInfo()
+
+
 @dataclass(frozen=True)
 class ExportResult:
     """What `export` wrote and measured."""
@@ -67,7 +70,7 @@ def export(
     *,
     precision: str = "f32",
     images: Tensor | None = None,
-    info: ExportInfo = ExportInfo(),
+    info: ExportInfo = NOTHING_KNOWN,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ExportResult:
@@ -118,7 +121,9 @@ def card_path(path: Path) -> Path:
 def _check_images(images: Tensor | None, inputs: Inputs, engine: Engine, precision: str) -> None:
     if images is None:
         if engine.precisions[precision].needs_images:
-            raise BadSetting(f"{precision} needs images to find the ranges of its numbers; give some dozens (--data-dir)")
+            raise BadSetting(
+                f"{precision} needs images to find the ranges of its numbers; give some dozens (--data-dir)"
+            )
         return
     wanted = (inputs.channels, *inputs.size)
     if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != wanted or not len(images):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class ExportedFile:
             totals = [macs(model, method, lossless=lossless).total for lossless in (True, False)]
             self._check("MACs", metadata.exported_macs, totals)
 
-    def _check(self, what: str, said: object, allowed: list[object] | list[int]) -> None:
+    def _check(self, what: str, said: object, allowed: Sequence[object]) -> None:
         if said not in allowed:
             raise GTPError(
                 f"{self.name} says that its {what} is {said}, and of {self.metadata.model} it is {allowed[0]}; export "

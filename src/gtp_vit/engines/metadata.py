@@ -121,7 +121,11 @@ class ExportMetadata:
         tokens = (None,) if self.output.kind == "tokens" else ()
         for what, ports, said in (
             ("input", graph.inputs, Port(INPUT, "float32", (self.batch, self.channels, *self.size))),
-            ("output", graph.outputs, Port(output_name(self.output), "float32", (self.batch, *tokens, self.output.width))),
+            (
+                "output",
+                graph.outputs,
+                Port(output_name(self.output), "float32", (self.batch, *tokens, self.output.width)),
+            ),
         ):
             if len(ports) != 1:
                 return f"its graph has {len(ports)} {what}s, and one is right"
@@ -138,8 +142,8 @@ class ExportMetadata:
 
 
 def _output(fields: Fields) -> Output:
-    kind = next(kind for kind in FIELDS if kind == fields.one_of("kind", tuple(FIELDS)))
-    return Output(kind, fields.whole("width"))
+    kind = fields.one_of("kind", tuple(FIELDS))
+    return Output(kind, fields.whole("width"))  # type: ignore[arg-type]  # it is one of these
 
 
 def _size(value: object) -> tuple[int, int]:

@@ -81,9 +81,7 @@ class OnnxRuntime(Engine):
         import onnx as format
 
         model = format.load(path, load_external_data=False)
-        names = {
-            entry.value for tensor in _outside(model) for entry in tensor.external_data if entry.key == "location"
-        }
+        names = {entry.value for tensor in _outside(model) for entry in tensor.external_data if entry.key == "location"}
         # Beside the file, or where it really is if it is a link: versions of the engine differ.
         beside = [folder / name for name in sorted(names) for folder in (path.parent, path.resolve().parent)]
         return list(dict.fromkeys([path, *beside]))
