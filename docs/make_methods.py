@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 
 from gtp_vit import METHODS, Identity, Method, macs
 from gtp_vit.errors import GTPError
-from gtp_vit.reproduction.experiments import EXPERIMENTS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # reproduction is not installed
+from reproduction.experiments import EXPERIMENTS
 
 PAGE = """\
 # The methods

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor, nn
 
+from gtp_vit.cli.parser import Short
 from gtp_vit.errors import GTPError, first_line
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.registry import NEIGHBOURS, Wanted, measure_of
@@ -20,7 +20,7 @@ from gtp_vit.metrics.registry import NEIGHBOURS, Wanted, measure_of
 class MeasureFlags:
     """By what measure a reduced model is compared with the unreduced one."""
 
-    measure: Annotated[Wanted, tyro.conf.arg(aliases=["--for"])] = "auto"
+    measure: Annotated[Wanted, Short("--for")] = "auto"
     """How outputs are compared. classes: KL and agreement; embedding: cosine and nearest neighbours; numbers: relative
     error; dense: features of all patches, restored. auto chooses by what the model returns."""
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
 from gtp_vit.cli.output import answer, write_page
+from gtp_vit.cli.parser import Positional
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.image_file import ENDINGS, open_picture
@@ -39,7 +39,7 @@ class Visualise(MethodFlags, ModelFlags):
       gtp-vit visualise vit_small_patch14_dinov2 cat.jpg --pretrained --img-size 224 --features
     """
 
-    images: tyro.conf.Positional[tuple[Path, ...]] = ()
+    images: Positional[tuple[Path, ...]] = ()
     """Pictures; without any, fashion_vit shows some of its own."""
     layers: tuple[int, ...] = ()
     """Which layers to draw, counted from 0; four of them by default."""
