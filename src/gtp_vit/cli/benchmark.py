@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -21,7 +21,7 @@ from gtp_vit.data.dataset import Batch, batches
 from gtp_vit.engines import TORCH, is_exported
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import CompiledFile, compile_for_engine
-from gtp_vit.errors import GTPError, check_name, check_range
+from gtp_vit.errors import GTPError, check_range
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import PAUSE, against, interleave
@@ -32,7 +32,6 @@ from gtp_vit.report.timing import Timed, cost_table, timing_table, verdict
 from gtp_vit.runs.files import check_writable
 
 EAGER = "eager torch, unreduced"
-DTYPES = ("float32", "bfloat16", "float16")
 OF_A_FILE = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")  # what it has itself
 
 
@@ -60,8 +59,8 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
     """How often each model is timed."""
     compile: bool = False
     """Compile both models with torch.compile first."""
-    dtype: str = "float32"
-    """Precision of weights and images in torch: float32, bfloat16 or float16."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of weights and images in torch."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -103,9 +102,8 @@ def main(words: Sequence[str]) -> None:
 
 def _check(flags: Benchmark) -> None:
     """Refuse combinations that make no sense."""
-    check_name("--dtype", flags.dtype, DTYPES)
     check_engine(flags.engine, flags.precision, flags.device)
-    for_torch = {"--compile": flags.compile, "--dtype": flags.dtype != DTYPES[0]}
+    for_torch = {"--compile": flags.compile, "--dtype": flags.dtype != "float32"}
     wrong = [name for name, given in for_torch.items() if given and flags.engine != TORCH]
     if wrong:
         raise GTPError(f"{' and '.join(wrong)} is for torch; leave it out with --engine {flags.engine}")

@@ -35,7 +35,7 @@ class Demo(ModelFlags):
     and restored features. It needs gradio: pip install 'gtp-vit[demo]'.
 
     Only this machine can open the page, and nothing is loaded from outside or sent there. A file that gtp-vit export
-    has written (.onnx, .xml) can be given instead of a model; where its patches went cannot be seen.
+    has written can be given instead of a model; where its patches went cannot be seen.
 
     examples:
       gtp-vit demo

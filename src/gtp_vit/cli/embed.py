@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli import render
@@ -24,12 +24,13 @@ from gtp_vit.cli.model_flags import (
     make_model,
 )
 from gtp_vit.cli.output import answer, check_readable
+from gtp_vit.cli.parser import Choices
 from gtp_vit.cli.resume import ResumeFlags
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS
 from gtp_vit.embeddings.writer import Written, embed_to_folder
-from gtp_vit.engines import ENGINES, TORCH, is_exported
+from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
 from gtp_vit.engines.export import export
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import ExportedModel
@@ -58,7 +59,7 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     twice, and the result is the same to the last bit. If weights, images or settings differ it is refused. Under
     torchrun, processes share the files to write; they may be on many machines.
 
-    A file that gtp-vit export has written (.onnx, .xml) takes the place of a model and runs in its engine.
+    A file that gtp-vit export has written takes the place of a model and runs in its engine.
 
     examples:
       gtp-vit embed --output vectors
@@ -87,7 +88,7 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     shard_size: int = 0
     """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
     most the file it was at."""
-    engine: str = TORCH
+    engine: Annotated[str, Choices(engine_names)] = TORCH
     """Where the model runs. Engines other than torch run a file of it, which is exported first and then deleted; keep
     one with gtp-vit export, and name it in place of the model."""
     split: str = ""

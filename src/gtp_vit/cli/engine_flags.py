@@ -6,17 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from torch import nn
 
 from gtp_vit.cli.flags import Chosen
 from gtp_vit.cli.model_flags import DataFlags, ModelFlags, check_reading, data_settings, embedded_images
+from gtp_vit.cli.parser import Choices
 from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
-from gtp_vit.engines import ENGINES, TORCH, check_precision
+from gtp_vit.engines import ENGINES, TORCH, check_precision, engine_names, precisions
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.file_images import bundled_for_file, open_for_file
-from gtp_vit.errors import GTPError, check_name
+from gtp_vit.errors import GTPError
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import has_own_weights
 
@@ -27,15 +28,14 @@ Flags = TypeVar("Flags", bound=ModelFlags)
 class EngineFlags:
     """Where models run."""
 
-    engine: str = TORCH
+    engine: Annotated[str, Choices(engine_names)] = TORCH
     """What runs the models: torch, or an engine, for which they are exported first; gtp-vit check lists them."""
-    precision: str = "f32"
+    precision: Annotated[str, Choices(precisions)] = "f32"
     """Precision in the engine."""
 
 
 def check_engine(engine: str, precision: str, device: str) -> None:
     """Refuse what does not exist, is not installed, or makes no sense."""
-    check_name("--engine", engine, (TORCH, *ENGINES))
     if engine != TORCH:
         check_precision(ENGINES[engine], precision)
         if device != "cpu":

@@ -40,7 +40,7 @@ class Evaluate(OutputFlags, MethodFlags, EmbeddingFlags, ResumeFlags, DataFlags)
     intervals. An interrupted run resumes when it is started again with the same --results-file, also with a different
     number of processes; if weights, images or settings differ it is refused.
 
-    A file that gtp-vit export has written (.onnx, .xml) is run in its engine, and compared with the float model that it
+    A file that gtp-vit export has written is run in its engine, and compared with the float model that it
     was made from.
 
     examples:

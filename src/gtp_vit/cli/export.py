@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -13,7 +14,8 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
-from gtp_vit.engines import check_precision, engine_for
+from gtp_vit.cli.parser import Choices
+from gtp_vit.engines import check_precision, formats, precisions
 from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.export import ExportInfo, ExportResult, export
 from gtp_vit.engines.model_card import CHECK_COLUMNS, check_row
@@ -45,9 +47,9 @@ class Export(OutputFlags, MethodFlags, DataFlags):
 
     method: str = DEPLOY
     """A method or a recipe; its settings are flags too. deploy is gtp_plus with a schedule for engines: few layers."""
-    format: str = "onnx"
+    format: Annotated[str, Choices(formats)] = "onnx"
     """Of the file; each engine has its own. onnx is for ONNX Runtime, TensorRT and others."""
-    precision: str = "f32"
+    precision: Annotated[str, Choices(precisions)] = "f32"
     """Precision of the products with weights; which tokens stay is decided in floating point in all of them."""
     output: Path = Path()
     """Folder to write to; the names of the files say what is in them."""
@@ -61,7 +63,7 @@ class Export(OutputFlags, MethodFlags, DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Export, words)
-    engine = engine_for(flags.format, "--format")
+    engine = formats()[flags.format]
     check_precision(engine, flags.precision)
     check_weights(flags)
     check_range("--images", flags.images, FEWEST_IMAGES, 10**5, whole=True)

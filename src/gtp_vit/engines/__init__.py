@@ -26,10 +26,14 @@ def engine_of(path: Path) -> Engine:
     raise BadSetting(f"{path.name} does not say which engine it is for; end its name in {endings}")
 
 
-def engine_for(format: str, name: str = "format") -> Engine:
-    """The engine that runs files of this format; `name` is what an error calls it."""
-    formats = {engine.format: engine for engine in ENGINES.values()}
-    return formats[check_name(name, format, formats)]
+def formats() -> dict[str, Engine]:
+    """The engines by the formats of their files."""
+    return {engine.format: engine for engine in ENGINES.values()}
+
+
+def engine_names() -> tuple[str, ...]:
+    """What runs models: torch, and the engines."""
+    return (TORCH, *ENGINES)
 
 
 def is_exported(name: str) -> bool:
