@@ -17,12 +17,11 @@ from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.file_images import transform_in_words
 from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Measure, check_base, no_labels
-from gtp_vit.metrics.registry import MEASURES
+from gtp_vit.metrics.base import UNREDUCED, Measure, check_base
+from gtp_vit.metrics.damage import Damage
+from gtp_vit.metrics.registry import measure_for
 from gtp_vit.models import bundled
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
-
-KINDS = {"classes": "classes", "features": "embedding", "embedding": "embedding"}  # of outputs -> measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +55,13 @@ def make_filed(
     view: Callable[[Any], Seen] | None = None,
 ) -> Filed:
     """A file with all that the page needs of it; without its model, pictures are prepared as the file says."""
-    kind = file.metadata.output.kind
-    if kind not in KINDS:
+    output = file.metadata.output
+    measure = measure_for(output)(kind=output.kind)
+    if measure.restores:
         raise GTPError(
             f"{file.name} returns something for every token; the demo shows files with one output for a picture"
         )
-    return Filed(file, run, original, why_alone, view or view_of_file(file), MEASURES[KINDS[kind]](), tuple(examples))
+    return Filed(file, run, original, why_alone, view or view_of_file(file), measure, tuple(examples))
 
 
 def view_of_file(file: ExportedFile) -> Callable[[Any], Seen]:
@@ -100,8 +100,7 @@ def look_at_file(
     with eval_mode(filed.original):
         base = filed.measure.outputs(UNREDUCED, filed.original, image)
     check_base(base, [0], image)
-    kept = filed.measure.kept(base, found, no_labels(1), torch.ones(1, dtype=torch.bool))
-    damage = float(kept[filed.measure.searched][0])
+    damage = Damage.between(filed.measure, base, found).mean
     timing, rounds = None, 0
     if timed:
         models = {UNREDUCED: filed.original, filed.name: filed.run}
@@ -111,4 +110,4 @@ def look_at_file(
 
 
 def _likely(filed: Filed, scores: Tensor) -> tuple[Likely, ...]:
-    return likely(scores, filed.file.metadata.classes) if filed.measure.name == "classes" else ()
+    return likely(scores, filed.file.metadata.classes) if "classes" in filed.measure.shows else ()
