@@ -24,8 +24,9 @@ from gtp_vit.methods.gtp_plus import sensitivity
 from gtp_vit.methods.gtp_plus.calibrate import with_calibration
 from gtp_vit.methods.gtp_plus.calibration import calibration_from_text
 from gtp_vit.methods.gtp_plus.merge import conserve_by_probe
-from gtp_vit.methods.gtp_plus.sensitivity import direction, learn_sensitivity
+from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
 from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
@@ -131,7 +132,7 @@ def test_directions_have_the_covariance_of_the_damage():
     cosine = 1 - torch.cosine_similarity(output, small, dim=0)
     error = (1e-2 * delta).norm().square() / output.norm().square() / 2
     for measure, damage in (("classes", kl), ("embedding", cosine), ("dense", error)):
-        drawn = direction(output.expand_as(noise), noise, measure)
+        drawn = MEASURES[measure]().direction(output.expand_as(noise), noise)
         assert float((drawn @ (1e-2 * delta)).square().mean() / 2) == pytest.approx(float(damage), rel=0.03)
 
 

@@ -338,8 +338,8 @@ def test_tune_refuses_settings_whose_held_out_outputs_are_not_finite(monkeypatch
 
     def spoiled(self, method, first, last):
         found = measure(self, method, first, last)
-        spoilt = {**found.found, "kl": found.found["kl"] * math.nan}
-        return dataclasses.replace(found, found=spoilt) if last == 30 else found
+        spoilt = {**found.reduced, "kl": found.reduced["kl"] * math.nan}
+        return dataclasses.replace(found, reduced=spoilt) if last == 30 else found
 
     monkeypatch.setattr(local_search.Ruler, "damage", spoiled)
     with pytest.raises(GTPError, match=r"not finite on 6 of 6 held-out images"):

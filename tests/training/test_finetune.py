@@ -42,7 +42,8 @@ from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, make_transform, open_images
-from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.metrics.classes import Classes
+from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.models import bundled
 from gtp_vit.runs import identity
 from gtp_vit.testing import families
@@ -487,9 +488,9 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
             calls.append(1)
             return compute(kept, *arguments)
 
-        compute = Kept.compute
+        compute = OutputCache.compute
         with pytest.MonkeyPatch.context() as monkey:
-            monkey.setattr(Kept, "compute", count)
+            monkey.setattr(OutputCache, "compute", count)
             monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", most_bytes)
             with stopped_at(stop) if stop else contextlib.nullcontext():
                 finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
@@ -508,13 +509,13 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
 
 
 def test_kept_outputs_are_those_of_the_same_images_only(model):
-    kept, images = Kept(model), families.images("vit", 4)
+    cache, images = OutputCache(model, Classes()), families.images("vit", 4)
     half = batch()._replace(images=images.bfloat16())  # a type that numpy does not know
     with torch.no_grad():
-        first = kept(half, images)
-        assert kept(half, torch.zeros(0)) is first
-        assert not torch.equal(kept(half._replace(images=half.images.flip(-1)), images.flip(-1)), first)
-        assert kept(half._replace(place=half.place + 1), images) is not first
+        first = cache(half, images)
+        assert cache(half, torch.zeros(0)) is first
+        assert not torch.equal(cache(half._replace(images=half.images.flip(-1)), images.flip(-1)), first)
+        assert cache(half._replace(place=half.place + 1), images) is not first
 
 
 class Pictures(torch.utils.data.Dataset):

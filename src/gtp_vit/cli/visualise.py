@@ -19,7 +19,7 @@ from gtp_vit.data.image_file import ENDINGS, open_picture
 from gtp_vit.data.preview import view_of
 from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted
-from gtp_vit.metrics.dense import patch_features
+from gtp_vit.metrics.dense import patch_errors, patch_features
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.trace import trace
@@ -109,7 +109,7 @@ def _draw_features(flags: Visualise, words: Sequence[str], model: Any, method: M
         data = png(feature_panels(seen, one, other, host_of(model).vit.grid))
         path = flags.output / f"{name}-features.png"
         write_atomically(path, data)
-        error, same = float(((other - one).norm(dim=1) / one.norm(dim=1)).mean()), same_segment(one, other)
+        error, same = float(patch_errors(one, other).mean()), same_segment(one, other)
         drawn[str(path)] = {"patch_error": round(error, 4), "same_segment": round(same, 2)}
         caption = f"Relative error per patch {error:.3f}; {same:.1f} % of the patches are in the same segment."
         sections.append(Section(name, picture(data, caption)))

@@ -66,7 +66,7 @@ class Subject:
     @property
     def embeds(self) -> bool:
         """Does it return one vector for an image, to be compared with others?"""
-        return self.measure.name == "embedding"
+        return "neighbours" in self.measure.shows
 
 
 def make_subject(
@@ -94,7 +94,7 @@ def make_subject(
         costs=host.costs(),
         measure=measure,
         view=view_of(name, model, img_size=img_size, crop_pct=whole),
-        classes=class_names(model) if measure.name == "classes" else None,
+        classes=class_names(model) if "classes" in measure.shows else None,
         methods=tuple(fitting),
         left_out=tuple(left_out),
         examples=tuple(examples),
