@@ -20,7 +20,8 @@ from gtp_vit.report.training_log import training_sections, training_text, valida
 from gtp_vit.runs import distributed
 from gtp_vit.training.checkpoint import WEIGHTS
 from gtp_vit.training.data import open_training_images
-from gtp_vit.training.loop import check_trainable, finetune
+from gtp_vit.training.log import LogEntry
+from gtp_vit.training.loop import Output, StepsDone, check_trainable, finetune
 from gtp_vit.training.settings import Training
 
 
@@ -74,11 +75,9 @@ def main(words: Sequence[str]) -> None:
                 method,
                 dataset,
                 settings,
-                output=flags.output,
+                output=Output(flags.output, flags.model, flags.restart),
                 validation=validation,
                 workers=flags.workers,
-                name=flags.model,
-                restart=flags.restart,
                 progress=progress,
             )
         unreadable = sorted(set(itertools.chain(*distributed.all_gather(found.unreadable))))
@@ -88,7 +87,7 @@ def main(words: Sequence[str]) -> None:
         text, table = training_text(found.log), validation_table(found.log)
         write_page(flags, words, flags.output / "report.html", title, text, training_sections(found.log))
         text += f" Written: {flags.output / WEIGHTS}, the log and report.html beside it."
-        result = {"flags": flags, "log": found.log, "unreadable": unreadable}
+        result = {"flags": flags, "log": [entry.to_dict() for entry in found.log], "unreadable": unreadable}
         answer(flags, result, *([] if table is None else [(title, *table)]), text=text)
         check_readable(unreadable)
 
@@ -134,15 +133,16 @@ def has_split(folder: Path, *names: str) -> bool:
 
 
 @contextmanager
-def _training_bar() -> Iterator[Any]:
+def _training_bar() -> Iterator[StepsDone | None]:
     """A bar with the time that is left, in the first process."""
     if not distributed.is_rank_zero():
         yield None
         return
     with render.progress("finetuning") as update:
 
-        def report(done: int, total: int, entry: Any) -> None:
-            text = "epoch {epoch:.2f}  loss {loss:.4f}  lr {lr:.2e}  {images_per_second:.0f} images/s".format(**entry)
+        def report(done: int, total: int, entry: LogEntry) -> None:
+            line = "epoch {epoch:.2f}  loss {loss:.4f}  lr {lr:.2e}  {images_per_second:.0f} images/s"
+            text = line.format(**entry.to_dict())
             update(done, total, best=text)
 
         yield report

@@ -14,9 +14,9 @@ from gtp_vit.cli import render
 from gtp_vit.cli.help import program_of
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
+from gtp_vit.jsonable import jsonable
 from gtp_vit.metrics.evaluate import Evaluation
 from gtp_vit.report.page import Section, table, write_report
-from gtp_vit.report.results import plain
 from gtp_vit.runs import distributed
 from gtp_vit.runs.identity import identity
 from gtp_vit.runs.journal import Journal
@@ -109,7 +109,7 @@ def open_journal(
     needed = results is not None and not isinstance(dataset, InMemory)
     if not needed and distributed.rank_and_world_size()[1] == 1:
         return nullcontext()
-    run = plain(identity(name, models, dataset, **settings))
+    run = jsonable(identity(name, models, dataset, **settings))
     distributed.check_same("weights, images or settings", run)
     if results is None or not needed or not distributed.is_rank_zero():
         return nullcontext()

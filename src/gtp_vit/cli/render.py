@@ -13,7 +13,7 @@ from typing import Any
 
 from gtp_vit.cli.help import width
 from gtp_vit.errors import printable
-from gtp_vit.report.results import plain
+from gtp_vit.jsonable import jsonable
 
 PIPE = 220  # columns for a file or a pipe, which have no width
 NARROWEST = 12  # columns that a text needs to be readable
@@ -45,7 +45,7 @@ def say(text: str) -> None:
 
 def print_json(result: Any) -> None:
     """Print a result as JSON."""
-    print(json.dumps(plain(result), indent=2, allow_nan=False))
+    print(json.dumps(jsonable(result), indent=2, allow_nan=False))
 
 
 @contextmanager
