@@ -101,12 +101,10 @@ SHARED = {
     "parser",
     "sources",
     "help",
-    "grid",
     "render",
     "output",
-    "resume",
     "model_flags",
-    "exported",
+    "engine_flags",
     "measure_flags",
 }
 

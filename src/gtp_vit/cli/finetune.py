@@ -13,7 +13,7 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, embedded_images, make_model
-from gtp_vit.cli.output import answer, check_readable, write_page
+from gtp_vit.cli.output import JsonFlags, answer, check_readable, write_page
 from gtp_vit.data.dataset import DataSettings, InMemory, open_images, spread_images
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.report.training_log import training_sections, training_text, validation_table
@@ -26,7 +26,7 @@ from gtp_vit.training.settings import Training
 
 
 @dataclass(frozen=True)
-class Finetune(MethodFlags, Training, DataFlags):
+class Finetune(JsonFlags, MethodFlags, Training, DataFlags):
     """Finetune a model with a method active; the defaults of training are the paper's recipe, whose method is gtp.
 
     Without labels (--no-labels) it learns from the unreduced model. A run that was stopped resumes when the same
@@ -54,8 +54,6 @@ class Finetune(MethodFlags, Training, DataFlags):
     """Folder for the weights, what is needed to resume, the log, and a page with the curves."""
     restart: bool = False
     """Start over instead of resuming a run that was stopped."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -140,7 +138,7 @@ def _training_bar() -> Iterator[StepsDone | None]:
     if not distributed.is_rank_zero():
         yield None
         return
-    with render.progress("finetuning", "{task.fields[best]}") as update:
+    with render.progress("finetuning") as update:
 
         def report(done: int, total: int, entry: LogEntry) -> None:
             line = "epoch {epoch:.2f}  loss {loss:.4f}  lr {lr:.2e}  {images_per_second:.0f} images/s"
