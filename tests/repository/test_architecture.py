@@ -104,7 +104,7 @@ SHARED = {
     "render",
     "output",
     "model_flags",
-    "exported",
+    "engine_flags",
     "measure_flags",
 }
 
