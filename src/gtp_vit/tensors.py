@@ -108,3 +108,35 @@ def split(scores: Tensor, removed: int) -> tuple[Tensor, Tensor]:
     order = largest_first(scores)
     kept = scores.shape[-1] - removed
     return in_order(order[:, :kept]), in_order(order[:, kept:])
+
+
+def weighted_merge(
+    values: Tensor,
+    prefix: int,
+    kept: Tensor,
+    gone: Tensor,
+    weights: Tensor,
+    retain: Tensor | None = None,
+    alpha: float = 1.0,
+) -> Tensor:
+    """Each kept token becomes retain * itself + alpha * weights @ the tokens that go. -> [B, c + K, D].
+
+    c prefix tokens, M image tokens.
+
+    Args:
+        values: features or sizes of all tokens, [B, c + M, D].
+        prefix: number of tokens at the start that stay as they are.
+        kept: image tokens that stay, [B, K].
+        gone: image tokens that go, [B, P].
+        weights: what each kept token takes of each of them, [B, K, P].
+        retain: what each kept token keeps of itself, [B, K]; None = all.
+        alpha: factor of what is taken.
+    """
+    # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
+    weights = F.pad(weights, (0, 0, prefix, 0))
+    own = select_rows(values, behind_prefix(kept, prefix))
+    if retain is not None:
+        own = own * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(-1).to(own.dtype)
+    taken = select_rows(values, gone + prefix)
+    with full_precision(own):
+        return torch.baddbmm(own, weights.to(own.dtype), taken.to(own.dtype), alpha=alpha)

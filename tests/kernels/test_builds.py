@@ -194,8 +194,12 @@ def awkward_calls(dtype: torch.dtype):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         for removed, over_heads in ((0, 1), (tokens * tokens // 3, 2), (0, 0)):
             asked = ([True, True, True], over_heads, min(1, over_heads))
-            yield native.attention, reference.attention, (q, k, v, size, 0.2, removed, tokens, *asked)
-        yield native.attention, reference.attention, (q[:, :, :4], k, v, size, 0.2, 0, 4, [False, False, True], 2, 1)
+            yield native.attention, reference.attention_in_torch, (q, k, v, size, 0.2, removed, tokens, *asked)
+        yield (
+            native.attention,
+            reference.attention_in_torch,
+            (q[:, :, :4], k, v, size, 0.2, 0, 4, [False, False, True], 2, 1),
+        )
     for batch, rows, columns, channels in ((2, 5, 7, 33), (1, 14, 14, 192), (3, 4, 9, 17)):
         patches = rows * columns
         similarity = torch.randn(batch, patches, patches)

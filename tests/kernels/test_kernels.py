@@ -45,7 +45,7 @@ def test_attention_equals_its_twin(kind, batch, heads, tokens, depth, seed, layo
     asked = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
     arguments = (q, k, v, size if with_size else None, depth**-0.5, 0, queries, asked, over_heads, first)
     out, statistics = native.attention(*arguments)
-    expected, expected_statistics = reference.attention(*arguments)
+    expected, expected_statistics = reference.attention_in_torch(*arguments)
     assert statistics.shape == expected_statistics.shape
     # logits of several thousand have rounding errors of 1e-3, and softmax raises e to their power
     close = {"rtol": 5e-3, "atol": 5e-2} if kind == "huge" else {"rtol": 1e-5, "atol": 1e-5}
@@ -58,7 +58,7 @@ def test_attention_of_many_tokens(tokens):
     q, k, v, size = operands("normal", 1, 2, tokens, 64, 0)
     for removed in (0, tokens * tokens // 2):
         arguments = (q, k, v, size, 0.125, removed, tokens, [True, True, True], 1, 1)
-        for found, expected in zip(native.attention(*arguments), reference.attention(*arguments), strict=True):
+        for found, expected in zip(native.attention(*arguments), reference.attention_in_torch(*arguments), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -98,11 +98,13 @@ def test_sparsified_attention_keeps_the_same_entries(kind, heads, tokens, depth,
     v = torch.nn.functional.pad(v, (0, max(0, depth - tokens)))
     arguments = (q, k, v, size, depth**-0.5, removed, tokens, [True, True, True], 0, 0)
     out, _ = native.attention(*arguments)
-    expected, _ = reference.attention(*arguments)
+    expected, _ = reference.attention_in_torch(*arguments)
     width = max(depth, tokens)
     found = out.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
     wanted = expected.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
-    dense = reference.attention(*arguments[:5], 0, *arguments[6:])[0].unflatten(2, (heads, width)).transpose(1, 2)
+    dense = (
+        reference.attention_in_torch(*arguments[:5], 0, *arguments[6:])[0].unflatten(2, (heads, width)).transpose(1, 2)
+    )
     differ = (found == 0) != (wanted == 0)
     if removed:
         # Only an entry that rounding alone puts on the other side of the threshold may differ: within 2e-6 of it.
@@ -158,7 +160,9 @@ def test_neighbours_equal_their_twin(kind, batch, grid, spatial, seed, data):
     patches = grid[0] * grid[1]
     semantic = data.draw(st.integers(1, min(patches - 1, 40)))
     similarity = values(kind, batch, patches, patches, generator=torch.Generator().manual_seed(seed))
-    found, expected = (kind.neighbours(similarity, *grid, spatial, semantic) for kind in (native, reference))
+    found, expected = (
+        kind(similarity, *grid, spatial, semantic) for kind in (native.neighbours, operators.neighbours_in_torch)
+    )
     assert torch.equal(found[0].sort(dim=-1).values, expected[0].sort(dim=-1).values)
     torch.testing.assert_close(found[1], expected[1])
 
@@ -173,13 +177,13 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
         for removed in (0, 150):
             rest = (0.25, removed, 20, [True, True, True], 1, 1)
             for found, expected in zip(
-                native.attention(*arguments, *rest), reference.attention(*arguments, *rest), strict=True
+                native.attention(*arguments, *rest), reference.attention_in_torch(*arguments, *rest), strict=True
             ):
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     similarity = torch.full((1, 36, 36), torch.nan)
     similarity[0, 5, 7] = 0.5
-    for kind in (native, reference):
-        found, root = kind.neighbours(similarity, 6, 6, 0, 3)
+    for neighbours in (native.neighbours, operators.neighbours_in_torch):
+        found, root = neighbours(similarity, 6, 6, 0, 3)
         assert found[0, 5].tolist() == [7, 36, 36]  # 36 is nobody
         assert found[0, 0].tolist() == [36, 36, 36]
         assert root[0, :6].tolist() == [0, 0, 0, 0, 0, 1]
@@ -223,7 +227,7 @@ def test_gradients_through_the_operators_are_the_twins():
     q, k, v, size = operands("normal", 1, 2, 10, 8, 0)
     q = q.clone().requires_grad_()
     rest = (k, v, size, 0.3, 0, 10, [True, True, False], 1, 1)
-    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in reference.attention(q, *rest)), q)
+    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in reference.attention_in_torch(q, *rest)), q)
     (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.attention(q, *rest)), q)
     assert torch.equal(found, wanted)
 
@@ -280,8 +284,8 @@ def test_bfloat16_statistics_and_thresholds_are_those_of_a_float32_map(asked, re
     q, k, v, size = operands("normal", 2, 3, 50, 64, 0)
     q, k, v = (t.bfloat16() for t in (q, k, v))
     rest = (size, 0.125, removed, 50, asked, 1, 1)
-    exact = reference.attention(q.double(), k.double(), v.double(), *rest)
-    found, expected = native.attention(q, k, v, *rest), reference.attention(q, k, v, *rest)
+    exact = reference.attention_in_torch(q.double(), k.double(), v.double(), *rest)
+    found, expected = native.attention(q, k, v, *rest), reference.attention_in_torch(q, k, v, *rest)
     for statistics in (found[1], expected[1]):
         torch.testing.assert_close(statistics, exact[1].float(), rtol=1e-5, atol=1e-6)
     nearly_always_equal(found[0], expected[0])

@@ -331,8 +331,8 @@ def test_ppt(golden, deit_tiny, images, part, name, kernels, monkeypatch):
     compare_logits(entry, deit_tiny, method, images, kernels)
     variances, importance = [], ppt.importance
 
-    def spy(stats):
-        scores = importance(stats)
+    def spy(class_row, values):
+        scores = importance(class_row, values)
         variances.append(scores.var(dim=1))
         return scores
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gtp_vit.methods.gtp import graph
+from gtp_vit.methods.gtp.graph import summarise
 from gtp_vit.methods.gtp.method import share_out
-from gtp_vit.methods.gtp.propagation import summarise
 from gtp_vit.methods.gtp.selection import (
     AGGREGATES,
     broadcasting_ability,

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.weighted_merge import weighted_merge
 from gtp_vit.kernels import Ops
-from gtp_vit.tensors import behind_prefix, select_rows
+from gtp_vit.tensors import behind_prefix, select_rows, weighted_merge
 
 SAME: Any = ...  # leaves a field unchanged; None is a value of some fields
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import native
 from gtp_vit.kernels.checks import DTYPES
-from gtp_vit.kernels.dispatch import Operator, Ops
-from gtp_vit.kernels.norm import NormParams
-from gtp_vit.kernels.shared_ops import attention
+from gtp_vit.kernels.dispatch import NormParams, Operator, Ops
+from gtp_vit.kernels.reference import attention
 from gtp_vit.tensors import exporting
 
 Kernels = Literal["auto", "native", "torch"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 from gtp_vit.kernels import native
@@ -22,6 +23,24 @@ Result = TypeVar("Result")
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
 # Not torch.library.infer_schema: it makes SymInt of int, which programs exported before would not match.
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool", list[bool]: "bool[]"}
+
+
+class NormParams(NamedTuple):
+    """A LayerNorm as three arguments of an operator; without a weight there is none."""
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    epsilon: float = 0.0
+
+    @classmethod
+    def of(cls, norm: nn.LayerNorm | None) -> NormParams:
+        return cls() if norm is None else cls(norm.weight, norm.bias, norm.eps)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """x after the norm; empty if there is none."""
+        if self.weight is None:
+            return x.new_empty(0)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
 class Ops(Enum):
@@ -122,7 +141,12 @@ class Operator(Generic[Result]):
 
         def call(*arguments: Any) -> Result:
             self.check(*arguments)  # shapes first
-            check_values(*arguments)
+            check_kinds(self.name, arguments, self.whole)
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    check_values(*arguments)
+            else:
+                check_values(*arguments)
             return function(*arguments)
 
         return call

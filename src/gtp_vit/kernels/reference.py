@@ -1,4 +1,4 @@
-"""Attention in pure torch: what runs in training, on other devices, in exported programs, and without a compiler.
+"""Attention, the operator that all methods share, and its parts in pure torch; operators of a method are in its file.
 
 Shapes: B batch, H heads, N tokens, D head dimension.
 """
@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit.kernels import checks, native, value_checks
+from gtp_vit.kernels.dispatch import Operator, Ops
 from gtp_vit.tensors import at_least_float32, exporting, full_precision
 
 
-def attention(
+def attention_in_torch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -123,3 +125,22 @@ def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tensor
     more = added(size, bias, q.dtype)
     found = (q * scale) @ k.transpose(-2, -1)
     return found if more is None else found + more
+
+
+def _attention_flops(q: tuple[int, ...], k: tuple[int, ...], removed: int, queries: int, asked: list[bool]) -> int:
+    batch, heads, tokens, depth = k
+    whole_map = removed or asked[0] or asked[1]
+    again = int(asked[2] and not whole_map)  # the twin computes the class row once more
+    return 2 * batch * heads * depth * tokens * ((q[2] if whole_map else queries) + queries + again)
+
+
+attention: Operator[tuple[Tensor, Tensor]] = Operator(
+    "attention",
+    attention_in_torch,
+    {Ops.NATIVE: native.attention},
+    check=checks.check_attention,
+    fits=checks.fits_attention,
+    fake=native.attention_results,
+    flops=_attention_flops,
+    check_values=value_checks.attention,
+)

@@ -1,4 +1,4 @@
-"""Section 3.2.2, sparse graph construction: the edges along which a removed token is propagated.
+"""Sections 3.2.2 and 3.2.3: the graph along which removed tokens are propagated, and token summarisation.
 
 A graph is kept sparse, as the paper's appendix proposes: for every token the list of its neighbours. An edge i <- j, "i
 receives from j", exists if j is in the list of i. Unused entries hold M, one past the last token. The
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.tensors import exporting, full_precision
+from gtp_vit.tensors import exporting, full_precision, weighted_merge
 
 OFFSETS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
 
@@ -101,6 +101,20 @@ def receive(neighbours: Tensor, root: Tensor, kept: Tensor, propagated: Tensor) 
     weight = factors.gather(1, kept).unsqueeze(2) * factors.gather(1, propagated).unsqueeze(1)
     nothing = torch.zeros(batch, kept.shape[1], leaving + 1, device=kept.device)
     return nothing.scatter(2, found, 1.0)[..., :leaving] * weight
+
+
+def summarise(values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: Tensor, alpha: float) -> Tensor:
+    """Eq. (10) and (12): X^s = X^k + alpha A^p X^p for a whole sequence, whose prefix tokens stay as they are.
+
+    Args:
+        values: features or sizes of all tokens, [B, c + M, D].
+        prefix: number of tokens at the start that stay as they are.
+        kept: image tokens that stay, [B, K].
+        gone: image tokens that are propagated, [B, P].
+        weights: A^p, what each kept token takes from each propagated one, [B, K, P].
+        alpha: how strongly.
+    """
+    return weighted_merge(values, prefix, kept, gone, weights, alpha=alpha)
 
 
 def topk_by_position(values: Tensor, k: int) -> Tensor:

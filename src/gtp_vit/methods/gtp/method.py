@@ -22,7 +22,6 @@ from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.methods.gtp import graph as graphs
 from gtp_vit.methods.gtp import operators
-from gtp_vit.methods.gtp.propagation import summarise
 from gtp_vit.methods.gtp.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores
 from gtp_vit.methods.gtp.sparsity import Sparsify
 from gtp_vit.tensors import select_rows, split
@@ -209,8 +208,8 @@ class GTPReducer(Reducer):
         if method.proportional_attention:
             flow, strength = (share_out(weights), 1.0) if method.conserve_sizes else (weights, method.alpha)
             counted = F.pad(tokens.sizes, (tokens.prefix, 0), value=1.0).unsqueeze(-1)
-            size = summarise(counted, tokens.prefix, kept, gone, flow, strength)[:, tokens.prefix :, 0]
-        x = summarise(tokens.x, tokens.prefix, kept, gone, weights, method.alpha)
+            size = graphs.summarise(counted, tokens.prefix, kept, gone, flow, strength)[:, tokens.prefix :, 0]
+        x = graphs.summarise(tokens.x, tokens.prefix, kept, gone, weights, method.alpha)
         owner = None if tokens.owner is None else tokens.owners(kept, gone, receivers(method.alpha * weights))
         return tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=size, owner=owner)
 

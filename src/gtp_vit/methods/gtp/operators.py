@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import Operator, Ops, checks, native
+from gtp_vit.kernels import Operator, Ops, checks, native, value_checks
 from gtp_vit.methods.gtp import graph
-from gtp_vit.methods.gtp.propagation import summarise
 from gtp_vit.tensors import at_least_float32, split
 
 Shape = tuple[int, ...]
@@ -60,10 +59,10 @@ def reduce_in_torch(
     weights = graph.receive(neighbours, root, kept_cells, gone_cells)
     if with_size:
         size = torch.ones(x.shape[:2], dtype=torch.float32, device=x.device) if size is None else size
-        new_size = summarise(size.unsqueeze(-1), prefix, kept, gone, weights, alpha).squeeze(-1)
+        new_size = graph.summarise(size.unsqueeze(-1), prefix, kept, gone, weights, alpha).squeeze(-1)
     else:
         new_size = x.new_empty(0, dtype=torch.float32)
-    x = summarise(x, prefix, kept, gone, weights, alpha).to(dtype)  # rounded once
+    x = graph.summarise(x, prefix, kept, gone, weights, alpha).to(dtype)  # rounded once
     normed = x.new_empty(0)
     if norm_weight is not None:
         normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)
@@ -102,7 +101,7 @@ reduce: Operator[tuple[Tensor, Tensor, Tensor, Tensor]] = Operator(
     fake=native.reduce_results,
     flops=_reduce_flops,
     whole=("scores", "position", "neighbours"),  # scores may be ranks; the others are cells
-    check_values=checks.check_values_reduce,
+    check_values=value_checks.reduce,
 )
 neighbours: Operator[tuple[Tensor, Tensor]] = Operator(
     "neighbours",
@@ -111,4 +110,5 @@ neighbours: Operator[tuple[Tensor, Tensor]] = Operator(
     check=checks.check_neighbours,
     fits=checks.fits_neighbours,
     fake=native.neighbours_results,
+    check_values=value_checks.neighbours,
 )

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import Operator, Ops, checks, native
+from gtp_vit.kernels import Operator, Ops, checks, native, value_checks
 from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
 
 
@@ -335,6 +335,7 @@ conserve: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = Oper
     fits=checks.fits_conserve,
     fake=native.conserve_results,
     flops=_flops,
+    check_values=value_checks.conserve,
 )
 
 
@@ -351,4 +352,5 @@ conserve_by_probe: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
     fits=checks.fits_conserve_by_probe,
     fake=native.conserve_by_probe_results,
     flops=_flops_by_probe,
+    check_values=value_checks.conserve_by_probe,
 )
