@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.core.costs import Costs
+from gtp_vit.core.costs import Costs, bisect
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
@@ -149,14 +149,12 @@ def _at_its_cost(cell: Cell) -> Cell:
     assert cell.gmacs is not None
     kind, target = METHODS[cell.at_cost], cell.gmacs * 1e9
     costs = _costs(cell.model, cell.pixels, cell.counts)
-    vit, low, high = costs.vit, 0.0, 1.0
+    vit = costs.vit
 
     def away(method: Method) -> float:
         return _macs(costs, method) - target
 
-    for _ in range(14):  # finer than any method's settings
-        middle = (low + high) / 2
-        low, high = (middle, high) if away(kind.at(vit, middle)) > 0 else (low, middle)
+    low, high = bisect(lambda strength: away(kind.at(vit, strength)) <= 0, 0.0, 1.0, halvings=14)
     nearest = min((kind.at(vit, low), kind.at(vit, high)), key=lambda method: abs(away(method)))
     return dataclasses.replace(cell, method=nearest)
 

@@ -129,10 +129,19 @@ class Costs:
                 f"{target / 1e9:.4g} GMACs cannot be reached by {method.name} here; it takes {least / 1e9:.4g} to "
                 f"{most / 1e9:.4g}: ask for a share of {least / self.whole:.2f} to {most / self.whole:.2f}"
             )
-        for _ in range(24):  # finer than any method's settings
-            middle = (low + high) / 2
-            low, high = (middle, high) if cost(method.at(self.vit, middle)) > target else (low, middle)
+        low, high = bisect(lambda strength: cost(method.at(self.vit, strength)) <= target, low, high)
         return method.at(self.vit, low), method.at(self.vit, high)
+
+
+def bisect(fits: Callable[[float], bool], low: float, high: float, halvings: int = 24) -> tuple[float, float]:
+    """Two numbers next to each other, of which the first does not fit and the second does, if any does.
+
+    24 halvings of 0 to 1 are finer than any method's settings.
+    """
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return low, high
 
 
 def measure_costs(

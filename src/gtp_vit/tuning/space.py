@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gtp_vit.core.costs import Costs
+from gtp_vit.core.costs import Costs, bisect
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.schedule import SCHEDULES, quarters, whole_tokens
 from gtp_vit.errors import BadSetting, GTPError, check_range
@@ -92,15 +92,14 @@ class Space:
         """The most expensive schedule of this shape that costs at most `target`."""
         if sum(shape) <= 0:
             return None
-        low, high, found = 0.0, self.vit.image_tokens / max(shape), None
-        for _ in range(24):
-            middle = (low + high) / 2
-            plan = self.settle([middle * share for share in shape])
-            if plan is not None and self.cost(plan) <= target:
-                high, found = middle, plan
-            else:
-                low = middle
-        return found
+
+        def settled(scale: float) -> list[int] | None:
+            plan = self.settle([scale * share for share in shape])
+            return None if plan is None or self.cost(plan) > target else plan
+
+        most = self.vit.image_tokens / max(shape)
+        _, scale = bisect(lambda scale: settled(scale) is not None, 0.0, most)
+        return settled(scale) if scale < most else None
 
     def fill(self, plan: Sequence[int], layer: int, target: float) -> list[int] | None:
         """Let `layer` remove as few tokens as the cost allows."""

@@ -165,37 +165,32 @@ class GTPReducer(Reducer):
         return Adjustments(weights, edit) if carry.removals[layer] or edit or weights is not None else None
 
     def reduce(self, attention: LayerAttention) -> Tokens:
-        layer, tokens = attention.layer, attention.tokens
+        layer, tokens, method = attention.layer, attention.tokens, self.method
         removed = tokens.carry.removals[layer]
         if removed == 0:
             return attention.add()
-        before_edit = self.method.score_from == "dense"
+        before_edit = method.score_from == "dense"
         stats = attention.statistics(*self.statistics, heads=self.aggregate_in_attention, before_edit=before_edit)
-        if tokens.carry.lists is None or self.method.conserve_sizes:
+        if tokens.carry.lists is None or method.conserve_sizes:
             tokens = attention.add()
             return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed)
         branch, norm = attention.branch(), attention.mlp_norm
-        features = tokens.add(branch).image if self.method.select == "cosine_tokens" else None
+        features = tokens.add(branch).image if method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
-        x, normed, size, cell = operators.reduce(
-            tokens.ops,
-            tokens.x,
-            branch,
-            scores,
-            tokens.cell,
-            tokens.key_sizes,
-            *tokens.carry.lists,
-            removed,
-            self.method.alpha,
-            self.method.proportional_attention,
-            *norm,
-        )
+        lists, sizes = tokens.carry.lists, tokens.key_sizes
+        inputs = (tokens.x, branch, scores, tokens.cell, sizes, *lists, removed, method.alpha)
+        reduced = operators.Reduced(*operators.reduce(tokens.ops, *inputs, method.proportional_attention, *norm))
         owner = None
         if tokens.owner is not None:
             kept, gone = split(scores, removed)
-            owner = tokens.owners(kept, gone, receivers(self.method.alpha * self._weights(tokens, kept, gone)))
-        counted = size[:, tokens.prefix :] if self.method.proportional_attention else None
-        return tokens.but(x=x, size=counted, cell=cell, owner=owner, normed=None if norm.weight is None else normed)
+            owner = tokens.owners(kept, gone, receivers(method.alpha * self._weights(tokens, kept, gone)))
+        return tokens.but(
+            x=reduced.x,
+            cell=reduced.cell,
+            size=reduced.size[:, tokens.prefix :] if method.proportional_attention else None,
+            owner=owner,
+            normed=None if norm.weight is None else reduced.normed,
+        )
 
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
         """Selection and propagation, for the options that have no kernel."""

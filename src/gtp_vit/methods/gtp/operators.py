@@ -5,15 +5,25 @@ Shapes: B batch, N tokens, C channels, M image tokens, M0 patches, W list entrie
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels import NormParams, Operator, Ops, checks, native, value_checks
 from gtp_vit.methods.gtp import graph
 from gtp_vit.tensors import at_least_float32, split
 
 Shape = tuple[int, ...]
+
+
+class Reduced(NamedTuple):
+    """The tokens that stay."""
+
+    x: Tensor  # features [B, N - P, C]
+    normed: Tensor  # the same after the LayerNorm that follows; empty if not asked for
+    size: Tensor  # of all of them, [B, N - P]; empty if not asked for
+    cell: Tensor  # grid cells of the image tokens, [B, M - P]
 
 
 def reduce_in_torch(
@@ -49,7 +59,7 @@ def reduce_in_torch(
         epsilon: of the LayerNorm.
 
     Returns:
-        Features, features after the LayerNorm, sizes and grid cells of the tokens that stay; empty if not asked for.
+        The fields of a `Reduced`.
     """
     dtype = x.dtype
     x = at_least_float32(x) + at_least_float32(branch)
@@ -63,10 +73,7 @@ def reduce_in_torch(
     else:
         new_size = x.new_empty(0, dtype=torch.float32)
     x = graph.summarise(x, prefix, kept, gone, weights, alpha).to(dtype)  # rounded once
-    normed = x.new_empty(0)
-    if norm_weight is not None:
-        normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)
-    return x, normed, new_size, kept_cells
+    return x, NormParams(norm_weight, norm_bias, epsilon).apply(x), new_size, kept_cells
 
 
 def neighbours_in_torch(

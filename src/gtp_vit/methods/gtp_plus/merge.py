@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels import NormParams, Operator, Ops, checks, native, value_checks
 from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
 
 
@@ -29,6 +29,19 @@ class Merged(NamedTuple):
     kept: Tensor  # which stay, [B, K]
     gone: Tensor  # which go, [B, P]
     target: Tensor  # where each of these goes, as a place among those that stay, [B, P]
+
+
+class MergeInputs(NamedTuple):
+    """What merging is decided by."""
+
+    x: Tensor  # features with the attention branch, [B, N, C]
+    importance: Tensor  # of the image tokens, [B, M]
+    size: Tensor | None  # of the image tokens, [B, M]; None = one each
+    weight: Tensor | None  # features are averaged by it, [B, M]; None = by size
+    protected: Tensor | None  # 1 for image tokens that neither leave nor receive, [B, M]
+    removed: int
+    floor: float
+    keep_norm: bool
 
 
 BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
@@ -104,7 +117,7 @@ def merge_cheapest(
     norm_bias: Tensor | None,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Merge the tokens that cost least into their most similar more important ones.
+    """Merge the tokens that cost least into their most similar more important ones; the results are a `Merged`.
 
     Args:
         x: features [B, N, C].
@@ -117,15 +130,11 @@ def merge_cheapest(
         norm_weight: of the LayerNorm that follows, [C]; None = no LayerNorm.
         norm_bias: of that LayerNorm.
         epsilon: of that LayerNorm.
-
-    Returns:
-        Features; features after the LayerNorm, empty if not asked for; sizes of the image tokens that stay, [B, K];
-        which stay, [B, K]; which go, [B, P]; and where each of these goes, as a place among those that stay, [B, P].
     """
     total = at_least_float32(x) + at_least_float32(branch)
     size = torch.ones_like(importance) if size is None else size
-    found = _merge(total, importance, size, size, None, removed, floor, keep_norm)
-    return _with_norm(x.dtype, *found, norm_weight, norm_bias, epsilon)
+    inputs = MergeInputs(total, importance, size, None, None, removed, floor, keep_norm)
+    return _with_norm(x.dtype, _merge(inputs), NormParams(norm_weight, norm_bias, epsilon))
 
 
 def merge_cheapest_by_probe(
@@ -143,40 +152,30 @@ def merge_cheapest_by_probe(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`merge_cheapest` by the importance that a probe [C] predicts, which also weighs the averages.
 
-    Args:
-        x: as there, and so are all others but these.
-        branch: as there.
-        probe: its product with a token of length 1 is the logarithm of the token's squared sensitivity.
-        size: of the image tokens, [B, M].
-        protected: 1 for image tokens that neither leave nor receive, else 0, [B, M]; None = there are none.
-        removed: as there.
-        floor: as there.
-        keep_norm: as there.
-        norm_weight: as there.
-        norm_bias: as there.
-        epsilon: as there.
+    The product of the probe with a token of length 1 is the logarithm of the token's squared sensitivity. `protected`
+    is 1 for image tokens that neither leave nor receive, else 0, [B, M]; None = there are none.
     """
     total = at_least_float32(x) + at_least_float32(branch)
     with torch.no_grad(), full_precision(total):
         image = total[:, -size.shape[1] :].float()
         unit = image / image.norm(dim=2, keepdim=True).clamp(min=1e-12)
-        importance = importance_of_units(unit, probe, size)
-        weight = size * (relative(importance, protected) + SHARE_FLOOR).pow(SHARE_POWER)
-    found = _merge(total, importance, size, weight, protected, removed, floor, keep_norm)
-    return _with_norm(x.dtype, *found, norm_weight, norm_bias, epsilon)
+        importance, weight = importance_and_weight(unit, probe, size, protected)
+    inputs = MergeInputs(total, importance, size, weight, protected, removed, floor, keep_norm)
+    return _with_norm(x.dtype, _merge(inputs), NormParams(norm_weight, norm_bias, epsilon))
 
 
-def _merge(
-    x: Tensor,
-    importance: Tensor,
-    size: Tensor,
-    weight: Tensor,
-    protected: Tensor | None,
-    removed: int,
-    floor: float,
-    keep_norm: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Features, sizes, which stay, which go and where to; features are averaged by `weight` [B, M]."""
+def importance_and_weight(unit: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What a probe predicts of unit vectors [B, M, C], and by what their features are averaged, both [B, M]."""
+    importance = importance_of_units(unit, probe, size)
+    return importance, size * (relative(importance, protected) + SHARE_FLOOR).pow(SHARE_POWER)
+
+
+def _merge(inputs: MergeInputs) -> Merged:
+    """Everything but the LayerNorm."""
+    x, importance, size, weight, protected, removed, floor, keep_norm = inputs
+    assert size is not None
+    by_size = weight is None
+    weight = size if weight is None else weight
     prefix = x.shape[1] - importance.shape[1]
     image = x[:, prefix:]
     with torch.no_grad(), full_precision(image):
@@ -206,7 +205,7 @@ def _merge(
         own, given = weight.gather(1, kept), weight.gather(1, gone)
         both = own.scatter_add(1, target, given)
         share = given / both.gather(1, target)
-        new_size = both if weight is size else size.gather(1, kept).scatter_add(1, target, size.gather(1, gone))
+        new_size = both if by_size else size.gather(1, kept).scatter_add(1, target, size.gather(1, gone))
     merged = image.gather(1, kept.unsqueeze(2).expand(-1, -1, x.shape[2])) * (own / both).unsqueeze(2).to(x.dtype)
     moved = image.gather(1, gone.unsqueeze(2).expand(-1, -1, x.shape[2])) * share.unsqueeze(2).to(x.dtype)
     merged = merged.scatter_add(1, target.unsqueeze(2).expand_as(moved), moved)
@@ -214,61 +213,51 @@ def _merge(
         longest = length.gather(1, kept).scatter_reduce(1, target, length.gather(1, gone), "amax")
         factor = torch.where(both > own, longest / merged.float().norm(dim=2).clamp(min=1e-12), 1.0)
         merged = merged * factor.unsqueeze(2).to(x.dtype)
-    return torch.cat([x[:, :prefix], merged], dim=1), new_size, kept, gone, target
+    return Merged(torch.cat([x[:, :prefix], merged], dim=1), x.new_empty(0), new_size, kept, gone, target)
 
 
-def _with_norm(
-    dtype: torch.dtype, x: Tensor, size: Tensor, kept: Tensor, gone: Tensor, target: Tensor,
-    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _with_norm(dtype: torch.dtype, merged: Merged, norm: NormParams) -> Merged:
     """The results, features rounded once, with those after the LayerNorm that follows."""
-    x = x.to(dtype)
-    normed = x.new_empty(0)
-    if norm_weight is not None:
-        normed = F.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, epsilon)
-    return x, normed, size, kept, gone, target
+    x = merged.x.to(dtype)
+    return merged._replace(x=x, normed=norm.apply(x))
 
 
 def merge_cheapest_portably(
     x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, floor: float, keep_norm: bool,
-    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    *_: object,
+) -> Merged:  # fmt: skip
     """`merge_cheapest` in few operators that every engine has and runs fast; without the LayerNorm.
 
     An engine pays for every pass over an array, so nothing is cut out or put together: prefix tokens are in all the
     arrays, as tokens that no other goes to. Merging is a product with a matrix of zeros and ones. Of equally important
     tokens any may count as the more important.
     """
-    dtype = x.dtype
     with full_precision(x):
-        x = at_least_float32(x) + at_least_float32(branch)
-        length = x.norm(dim=2).clamp(min=1e-12)
-        unit = x / length.unsqueeze(2)
-        found = _merge_portably(x, unit, length, importance, size, None, None, removed, floor, keep_norm)
-    return found[0].to(dtype), found[0].new_empty(0), *found[1:]
+        total = at_least_float32(x) + at_least_float32(branch)
+        length = total.norm(dim=2).clamp(min=1e-12)
+        inputs = MergeInputs(total, importance, size, None, None, removed, floor, keep_norm)
+        merged = _merge_portably(inputs, total / length.unsqueeze(2), length)
+    return _with_norm(x.dtype, merged, NormParams())
 
 
 def merge_by_probe_portably(
     x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int, floor: float,
-    keep_norm: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    keep_norm: bool, *_: object,
+) -> Merged:  # fmt: skip
     """`merge_cheapest_by_probe`, as `merge_cheapest_portably` is made."""
-    dtype = x.dtype
     with full_precision(x):
-        x = at_least_float32(x) + at_least_float32(branch)
-        length = x.norm(dim=2).clamp(min=1e-12)
-        unit = x / length.unsqueeze(2)
-        importance = importance_of_units(unit[:, -size.shape[1] :], probe, size)
-        weight = size * (relative(importance, protected) + SHARE_FLOOR).pow(SHARE_POWER)
-        found = _merge_portably(x, unit, length, importance, size, weight, protected, removed, floor, keep_norm)
-    return found[0].to(dtype), found[0].new_empty(0), *found[1:]
+        total = at_least_float32(x) + at_least_float32(branch)
+        length = total.norm(dim=2).clamp(min=1e-12)
+        unit = total / length.unsqueeze(2)
+        importance, weight = importance_and_weight(unit[:, -size.shape[1] :], probe, size, protected)
+        inputs = MergeInputs(total, importance, size, weight, protected, removed, floor, keep_norm)
+        merged = _merge_portably(inputs, unit, length)
+    return _with_norm(x.dtype, merged, NormParams())
 
 
-def _merge_portably(
-    x: Tensor, unit: Tensor, length: Tensor, importance: Tensor, size: Tensor | None, weight: Tensor | None,
-    protected: Tensor | None, removed: int, floor: float, keep_norm: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What `_merge` gives, from features, their unit vectors and lengths; without `weight` sizes average."""
+def _merge_portably(inputs: MergeInputs, unit: Tensor, length: Tensor) -> Merged:
+    """What `_merge` gives, from unit vectors and lengths of all tokens, too."""
+    x, importance, size, weight, protected, removed, floor, keep_norm = inputs
     count, prefix = importance.shape[1], x.shape[1] - importance.shape[1]
     left = count - removed
     ranked, order = importance.topk(count, dim=1)
@@ -307,7 +296,7 @@ def _merge_portably(
         longest = torch.maximum(length.gather(1, rows), longest)
         factor = torch.where(both > own, longest / merged.norm(dim=2).clamp(min=1e-12), 1.0)
         merged = merged * factor.unsqueeze(2)
-    return merged, new_size[:, prefix:].float(), kept, gone, target
+    return Merged(merged, x.new_empty(0), new_size[:, prefix:].float(), kept, gone, target)
 
 
 def _shares(
