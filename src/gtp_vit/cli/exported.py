@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gtp_vit.cli.flags import Chosen
-from gtp_vit.cli.model_flags import DataFlags, ModelFlags, check_reading, data_settings, embedded_images
+from gtp_vit.cli.model_flags import DataFlags, ModelFlags, data_settings, embedded_images
 from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
 from gtp_vit.engines import check_precision, engine_of
 from gtp_vit.engines.description import Description
@@ -146,7 +146,6 @@ def images_of_file(
         labels: folders are the classes of the file.
         model: what the file was made from, if it is here: its processor is used where timm has no words for it.
     """
-    check_reading(flags)
     about = file.about
     own = embedded_images(dataclasses.replace(flags, model=about.model))
     if own is not None:
