@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,9 +37,12 @@ class Short:
 
 @dataclass(frozen=True)
 class Choices:
-    """The values that a flag takes: the names in a registry."""
+    """The values that a flag takes: the names in a registry, or a function that returns them."""
 
-    names: Iterable[str]
+    names: Iterable[str] | Callable[[], Iterable[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names() if callable(self.names) else self.names)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Flag:
     def choices(self) -> list[str]:
         if get_origin(self.hint) is Literal:
             return list(get_args(self.hint))
-        return [name for extra in self.extras if isinstance(extra, Choices) for name in extra.names]
+        return [name for extra in self.extras if isinstance(extra, Choices) for name in extra]
 
     def spellings(self) -> list[str]:
         """Everything that can be written for it, but for its place."""
