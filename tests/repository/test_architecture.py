@@ -39,7 +39,7 @@ MAY_IMPORT = {
         *("core", "data", "engines", "methods", "methods/gtp_plus/learning", "metrics", "patching", "profiling"),
         *("recipes", "runs"),
     },
-    "report": {"core", "data", "metrics", "patching", "profiling", "recipes", "runs", "tuning"},
+    "report": {"core", "metrics", "profiling", "recipes", "runs", "tuning"},
     "training": {"core", "data", "methods", "metrics", "models", "patching", "profiling", "recipes", "runs"},
     "testing": {"backbones", "core", "methods", "patching", "profiling"},
     "demo": {
@@ -180,6 +180,15 @@ def test_the_package_does_not_need_the_programs_of_the_repository():
     for path in FILES:
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & {"reproduction", "benchmarks", "tests", "training"}, path
+
+
+def test_reports_get_data_and_run_nothing():
+    """Whoever asks for a report measures what is in it: of rooms that run models it imports types, and no module."""
+    for path in (SOURCE / "report").glob("*.py"):
+        names = {name.removeprefix("gtp_vit.") for name in imports(path)}
+        measuring = {name for name in names if name.startswith(("profiling.", "tuning.", "metrics.evaluate", "core."))}
+        assert all(name.split(".")[-1][0].isupper() for name in measuring), path
+        assert not names & {"torch.nn", "models", "patching"}, path
 
 
 def test_files_say_what_they_are():

@@ -25,7 +25,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import PAUSE, against, interleave
-from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.macs import layer_costs
 from gtp_vit.profiling.slicing import slicing_of
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.timing import Timed, cost_table, timing_table, verdict
@@ -78,14 +78,15 @@ def main(words: Sequence[str]) -> None:
     fast: Any = patch(model, method)
     inputs, device = host_of(model).inputs, next(model.parameters()).device
     images = torch.randn(max(flags.batch_size), inputs.channels, *inputs.size, dtype=dtype, device=device)
-    layers = cost_table(model, fast, images=images[:8])
+    costs = layer_costs(model, fast, images=images[:8])
+    layers = cost_table(costs)
     timed = measure(flags, method, model, fast, images, file)
     times = timing_table(timed)
     precise = flags.dtype if flags.engine == TORCH else flags.precision
     lead = f"{flags.engine}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {precise}"
     with torch.inference_mode():  # as it was timed: with gradients on, other kernels would run
-        verdicts = [verdict(entry, model, fast, images) for entry in timed]
-        cost = {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images[:8]))}
+        verdicts = [verdict(entry, costs, fast.kernels) for entry in timed]
+        cost = {"unreduced": costs.unreduced.total, method.name: costs.reduced.total}
         result = {"flags": flags, "settings": method.to_dict(), "threads": torch.get_num_threads()}
         result |= {"kernels": fast.kernels, "macs": cost, "timed": timed, "verdicts": verdicts}
     title = f"{flags.model}, {method.name}: cost of each layer"
