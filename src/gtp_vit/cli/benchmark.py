@@ -15,17 +15,17 @@ from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
-from gtp_vit.cli.parser import Short
+from gtp_vit.cli.parser import Range, Short
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.dataset import Batch, batches
 from gtp_vit.engines import TORCH, is_exported
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import CompiledFile, compile_for_engine
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import PAUSE, against, interleave
-from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.macs import layer_costs
 from gtp_vit.profiling.slicing import slicing_of
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.timing import Timed, cost_table, timing_table, verdict
@@ -53,9 +53,9 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
       gtp-vit benchmark out/vit_tiny_patch16_224-gtp_plus-int8.xml
     """
 
-    batch_size: Annotated[tuple[int, ...], Short("-b")] = (8,)  # type: ignore[assignment]
+    batch_size: Annotated[tuple[int, ...], Short("-b"), Range(1, 65536)] = (8,)  # type: ignore[assignment]
     """Images in a batch; several numbers are timed one after the other."""
-    rounds: int = 20
+    rounds: Annotated[int, Range(3, 10**6)] = 20
     """How often each model is timed."""
     compile: bool = False
     """Compile both models with torch.compile first."""
@@ -65,9 +65,6 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Benchmark, words)
-    for size in flags.batch_size:
-        check_range("--batch-size", size, 1, 65536, whole=True)
-    check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
     check_writable(flags.report)
     file = None
     if is_exported(flags.model):
@@ -81,14 +78,15 @@ def main(words: Sequence[str]) -> None:
     fast: Any = patch(model, method)
     inputs, device = host_of(model).inputs, next(model.parameters()).device
     images = torch.randn(max(flags.batch_size), inputs.channels, *inputs.size, dtype=dtype, device=device)
-    layers = cost_table(model, fast, images=images[:8])
+    costs = layer_costs(model, fast, images=images[:8])
+    layers = cost_table(costs)
     timed = measure(flags, method, model, fast, images, file)
     times = timing_table(timed)
     precise = flags.dtype if flags.engine == TORCH else flags.precision
     lead = f"{flags.engine}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {precise}"
     with torch.inference_mode():  # as it was timed: with gradients on, other kernels would run
-        verdicts = [verdict(entry, model, fast, images) for entry in timed]
-        cost = {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images[:8]))}
+        verdicts = [verdict(entry, costs, fast.kernels) for entry in timed]
+        cost = {"unreduced": costs.unreduced.total, method.name: costs.reduced.total}
         result = {"flags": flags, "settings": method.to_dict(), "threads": torch.get_num_threads()}
         result |= {"kernels": fast.kernels, "macs": cost, "timed": timed, "verdicts": verdicts}
     title = f"{flags.model}, {method.name}: cost of each layer"

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
@@ -15,9 +15,19 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
-from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_complete, check_readable, open_journal, write_page
+from gtp_vit.cli.output import (
+    JsonFlags,
+    ResumeFlags,
+    answer,
+    check_complete,
+    check_readable,
+    model_columns,
+    open_journal,
+    write_page,
+)
+from gtp_vit.cli.parser import Range
 from gtp_vit.data.dataset import first_images
-from gtp_vit.errors import GTPError, check_range, counted
+from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import Measure
 from gtp_vit.models.sources import public_name
 from gtp_vit.profiling.macs import macs
@@ -27,8 +37,10 @@ from gtp_vit.report.results import write_results
 from gtp_vit.report.scores import explain_scores
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.tuning.all_methods import searchable, tune_each
-from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan
+from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan, traces_at_tightest_budget
 from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
+
+SHARE = Range(0, 1, above_low=True, why="(a share of the unreduced model's)")
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
 
     methods: tuple[str, ...] = ()
     """Names of methods; all that fit the model if none is given."""
-    macs: tuple[float, ...] = ()
+    macs: Annotated[tuple[float, ...], SHARE] = ()
     """Budgets as shares of the unreduced model's MACs."""
     at_propagate: tuple[int, ...] = ()
     """Budgets as the MACs of GTP with this many propagated tokens per layer. Without any budget: 0.8, 0.65 and 0.55."""
@@ -61,13 +73,13 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Also search a schedule for every method that has one, at each budget, on the same images with as many passes."""
     calibration_dir: Path | None = None
     """Images for --tuned, without labels; not those that are compared."""
-    tuning_images: int = 160
+    tuning_images: Annotated[int, Range(FEWEST_IMAGES, 10**6)] = 160
     """How many of them to use, spread over the folder."""
-    evaluations: int = 30
+    evaluations: Annotated[int, Range(1, 10**6)] = 30
     """How often each search goes through them."""
-    rounds: int = 7
+    rounds: Annotated[int, Range(0, 10**6)] = 7
     """How often each model is timed, interleaved; 0 does not time."""
-    timing_batch: int = 8
+    timing_batch: Annotated[int, Range(1, 65536)] = 8
     """Images in a batch while timing."""
     output: Path | None = None
     """Folder for results.csv, results.json and report.html; an interrupted run resumes from there."""
@@ -76,13 +88,9 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(with_flags(Compare, measure_flags()), words)
     check_weights(flags)
-    check_range("--rounds", flags.rounds, 0, 10**6, whole=True)
-    check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
     if 0 < flags.rounds < 3:
         raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
     check_tuning(flags)
-    for share in flags.macs:
-        check_range("--macs", share, 0, 1, above_low=True, why="(a share of the unreduced model's)")
     if flags.output is not None:
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
@@ -127,12 +135,13 @@ def run(
                 journal=journal,
                 progress=progress,
             )
-        stored = comparison_rows(flags.model, model, data_settings(flags), rows, found)
+        stored = comparison_rows(model_columns(flags.model, model, data_settings(flags)), rows, found)
         text = [explain_scores(found), *(f"Left out: {reason}" for reason in left_out)]
         if flags.output is not None:
             for name in ("results.csv", "results.json"):
                 write_results(flags.output / name, stored)
-            sections = comparison_sections(model, rows, found, timing_images, left_out)
+            traces = traces_at_tightest_budget(model, rows, timing_images[:1])
+            sections = comparison_sections(rows, found, timing_images, traces, left_out)
             lead = f"All methods at equal MACs on the same {counted(found.scores[0].images, 'image', 'images')}."
             title = f"Token reduction on {flags.model}"
             write_page(flags, words, flags.output / "report.html", title, lead, sections)
@@ -144,8 +153,6 @@ def run(
 
 def check_tuning(flags: Compare) -> None:
     """Refuse flags of tuning that make no sense."""
-    check_range("--tuning-images", flags.tuning_images, FEWEST_IMAGES, 10**6, whole=True)
-    check_range("--evaluations", flags.evaluations, 1, 10**6, whole=True)
     if flags.tuned == (flags.calibration_dir is None):
         raise GTPError("--tuned and --calibration-dir go together; the folder has images to tune on, without labels")
     folders = [folder.resolve() for folder in (flags.calibration_dir, flags.data_dir) if folder is not None]

@@ -19,6 +19,7 @@ from gtp_vit.cli.output import (
     answer,
     check_complete,
     check_results_file,
+    model_columns,
     open_journal,
     write_page,
 )
@@ -109,7 +110,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
             found = evaluate(models, dataset, **reading, journal=journal, progress=progress)
         stored = {UNREDUCED: {}, name: own}
         rows = [
-            score_row(flags.model, model, read, found, each, costs[each]) | {"settings": stored[each]}
+            score_row(model_columns(flags.model, model, read), found, each, costs[each]) | {"settings": stored[each]}
             for each in models
         ]
         if flags.results_file is not None:

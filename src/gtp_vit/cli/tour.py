@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from PIL import Image
 from torch import Tensor, nn
@@ -12,15 +13,15 @@ from torch import Tensor, nn
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import JsonFlags, answer, check_complete, write_page
+from gtp_vit.cli.parser import Range
 from gtp_vit.data.dataset import InMemory
-from gtp_vit.errors import check_range
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
 from gtp_vit.profiling.macs import macs
 from gtp_vit.profiling.trace import trace
-from gtp_vit.report.page import Section, paragraph, picture, table
-from gtp_vit.report.tokens import panels, png, some_layers
+from gtp_vit.report.page import Section, paragraph, table
+from gtp_vit.report.tokens import token_picture
 from gtp_vit.runs.files import check_writable
 from gtp_vit.tuning.compare import Row, compare, models_of, plan
 
@@ -51,9 +52,9 @@ class Tour(JsonFlags):
       gtp-vit tour
     """
 
-    limit: int = 0
+    limit: Annotated[int, Range(0, 10**6)] = 0
     """Evaluate only this many images; 0 means all."""
-    rounds: int = 15
+    rounds: Annotated[int, Range(3, 10**6)] = 15
     """How often each model is timed, interleaved."""
     output: Path = Path("tour")
     """Folder for report.html, the page with the pictures."""
@@ -61,8 +62,6 @@ class Tour(JsonFlags):
 
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(Tour, words)
-    check_range("--rounds", flags.rounds, 3, 10**6, whole=True)
-    check_range("--limit", flags.limit, 0, 10**6, whole=True)
     page = flags.output / "report.html"
     check_writable(page)
     model = create_model(bundled.NAME)
@@ -129,7 +128,7 @@ def _pictures(model: nn.Module, rows: Sequence[Row], images: Tensor, pixels: Ten
             assert row.plan.method is not None
             fast = patch(model, row.plan.method, quiet=True)
             traced = trace(fast, pixels[index : index + 1])
-            canvas = panels(Image.fromarray(images[index].numpy()), traced, some_layers(len(traced.layers)))
             caption = f"{NAMES[row.plan.label]}: above what is left, with the sizes of tokens; below, patches of one "
-            drawn.append(picture(png(canvas), f"{caption}colour share a token."))
+            image = Image.fromarray(images[index].numpy())
+            drawn.append(token_picture(image, traced, f"{caption}colour share a token."))
     return drawn
