@@ -18,7 +18,6 @@ from gtp_vit import (
     GTPPlus,
     Identity,
     ToMe,
-    backbones,
     finetune,
     is_patched,
     macs,
@@ -27,6 +26,8 @@ from gtp_vit import (
     tune,
     unpatch,
 )
+from gtp_vit.backbones import host as hosts
+from gtp_vit.backbones import wrappers
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.loop import run
@@ -65,7 +66,7 @@ class Root(nn.Module):
 
 @pytest.fixture
 def root(monkeypatch):
-    monkeypatch.setitem(backbones.ROOTS, f"{__name__}.Root", backbones.Root("visual.trunk"))
+    monkeypatch.setitem(wrappers.ROOTS, f"{__name__}.Root", wrappers.Root("visual.trunk"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Root().eval()
@@ -169,7 +170,7 @@ def rotary():
 
 @pytest.mark.parametrize("method", [GTP(propagate=7), GTPPlus(propagate=7), ToMe(r=7), EViT(keep_rate=0.7)], ids=str)
 def test_a_table_is_looked_up_by_the_cells_of_the_tokens_that_are_left(method, monkeypatch):
-    monkeypatch.setattr(backbones, "BACKBONES", {"rotary": Rotary(), **backbones.BACKBONES})
+    monkeypatch.setattr(hosts, "BACKBONES", {"rotary": Rotary(), **hosts.BACKBONES})
     model, images = rotary(), families.images("vit")
     fast = patch(model, method)
     assert isinstance(fast.reduction.backbone, Rotary)
@@ -189,7 +190,7 @@ def test_a_table_is_looked_up_by_the_cells_of_the_tokens_that_are_left(method, m
 
 def test_dropped_equals_masked(monkeypatch):
     """Tokens that are gone against all tokens with those hidden: the one test that sees wrong positions."""
-    monkeypatch.setattr(backbones, "BACKBONES", {"rotary": Rotary(), **backbones.BACKBONES})
+    monkeypatch.setattr(hosts, "BACKBONES", {"rotary": Rotary(), **hosts.BACKBONES})
     model, images = rotary(), families.images("vit")
     fast = patch(model, GTP(propagate=(20, 0, 9, 0), graph="none", proportional_attention=False))
     seen = []
