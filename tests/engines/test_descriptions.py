@@ -12,7 +12,7 @@ from torch import nn
 import gtp_vit
 from gtp_vit import GTPError, create_model, export, patch
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import make_transform
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.engines import ENGINES
 from gtp_vit.engines import export as exporting
 from gtp_vit.engines.metadata import file_fingerprint, read_about

@@ -42,7 +42,10 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, make_transform, open_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.items import Batch, Item
+from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.metrics.output_cache import Kept
 from gtp_vit.runs import identity
 from gtp_vit.testing import families

@@ -17,7 +17,8 @@ from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.dataset import Batch, batches
+from gtp_vit.data.items import Batch
+from gtp_vit.data.loader import batches
 from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
 from gtp_vit.engines.runtime import Sized, in_engine
 from gtp_vit.errors import GTPError, check_range

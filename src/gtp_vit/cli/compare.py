@@ -17,7 +17,7 @@ from gtp_vit.cli.measure_flags import EmbeddingFlags, chosen_measure
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
 from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.data.dataset import first_images
+from gtp_vit.data.loader import first_images
 from gtp_vit.errors import GTPError, check_range, counted
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.classes import Classes

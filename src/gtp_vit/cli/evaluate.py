@@ -15,7 +15,7 @@ from gtp_vit.cli.measure_flags import EmbeddingFlags, chosen_measure
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.data.dataset import first_images
+from gtp_vit.data.loader import first_images
 from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import UNREDUCED

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from gtp_vit.cli.flags import Chosen
 from gtp_vit.cli.model_flags import DataFlags, ModelFlags, check_reading, data_settings, embedded_images
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory, make_transform, open_pictures
+from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
+from gtp_vit.data.open import open_pictures
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.engines import check_precision, engine_of
 from gtp_vit.engines.description import Description
 from gtp_vit.engines.metadata import file_fingerprint, read_about
@@ -23,7 +25,7 @@ from gtp_vit.models.factory import has_own_weights
 from gtp_vit.models.sources import preparation_of, transform_of
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.macs import macs
-from gtp_vit.runs.identity import tensors_fingerprint
+from gtp_vit.runs.fingerprint import tensors_fingerprint
 
 Flags = TypeVar("Flags", bound=ModelFlags)
 

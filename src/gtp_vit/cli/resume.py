@@ -34,7 +34,7 @@ def open_journal(
     needed = results is not None and not isinstance(dataset, InMemory)
     if not needed and distributed.rank_and_world_size()[1] == 1:
         return nullcontext()
-    run = plain(identity(name, models, dataset, **settings))
+    run = identity(name, models, dataset, **plain(settings)).to_dict()
     distributed.check_same("weights, images or settings", run)
     if results is None or not needed or not distributed.is_rank_zero():
         return nullcontext()

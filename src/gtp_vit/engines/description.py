@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gtp_vit.core.backbone import FIELDS
-from gtp_vit.data.dataset import INTERPOLATIONS
+from gtp_vit.data.transforms import INTERPOLATIONS
 from gtp_vit.engines.engine import INPUT, Engine
 from gtp_vit.engines.graph import Graph, Port
 from gtp_vit.errors import GTPError, shown

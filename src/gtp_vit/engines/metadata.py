@@ -18,7 +18,7 @@ from gtp_vit.errors import BadSetting, GTPError, first_line
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of, is_patched, tower_of, unpatch
 from gtp_vit.profiling.macs import macs
-from gtp_vit.runs.identity import tensors_fingerprint
+from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.version import __version__
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gtp_vit.errors import BadSetting, GTPError, counted
 from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Figure, Measure, finite_rows, refuse_shape, values
-from gtp_vit.runs.identity import tensors_fingerprint
+from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.tensors import rescaled
 
 TEMPERATURE = 0.07  # of the votes of neighbours, as DINO's k-NN classifier has it

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.backbone import main_output
-from gtp_vit.data.dataset import Batch
+from gtp_vit.data.items import Batch
 
 MOST_BYTES = 512 * 2**20  # in each process
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.data.dataset import DataSettings
+from gtp_vit.data.open import DataSettings
 from gtp_vit.metrics.evaluate import Evaluation
 from gtp_vit.patching import patch
 from gtp_vit.profiling.trace import trace

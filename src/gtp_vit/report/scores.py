@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from gtp_vit.data.dataset import DataSettings
+from gtp_vit.data.open import DataSettings
 from gtp_vit.errors import counted
 from gtp_vit.metrics.base import UNREDUCED, Figure
 from gtp_vit.metrics.evaluate import Evaluation, Interval, Score

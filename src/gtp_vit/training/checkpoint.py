@@ -21,7 +21,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.models.checkpoint import save_checkpoint, sizes_of_model
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
-from gtp_vit.runs.journal import differences
+from gtp_vit.runs.identity import differences
 
 STATE, WEIGHTS = "state.pt", "weights.safetensors"
 
