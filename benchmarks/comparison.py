@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from gtp_vit.reproduction.reproduce import find_weights
 
 from gtp_vit.cli.app import main as gtp_vit
-from gtp_vit.reproduction.reproduce import find_weights
 from gtp_vit.tuning.all_methods import searchable
 
 MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")

@@ -73,16 +73,17 @@ class WithHead(Embeddings):
     )
     head: nn.Module = field(default_factory=nn.Identity)
 
-    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        own = super().kept(base, found, labels, whole)
-        own["head_kl"] = values(kl_per_image(self.head(base), self.head(found)))
-        own["channel_kl"] = values(kl_per_image(base, found))
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        own = super().compare(base, output, labels, whole)
+        own["head_kl"] = values(kl_per_image(self.head(base), self.head(output)))
+        own["channel_kl"] = values(kl_per_image(base, output))
         return own
 
-    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        found = super().per_image(kept)
+    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        found = super().per_image(stored)
         return {
-            name: {**own, **{key: kept[name][key] for key in ("head_kl", "channel_kl")}} for name, own in found.items()
+            name: {**own, **{key: stored[name][key] for key in ("head_kl", "channel_kl")}}
+            for name, own in found.items()
         }
 
 

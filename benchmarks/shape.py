@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 import tyro
+from gtp_vit.reproduction.reproduce import find_weights
 from torch import Tensor
 
 from gtp_vit import GTPPlus
 from gtp_vit.core.schedule import SEARCHED
 from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
 from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
-from gtp_vit.reproduction.reproduce import find_weights
 from subject import Subject, change
 
 

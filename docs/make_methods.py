@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 
 from gtp_vit import METHODS, Identity, Method, macs
 from gtp_vit.errors import GTPError
-from gtp_vit.reproduction.experiments import EXPERIMENTS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # reproduction is not installed
+from reproduction.experiments import EXPERIMENTS
 
 PAGE = """\
 # The methods
@@ -108,9 +111,10 @@ def _gmacs(model: torch.nn.Module, method: Method) -> str:
         return "by image"
 
 
-def page() -> str:
-    return PAGE.format(properties=properties(), settings=settings())
+def pages() -> dict[str, str]:
+    return {"methods.md": PAGE.format(properties=properties(), settings=settings())}
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("methods.md").write_text(page())
+    for name, text in pages().items():
+        Path(__file__).with_name(name).write_text(text)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import timm
 import torch
 
-from gtp_vit import backbones
+from gtp_vit.backbones.host import find
 from gtp_vit.errors import UnsupportedBackbone
 
 # timm's modules of plain ViTs: all tokens are alike from the first block to the last. Pyramids (Swin, PVT) are not.
@@ -64,7 +64,7 @@ def refusal(name: str) -> str | None:
         except (TypeError, AssertionError):  # it sets its depth itself, or something for each block
             model = timm.create_model(name)
     try:
-        backbones.find(model)
+        find(model)
     except UnsupportedBackbone as error:
         return _general(str(error))
     return None

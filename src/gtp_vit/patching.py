@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from gtp_vit import backbones, recipes
-from gtp_vit.backbones import Host
+from gtp_vit import recipes
+from gtp_vit.backbones.host import Host, find
 from gtp_vit.backbones.modules import shell
 from gtp_vit.core.loop import Origin, Reduction
 from gtp_vit.core.reducer import Method, Reducer
@@ -151,7 +151,7 @@ def unpatch(model: Model) -> Model:
 
 def host_of(model: nn.Module) -> Host:
     """The host of a plain model, or of a patched one as it was before; raises GTPError if it is not supported."""
-    return backbones.find(unpatch(model))
+    return find(unpatch(model))
 
 
 def is_patched(model: nn.Module) -> bool:

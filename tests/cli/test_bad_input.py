@@ -371,21 +371,21 @@ def test_torchscript_is_refused_with_what_to_do():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compare", "--at-propagate"], "--at-propagate needs a value: a whole number, or several behind it"),
+        (["compare", "--at-propagate"], "--at-propagate needs a value: an integer, or several"),
         (["compare", "--at-propagate", "--json"], "--at-propagate needs a value"),
-        (["macs", "--method"], "--method needs a value: a name behind it"),
+        (["macs", "--method"], "--method needs a value: a name"),
         (["macs", "--method", "--json"], "--method needs a value"),
         (["macs", "--model"], "--model needs a value"),
         (["macs", "--model", "--json"], "--model needs a value"),
-        (["macs", "test_vit", "--report"], "--report needs a value: a path behind it"),
-        (["evaluate", "--data-dir", ""], "--data-dir is empty; give a path, or leave it out"),
+        (["macs", "test_vit", "--report"], "--report needs a value: a path"),
+        (["evaluate", "--data-dir", ""], "--data-dir is empty; give a path"),
         (["evaluate", "--data-dir="], "--data-dir is empty"),
         (["evaluate", "--checkpoint", ""], "--checkpoint is empty"),
-        (["evaluate", ""], "a word of the command is empty"),
+        (["evaluate", ""], "an argument is empty"),
         (["macs", "--method", ""], "unknown method ''"),
         (["macs", "--floor", "much"], "--floor is 'much'; it must be a finite number"),
         (["macs", "--floor", "nan"], "--floor is 'nan'; it must be a finite number"),
-        (["evaluate", "--limit", "1.5"], "--limit is '1.5'; it must be a whole number"),
+        (["evaluate", "--limit", "1.5"], "--limit is '1.5'; it must be an integer"),
         (["evaluate", "--limit", "-1"], "--limit is -1"),
         (["evaluate", "--threads", "-1"], "--threads is -1"),
         (["evaluate", "-b", "0"], "--batch-size is 0"),
@@ -395,9 +395,9 @@ def test_torchscript_is_refused_with_what_to_do():
         (["evaluate", "--device", ""], "device '' cannot be used"),
         (["macs", "--alpha", "0.3"], "--alpha is no setting of the chosen method; gtp has it: add --method gtp"),
         (["macs", "test_vit", "--json=1"], "--json takes no value; write --json or --no-json"),
-        (["macs", "test_vit", "--json", "true"], "the word 'true' has no place in this command"),
+        (["macs", "test_vit", "--json", "true"], "unexpected argument 'true'"),
         (["macs", "test_vit", "propagate", "8"], "did you mean --propagate?"),
-        (["macs", "test_vit", "--model", "test_vit2"], "the word 'test_vit' has no place in this command"),
+        (["macs", "test_vit", "--model", "test_vit2"], "unexpected argument 'test_vit'"),
         (["macs", "--img_size", "32"], "unknown flag '--img_size'; did you mean '--img-size'"),
         (["macs", "test_vit", "--propagate", "2", "--propagate", "3"], "--propagate is given twice"),
         (["macs", "--method", "gtp", "--method", "tome"], "--method is given twice"),
@@ -412,9 +412,9 @@ def test_mistakes_on_the_command_line_get_one_line(capsys, words, message):
 
 
 @pytest.mark.parametrize("mistake", [["--nonsense"], ["--nonsense", "3"], ["-x"], ["--"], ["a", "b", "c", "d"]])
-@pytest.mark.parametrize("command", ["benchmark", "evaluate", "compare", "tune", "finetune", "reproduce", "check"])
+@pytest.mark.parametrize("command", ["benchmark", "evaluate", "compare", "tune", "finetune", "check"])
 def test_every_command_answers_unknown_flags_and_words_in_one_line(capsys, command, mistake):
-    assert "unknown flag" in (found := complaint(capsys, command, *mistake)) or "has no place" in found
+    assert "unknown flag" in (line := complaint(capsys, command, *mistake)) or "unexpected argument" in line
 
 
 def test_negative_numbers_and_several_values_are_no_flags(capsys):

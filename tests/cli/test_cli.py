@@ -138,7 +138,6 @@ def test_check_says_whether_bf16_works(capsys):
         (["evaluate", "--results-file", "x.txt"], "must end in .csv or .json"),
         (["compare", "--macs", "1.5"], "--macs is 1.5"),
         (["compare", "--rounds", "2"], "give 0, or at least 3"),
-        (["reproduce", "mian"], "unknown table or figure 'mian'; did you mean 'main'"),
         (["methods", "tom"], "unknown method 'tom'; did you mean 'tome'"),
         (["models", "deitt_small*"], "no model is called"),
         (["visualise", "test_vit", "x.jpg"], "has random weights"),
@@ -228,7 +227,6 @@ def test_the_examples_of_every_help_text_can_be_parsed(command):
         ["evaluate", "--report", "FILE/x.html"],
         ["compare", "--output", "FILE"],
         ["benchmark", "--report", "FILE/x.html"],
-        ["reproduce", "main", "--results-file", "FILE/x.csv"],
         ["tune", "--output", "FILE/x.json"],
         ["visualise", "--output", "FILE"],
     ],
@@ -247,15 +245,6 @@ def test_what_is_not_finite_is_null_in_json(capsys):
     assert code == Exit.OK
     rows = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["rows"]
     assert rows[1]["kl_low"] is None  # one image has no interval
-
-
-def test_reproduce_as_json(capsys):
-    assert "main" in json.loads(run(capsys, "reproduce", "--json")[1])
-    records = json.loads(run(capsys, "reproduce", "figure-complexity", "--json")[1])
-    assert records[0]["deviation"] == pytest.approx(records[0]["by the formula"] / 20.1 - 1)
-    code, _, err = run(capsys, "reproduce", "main", "--weights-dir", "nowhere")
-    assert code == Exit.USAGE
-    assert "there is no folder nowhere" in err
 
 
 def timing(low, middle, high):

@@ -1,23 +1,19 @@
-"""What needs no model is answered without torch; what is answered so is what the commands themselves would say."""
+"""What needs no model is answered without torch; what is answered so is what the parser itself would say."""
 
+import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import gtp_vit
-import gtp_vit_command
-from gtp_vit.cli import models
+from gtp_vit.cli import app, models, sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
-from gtp_vit.cli.words import flags_of
+from gtp_vit.cli.parser import flags_of
+from gtp_vit.errors import UnknownName
 from gtp_vit.methods import METHODS
-from gtp_vit_command.flags import known_words
 
-SOURCE = Path(gtp_vit.__file__).parent
 TYPOS = [
-    ["evalute"],
     ["evaluate", "--limt", "3"],
     ["tune", "--macss=0.6"],
     ["embed", "-q"],
@@ -29,68 +25,87 @@ TYPOS = [
 
 
 @pytest.mark.parametrize("words", TYPOS, ids=" ".join)
-def test_a_typo_gets_the_same_answer_sooner(words, capsys):
-    assert gtp_vit_command.quick_answer(words) == Exit.USAGE
-    quick = capsys.readouterr().err
+def test_a_typo_gets_the_same_answer_sooner(words, capsys, monkeypatch):
+    with pytest.raises(UnknownName) as quick:
+        sources.check_spelling(words[0], words[1:])
+    monkeypatch.setattr(app, "check_spelling", lambda *words: None)
     assert main(words) == Exit.USAGE
-    assert quick == capsys.readouterr().err
-
-
-def test_help_is_the_same(capsys):
-    for words, code in ((["--help"], Exit.OK), ([], Exit.USAGE)):
-        assert gtp_vit_command.quick_answer(words) == code
-        quick = capsys.readouterr().out
-        assert main(words) == code
-        assert quick == capsys.readouterr().out
+    assert capsys.readouterr().err == f"gtp-vit: {quick.value}\n"
+    assert "unknown flag" in str(quick.value)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_flag_that_exists_is_called_a_typo(command):
-    import importlib
-
-    found = vars(importlib.import_module(f"gtp_vit.cli.{command}"))[command.capitalize()]
-    for method in METHODS.values():
-        assert set(flags_of(found, method)[0]) <= known_words(SOURCE)
-    assert gtp_vit_command.quick_answer([command, "--help"]) is None
-
-
-def test_negative_numbers_values_and_good_words_are_left_to_the_command(capsys):
-    for words in (["tune", "--macs", "-0.5"], ["evaluate", "--method", "tome", "--r", "3"], ["--version"]):
-        assert gtp_vit_command.quick_answer(words) is None
-    assert capsys.readouterr().err == ""
+    kind = vars(importlib.import_module(f"gtp_vit.cli.{command}"))[command.capitalize()]
+    own = {spelling for flag in flags_of(kind) for spelling in flag.spellings()}
+    for spelling in own:
+        sources.check_spelling(command, [spelling])
+    if "--method" in own:
+        for method in METHODS.values():
+            for flag in flags_of(method):
+                for spelling in flag.spellings():
+                    sources.check_spelling(command, ["--method", method.name, spelling])
 
 
-def test_it_takes_a_fraction_of_a_second_and_no_torch():
-    code = (
-        "import json, resource, sys, gtp_vit_command as g; g.main(['--help']); g.main(['evaluate', '--limt', '3']); "
+def test_negative_numbers_values_recipes_and_foreign_methods_are_left_to_the_parser():
+    for words in (
+        ["tune", "--macs", "-0.5"],
+        ["evaluate", "--method", "tome", "--r", "3"],
+        ["macs", "--method", "recipe.json", "--whatever", "3"],
+        ["macs", "--method=a_method_of_another_package", "--its-setting", "3"],
+        ["evaluate", "--limt", "--help"],
+    ):
+        sources.check_spelling(words[0], words[1:])
+
+
+def test_a_command_whose_flags_cannot_be_read_is_left_to_the_parser(tmp_path, monkeypatch):
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "cli/toy.py").write_text("class Toy(make_dataclass('More', [('size', int)])):\n    width: int = 3\n")
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path)
+    sources.check_spelling("toy", ["--size", "3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], Exit.OK),
+        (["--version"], Exit.OK),
+        (["evalute"], Exit.USAGE),
+        (["evaluate", "--limt", "3"], Exit.USAGE),
+        (["benchmark", "--method", "gtp", "--propagat", "3"], Exit.USAGE),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_it_takes_a_fraction_of_a_second_and_no_torch(words, code):
+    program = (
+        "import json, resource, sys; from gtp_vit.cli.app import main; code = main(sys.argv[1:]); "
         "used = resource.getrusage(resource.RUSAGE_SELF); "
-        "print(json.dumps([used.ru_utime + used.ru_stime, 'torch' in sys.modules, 'gtp_vit' in sys.modules]))"
+        "print(json.dumps([code, used.ru_utime + used.ru_stime, 'torch' in sys.modules]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, *imported = json.loads(done.stdout.splitlines()[-1])
-    assert imported == [False, False]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    given, seconds, torch = json.loads(done.stdout.splitlines()[-1])
+    assert (given, torch) == (code, False)
     assert seconds < 0.5
 
 
 def test_ctrl_c_while_importing_is_one_line(monkeypatch, capsys):
-    def interrupted(words):
+    def interrupted(name):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gtp_vit_command, "quick_answer", interrupted)
-    assert gtp_vit_command.main(["check"]) == Exit.INTERRUPTED
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert main(["check"]) == Exit.INTERRUPTED
     assert capsys.readouterr().err == "gtp-vit: interrupted; run it again\n"
 
 
 def test_models_are_named_as_they_are_found(monkeypatch, capsys):
-    seen = []
+    printed = []
 
     def refusal(name):
-        seen.append(capsys.readouterr().out)
+        printed.append(capsys.readouterr().out)
         return "no" if name == "b" else None
 
     monkeypatch.setattr(models, "names", lambda pattern: ["a", "b", "c"])
     monkeypatch.setattr(models, "refusal", refusal)
     assert main(["models"]) == Exit.OK
-    assert (seen, capsys.readouterr().out) == (["", "a\n", ""], "c\n")
-    assert gtp_vit_command.quick_answer(["models"]) is None
-    assert "building each model without weights" in capsys.readouterr().err
+    assert (printed, capsys.readouterr().out) == (["", "a\n", ""], "c\n")

@@ -10,8 +10,8 @@ import torch
 from gtp_vit import ATS, GTP, METHODS, GTPError, Identity, ToMe, create_model, macs, patch
 from gtp_vit.errors import UnknownName
 from gtp_vit.paper.selection import SELECTORS
-from gtp_vit.reproduction.experiments import EXPERIMENTS
 from gtp_vit.testing import Case, families, fits
+from reproduction.experiments import EXPERIMENTS
 from support.flops import torch_flops
 from support.settings import RIVAL_OPTIONS
 

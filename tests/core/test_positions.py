@@ -7,8 +7,9 @@ import timm
 import torch
 from torch import nn
 
-from gtp_vit import ATS, GTP, EViT, EvoViT, GTPPlus, Identity, ToMe, backbones, macs, patch
+from gtp_vit import ATS, GTP, EViT, EvoViT, GTPPlus, Identity, ToMe, macs, patch
 from gtp_vit.backbones import rotary
+from gtp_vit.backbones.host import find
 from gtp_vit.core.attention import Ask, Projections, attend, first_look
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, UnsupportedBackbone
@@ -35,7 +36,7 @@ def test_every_eva_beit_and_hybrid_of_timm_is_accepted_but_those_with_grouped_qu
     for name in timm.list_models(module=["eva", "beit", "vision_transformer_hybrid"]):
         model = of_meta(name)
         try:
-            host = backbones.find(model)
+            host = find(model)
         except UnsupportedBackbone as error:
             refused[name] = str(error)
             continue

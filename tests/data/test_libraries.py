@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from gtp_vit import GTPError, GTPPlus, Identity, create_model, export, macs, patch, read_recipe
-from gtp_vit.backbones import find
+from gtp_vit.backbones.host import find
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.engines.metadata import read_about

@@ -145,18 +145,10 @@ def maker(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["methods", "comparison"])
+@pytest.mark.parametrize("name", ["comparison", "encoders", "methods"])
 def test_generated_pages_are_what_their_sources_say(name):
-    module = maker(name)
-    made = {f"{name}.md": module.page()} | (module.plots() if hasattr(module, "plots") else {})
-    for file, text in made.items():
+    for file, text in maker(name).pages().items():
         assert (ROOT / "docs" / file).read_text() == text, f"run python docs/make_{name}.py"
-
-
-def test_the_pages_of_encoders_and_dense_features_are_what_was_measured():
-    made = maker("encoders")
-    for name, page in (("encoders", made.encoders()), ("dense", made.dense())):
-        assert (ROOT / f"docs/{name}.md").read_text() == page, "run python docs/make_encoders.py"
 
 
 def test_the_page_of_models_is_what_the_code_says():
@@ -233,7 +225,7 @@ def test_the_results_say_what_we_claim_of_gtp_plus_and_tune(model):
     assert recipe["top1"] > tome["top1"]
     assert by_name["gtp_plus"][0]["kl"] <= 0.6 * by_name["tome"][0]["kl"]  # at those of P = 8
     tuned, *others = json.loads((ROOT / f"docs/results/schedules-{model}.json").read_text())
-    page = (ROOT / "docs/gtp-plus.md").read_text()
+    page = (ROOT / "docs/research/gtp-plus.md").read_text()
     for row in [tuned, *others]:
         assert f"{row['kl']:.4f} / {row['agreement']:.1f}" in page
     assert all(row["tuned minus this"][2] < 0 for row in others if row["schedule"] != "default")

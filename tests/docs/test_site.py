@@ -71,7 +71,7 @@ def test_the_reference_has_every_public_name(site):
 
     text = (site / "api.html").read_text()
     found = {name.rsplit(".", 1)[-1] for name in re.findall(r'id="(gtp_vit\.[\w.]+)"', text)}
-    public = {name for name, value in vars(gtp_vit).items() if not name.startswith("_") and callable(value)}
+    public = {name for name in gtp_vit.__all__ if callable(getattr(gtp_vit, name))}
     assert public <= found
     assert "of a supported ViT" in text or "a supported ViT" in text  # what a docstring says of an argument
     assert "&gt;&gt;&gt;" in text  # examples

@@ -28,6 +28,7 @@ from gtp_vit.cli.app import COMMANDS, main
 from gtp_vit.engines.onnx_export import torch_can_export
 from gtp_vit.models import bundled
 from gtp_vit.testing import families
+from reproduction.__main__ import main as reproduction
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,7 +37,7 @@ INDENTED = re.compile(r"^    (gtp-vit .*)$", re.M)
 COMMAND, CODE = ("sh", ""), ("python",)
 OTHER = ("cpp", "{.python}")  # tests/docs/test_examples.py runs the scripts that docs/examples.md takes in
 
-WITHOUT_WEIGHTS = ("macs", "models", "methods", "reproduce", "check")  # nothing to replace
+WITHOUT_WEIGHTS = ("macs", "models", "methods", "check")  # nothing to replace
 CLASSIFIER = re.compile(r"(deit|vit)_(tiny|small|base)_patch16_224")
 ENCODER = re.compile(r"vit_small_patch14_dinov2|hf:facebook/dinov2-small|hf:google/\S+")
 EXPORTED = re.compile(r"\S+-(f32|int8)\.(onnx|xml)")
@@ -231,6 +232,9 @@ def run_line(line, fashion, variables):
         extras = re.findall(r"\[([\w,]+)\]", words[2])
         assert set(extras) <= set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
         assert re.fullmatch(r"(\.|gtp-vit)(\[[\w,]+\])?", words[2])
+    elif words[:3] == ["python", "-m", "reproduction"]:
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert reproduction(words[3:]) == 0, line
     else:
         words = words[words.index("gtp_vit.cli.app") :] if words[0] == "torchrun" else words
         assert words[0] in ("gtp-vit", "gtp_vit.cli.app"), line

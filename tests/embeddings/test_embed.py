@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gtp_vit import GTP, GTPError, ToMe, embed, patch, read_embeddings
-from gtp_vit.backbones.headless import remove_classifier
+from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.backbone import Output
 from gtp_vit.data.dataset import InMemory

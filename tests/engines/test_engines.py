@@ -42,7 +42,6 @@ from gtp_vit import (
     ToMe,
     TriLevel,
     create_model,
-    embedded,
     export,
     macs,
     patch,
@@ -59,6 +58,7 @@ from gtp_vit.engines.metadata import about, read_about
 from gtp_vit.engines.onnx_export import OPSET, torch_can_export
 from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.slicing import slicing_of
 from gtp_vit.recipes import deploy_method
@@ -94,7 +94,7 @@ CASES = [
 
 @pytest.fixture(scope="session")
 def images():
-    return embedded.normalise(embedded.test_images()[0])
+    return bundled.normalise(bundled.test_images()[0])
 
 
 @pytest.fixture(scope="session")
@@ -294,9 +294,9 @@ def test_a_file_says_what_is_in_it(engine, exported, fast):
     assert said["weights"]["fingerprint"] == tensors_fingerprint(model.state_dict())
     given = said["input"]
     assert (given["name"], given["channels"], given["size"]) == ("images", 1, [28, 28])
-    assert (given["mean"], given["std"]) == ([embedded.MEAN], [embedded.STD])
+    assert (given["mean"], given["std"]) == ([bundled.MEAN], [bundled.STD])
     assert said["output"] == {"name": "logits", "kind": "classes", "width": 10}
-    assert said["classes"] == list(embedded.CLASSES)
+    assert said["classes"] == list(bundled.CLASSES)
     assert said["macs"]["exported"] == macs(fast).total
     assert said["macs"]["share"] == pytest.approx(macs(fast).total / macs(model).total, abs=1e-4)
     assert (said["precision"], said["engine"], said["opset"]) == ("f32", engine, 18)

@@ -11,7 +11,6 @@ from gtp_vit import (
     GTPPlus,
     calibrate,
     create_model,
-    embedded,
     macs,
     patch,
     read_recipe,
@@ -21,12 +20,14 @@ from gtp_vit import (
 from gtp_vit.core.schedule import learned
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
+from gtp_vit.methods.gtp_plus import sensitivity
 from gtp_vit.methods.gtp_plus.calibrate import with_calibration
 from gtp_vit.methods.gtp_plus.calibration import calibration_from_text
 from gtp_vit.methods.gtp_plus.merge import conserve_by_probe
-from gtp_vit.methods.gtp_plus.method import sensitivity
-from gtp_vit.methods.gtp_plus.sensitivity import direction, learn_sensitivity
+from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
 from gtp_vit.metrics.classes import kl_per_image
+from gtp_vit.metrics.registry import MEASURES
+from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 from support.flops import torch_flops
@@ -36,8 +37,8 @@ needs_native = pytest.mark.skipif(native.PROBLEM is not None, reason=str(native.
 
 @pytest.fixture(scope="module")
 def fashion():
-    images, _ = embedded.test_images()
-    return create_model("fashion_vit"), embedded.normalise(images[:120])
+    images, _ = bundled.test_images()
+    return create_model("fashion_vit"), bundled.normalise(images[:120])
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,7 @@ def test_directions_have_the_covariance_of_the_damage():
     cosine = 1 - torch.cosine_similarity(output, small, dim=0)
     error = (1e-2 * delta).norm().square() / output.norm().square() / 2
     for measure, damage in (("classes", kl), ("embedding", cosine), ("dense", error)):
-        drawn = direction(output.expand_as(noise), noise, measure)
+        drawn = MEASURES[measure]().direction(output.expand_as(noise), noise)
         assert float((drawn @ (1e-2 * delta)).square().mean() / 2) == pytest.approx(float(damage), rel=0.03)
 
 
@@ -182,7 +183,7 @@ def test_a_recipe_holds_it_and_so_do_checkpoints(fashion, recipe, tmp_path):
 
 
 def test_other_weights_are_refused_and_rounded_or_finetuned_ones_are_not(recipe):
-    other = embedded.create(pretrained=False)
+    other = bundled.create(pretrained=False)
     with pytest.raises(BadSetting, match=r"learned on other weights: about \d+ % of these are different"):
         patch(other, recipe)
     patch(create_model("fashion_vit").bfloat16(), recipe)

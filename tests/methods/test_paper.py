@@ -17,8 +17,8 @@ from gtp_vit.paper.selection import (
     regeneration_difficulty,
 )
 from gtp_vit.paper.sparsity import Sparsify, keep_largest
-from gtp_vit.reproduction import complexity
 from gtp_vit.tensors import split
+from reproduction import complexity
 
 T = torch.tensor
 

@@ -26,8 +26,6 @@ from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import Evaluation, bootstrap, evaluate
 from gtp_vit.profiling.budget import at_macs
-from gtp_vit.reproduction.experiments import Cell
-from gtp_vit.reproduction.reproduce import reproduce
 from gtp_vit.runs.files import write_atomically
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
@@ -215,7 +213,7 @@ def test_a_killed_evaluation_goes_on_without_counting_an_image_twice(folder, tmp
     journal = tmp_path / "r.json.journal"
     code = (
         "import sys, time\n"
-        "from gtp_vit.measure import evaluate\n"
+        "from gtp_vit.metrics import evaluate\n"
         "slow = evaluate._run\n"
         "def wait(*a):\n"
         "    time.sleep(0.2)\n"
@@ -423,23 +421,6 @@ def test_labels_that_the_model_does_not_have_are_refused(model):
     dataset = InMemory(torch.zeros(3, 3, 32, 32), torch.tensor([0, 7, 1]))
     with pytest.raises(GTPError, match="an image has label 7, but the model has 4 classes"):
         evaluate({UNREDUCED: model}, dataset)
-
-
-def test_reproducing_keeps_what_is_finished_and_names_unreadable_images(broken, tmp_path):
-    torch.manual_seed(0)
-    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "test_vit.safetensors")
-    cells = [Cell("GTP", "4", "test_vit", GTP(propagate=4)), Cell("unreduced", "", "test_vit", None)]
-    settings = {"weights": tmp_path, "pretrained": False, "batch_size": 8, "workers": 0}
-    settings["images_for"] = lambda model: open_images(model, DataSettings(data_dir=broken, labels=False))
-    path = tmp_path / "x.journal"
-    journal = Journal(path, {})
-    found, unreadable = reproduce(cells, journal_for=lambda *_: journal, **settings)
-    journal.close(finished=False)
-    assert [isinstance(cell.top1, float) for cell in found] == [True, True]
-    assert len(unreadable) == 2
-    settings["images_for"] = lambda model: Unread(len(list(broken.rglob("*.png"))))
-    with Journal(path, {}) as journal:
-        assert reproduce(cells, journal_for=lambda *_: journal, **settings)[0] == found
 
 
 class Unread(torch.utils.data.Dataset):

@@ -91,7 +91,7 @@ EAST, NORTH, WEST, NEARLY = [1.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [3.0, 0.3]
 
 def test_embeddings_by_hand():
     """Of four embeddings one turns by 90 degrees: from near the first to the side of the second."""
-    found = on(Embeddings(k=1), [EAST, NORTH, WEST, NEARLY], [EAST, NORTH, WEST, [-0.1, 1.0]], (0, 1, 1, 0))
+    found = on(Embeddings(nearest=1), [EAST, NORTH, WEST, NEARLY], [EAST, NORTH, WEST, [-0.1, 1.0]], (0, 1, 1, 0))
     turned = 1 - (-0.3 + 0.3) / 1
     assert found["distance"] == pytest.approx(turned / 4)
     # Nearest before: 0 -> 3, 1 -> 3 (cosine 0.0995 against 0 and 0), 2 -> 1, 3 -> 0. After: 0 -> 1 (cosine 0), 1 -> 3,
@@ -105,11 +105,16 @@ def test_embeddings_by_hand():
 
 def test_texts_by_hand():
     texts = torch.tensor([EAST, NORTH])
-    found = on(Embeddings(k=1, texts=texts), [EAST, NORTH, EAST, NEARLY], [EAST, EAST, EAST, NEARLY], (0, 1, 1, 0))
+    found = on(
+        Embeddings(nearest=1, text_embeddings=texts),
+        [EAST, NORTH, EAST, NEARLY],
+        [EAST, EAST, EAST, NEARLY],
+        (0, 1, 1, 0),
+    )
     assert found["zero_shot_agreement"] == 75.0
     assert found["zero_shot_top1"] == 50.0
     with pytest.raises(BadSetting, match="texts have 3 numbers, those of unreduced 2"):
-        on(Embeddings(k=1, texts=torch.ones(2, 3)), [EAST] * 4, [EAST] * 4)
+        on(Embeddings(nearest=1, text_embeddings=torch.ones(2, 3)), [EAST] * 4, [EAST] * 4)
 
 
 def test_numbers_by_hand():
@@ -120,7 +125,7 @@ def test_numbers_by_hand():
 def test_labels_that_say_nothing_give_no_accuracy():
     vectors = [EAST, NORTH, WEST, NEARLY]
     for labels in ((-1,) * 4, (0, 1, 2, 3), (5,) * 4):
-        assert "knn" not in on(Embeddings(k=1), vectors, vectors, labels)
+        assert "knn" not in on(Embeddings(nearest=1), vectors, vectors, labels)
 
 
 def test_too_many_neighbours_are_refused():
@@ -131,24 +136,24 @@ def test_too_many_neighbours_are_refused():
 def test_fewer_neighbours_are_no_advice_where_there_is_room_for_none():
     for count in (1, 2):
         with pytest.raises(GTPError, match=r"1 neighbour is asked for.*; give more images$") as refused:
-            on(Embeddings(k=1), [EAST] * count, [EAST] * count, [-1] * count)
+            on(Embeddings(nearest=1), [EAST] * count, [EAST] * count, [-1] * count)
         assert ("among 1 image each has 0 others" in str(refused.value)) == (count == 1)
     with pytest.raises(GTPError, match=r"give more images, or --nearest 1$"):
-        on(Embeddings(k=2), [EAST] * 3, [EAST] * 3, [-1] * 3)
+        on(Embeddings(nearest=2), [EAST] * 3, [EAST] * 3, [-1] * 3)
 
 
 def test_embeddings_that_are_not_finite_are_counted_and_never_a_figure():
     images = InMemory(torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.long))
     vectors = [EAST, NORTH, WEST, NEARLY]
     spoilt = [EAST, [math.nan, 1.0], WEST, NEARLY]
-    found = evaluate({UNREDUCED: Fixed(vectors), "it": Fixed(spoilt)}, images, measure=Embeddings(k=1))
+    found = evaluate({UNREDUCED: Fixed(vectors), "it": Fixed(spoilt)}, images, measure=Embeddings(nearest=1))
     assert (found.scores[1].not_finite, found.not_finite()) == (
         1,
         ["it: 1 of 4 images have outputs that are not finite, or zero, which has no direction"],
     )
     assert math.isnan(found.scores[1].damage.value)
     with pytest.raises(GTPError, match="unreduced model's outputs are not finite on 1 of 4 images"):
-        evaluate({UNREDUCED: Fixed(spoilt)}, images, measure=Embeddings(k=1))
+        evaluate({UNREDUCED: Fixed(spoilt)}, images, measure=Embeddings(nearest=1))
 
 
 class Scaled(torch.nn.Module):
@@ -167,8 +172,10 @@ def test_the_length_of_embeddings_changes_no_figure(factor):
     """Neither the lengths of the reduced model's, nor those of both."""
     model = small(num_classes=0)
     fast = patch(model, PLUS)
-    texts = {"texts": torch.randn(3, 192, generator=torch.Generator().manual_seed(0))[:, : model.num_features]}
-    measure = Embeddings(k=5, **texts)
+    texts = {
+        "text_embeddings": torch.randn(3, 192, generator=torch.Generator().manual_seed(0))[:, : model.num_features]
+    }
+    measure = Embeddings(nearest=5, **texts)
     plain = evaluate({UNREDUCED: model, "it": fast}, in_memory(), measure=measure)
     for base in (model, Scaled(model, factor)):
         found = evaluate({UNREDUCED: base, "it": Scaled(fast, factor)}, in_memory(), measure=measure)
@@ -182,19 +189,19 @@ def test_the_length_of_embeddings_changes_no_figure(factor):
 def test_an_embedding_of_zeros_has_no_direction_and_is_named():
     images = InMemory(torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.long))
     vectors, zero = [EAST, NORTH, WEST, NEARLY], [EAST, [0.0, 0.0], WEST, NEARLY]
-    found = evaluate({UNREDUCED: Fixed(vectors), "it": Fixed(zero)}, images, measure=Embeddings(k=1))
+    found = evaluate({UNREDUCED: Fixed(vectors), "it": Fixed(zero)}, images, measure=Embeddings(nearest=1))
     assert found.not_finite() == ["it: 1 of 4 images have outputs that are not finite, or zero, which has no direction"]
     assert math.isnan(found.per_image["it"]["distance"][1])
     with pytest.raises(GTPError, match=r"embeddings are zero on 1 of 4 images \(the first is image 1 of those"):
-        evaluate({UNREDUCED: Fixed(zero)}, images, measure=Embeddings(k=1))
+        evaluate({UNREDUCED: Fixed(zero)}, images, measure=Embeddings(nearest=1))
 
 
 def test_the_scale_of_patch_features_changes_no_figure():
     base, other = torch.randn(2, 3, 9, 16, generator=torch.Generator().manual_seed(0)).unbind(0)
     whole, labels = torch.ones(3, dtype=torch.bool), torch.zeros(3)
-    plain = Dense().kept(base, other, labels, whole)
+    plain = Dense().compare(base, other, labels, whole)
     for factor in (1e30, 1e-30):
-        for key, value in Dense().kept(base * factor, other * factor, labels, whole).items():
+        for key, value in Dense().compare(base * factor, other * factor, labels, whole).items():
             np.testing.assert_allclose(value, plain[key], rtol=1e-5)
 
 
@@ -260,7 +267,7 @@ def test_neighbours_of_images_that_were_held_out_are_sought_among_all():
 def test_embeddings_of_texts_that_say_nothing(texts, message):
     model = small(num_classes=0)
     with pytest.raises(BadSetting, match=message):
-        evaluate({UNREDUCED: model}, in_memory(), measure=Embeddings(texts=texts))
+        evaluate({UNREDUCED: model}, in_memory(), measure=Embeddings(text_embeddings=texts))
 
 
 def test_arrays_survive_a_journal():
@@ -328,8 +335,10 @@ def test_measures_that_do_not_fit_are_refused():
         measure_of(small(), "embedding")
     with pytest.raises(BadSetting, match="measure it as dense"):
         measure_of(small(global_pool=""), "numbers")
-    with pytest.raises(BadSetting, match="embeddings of texts are for models"):
-        measure_of(small(), texts=torch.ones(2, 3))
+    with pytest.raises(
+        BadSetting, match="text_embeddings is a setting of embedding, and this model's outputs are measured as classes"
+    ):
+        measure_of(small(), text_embeddings=torch.ones(2, 3))
     with pytest.raises(GTPError, match="measure"):
         measure_of(small(), "embeddings")
 
@@ -375,7 +384,7 @@ def test_commands_measure_an_encoder(encoder, capsys, tmp_path):
     out = run(["tune", *words, "--min-cosine", "0.9", "--evaluations", "4", "--output", str(recipe)], capsys).out
     assert "1 - cosine" in out
     assert json.loads(recipe.read_text())["measured"]["measure"] == "embedding"
-    run(["tune", *words, "--for", "dense", "--macs", "0.8", "--evaluations", "2"], capsys)
+    run(["tune", *words, "--measure", "dense", "--macs", "0.8", "--evaluations", "2"], capsys)
     # A table of another measure is never mixed with an unfinished one.
     torch.save(torch.ones(3, 5), folder / "x.pt")
     np.save(folder / "wrong.npy", np.ones((3, 5), dtype=np.float32))

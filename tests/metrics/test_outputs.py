@@ -20,7 +20,6 @@ from gtp_vit import (
     Recipe,
     accelerate,
     create_model,
-    embedded,
     finetune,
     macs,
     patch,
@@ -36,17 +35,18 @@ from gtp_vit.data.dataset import InMemory
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.metrics.registry import check_class_output
+from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.benchmark import benchmark_models
 from gtp_vit.recipes import sizes_of_vit
 from gtp_vit.report import page as report
 from gtp_vit.report.plot import curves
-from gtp_vit.reproduction.reproduce import oversmoothing
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
 from gtp_vit.tuning import compare as comparison
 from gtp_vit.tuning import local_search
 from gtp_vit.tuning.compare import compare, models_of, plan
+from reproduction.measure import oversmoothing
 
 
 def small(name="vit_tiny_patch16_224", **settings):
@@ -338,8 +338,8 @@ def test_tune_refuses_settings_whose_held_out_outputs_are_not_finite(monkeypatch
 
     def spoiled(self, method, first, last):
         found = measure(self, method, first, last)
-        spoilt = {**found.found, "kl": found.found["kl"] * math.nan}
-        return dataclasses.replace(found, found=spoilt) if last == 30 else found
+        spoilt = {**found.reduced, "kl": found.reduced["kl"] * math.nan}
+        return dataclasses.replace(found, reduced=spoilt) if last == 30 else found
 
     monkeypatch.setattr(local_search.Ruler, "damage", spoiled)
     with pytest.raises(GTPError, match=r"not finite on 6 of 6 held-out images"):
@@ -419,7 +419,7 @@ def test_visualise_says_what_share_of_the_removed_tokens_is_lost(tmp_path, capsy
     assert main([*words, "--output", str(tmp_path)]) == Exit.OK
     pictures = json.loads(capsys.readouterr().out)["pictures"]
     model = patch(create_model("fashion_vit"), GTP(propagate=8, graph="spatial"))
-    images = embedded.normalise(embedded.test_images()[0][:3])
+    images = bundled.normalise(bundled.test_images()[0][:3])
     expected = [round(float(trace(model, image[None]).lost()[0]), 4) for image in images]
     assert [picture["lost"] for picture in pictures.values()] == expected
     assert any(0 < lost < 1 for lost in expected)
@@ -460,30 +460,6 @@ def test_compare_asks_for_all_its_files_before_the_work(tmp_path, monkeypatch, c
     monkeypatch.setattr(model_flags, "create_model", lambda *_, **__: pytest.fail("it made a model"))
     assert main(["compare", "--output", str(tmp_path)]) == Exit.USAGE
     assert f"{name}: it is a folder" in capsys.readouterr().err
-
-
-def test_reproduce_shows_no_figure_that_is_not_finite(tmp_path, capsys):
-    model = create_model("fashion_vit")
-    model.blocks[1].mlp.fc1.weight.data *= 1e30
-    save_file(model.state_dict(), tmp_path / "w.safetensors")
-    words = ["reproduce", "figure-oversmoothing", "--checkpoint", str(tmp_path / "w.safetensors"), "--propagate", "1"]
-    assert main(words) == Exit.USAGE
-    assert "tokens are not finite after layer " in capsys.readouterr().err
-
-
-def test_reproduce_ends_with_a_code_if_figures_could_not_be_measured(tmp_path, capsys):
-    torch.save({"not": torch.zeros(1)}, tmp_path / "deit_small_patch16_224.pth")
-    (tmp_path / "data" / "a").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(tmp_path / "data" / "a" / "x.png")
-    words = ["reproduce", "graph-type", "--weights-dir", str(tmp_path), "--data-dir", str(tmp_path / "data")]
-    assert main(words) == Exit.INCOMPLETE
-    assert "figures could not be measured; the first: missing: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flags", [["--batch-size", "0"], ["--limit", "-1"]])
-def test_reproduce_checks_its_numbers(flags, capsys):
-    assert main(["reproduce", "figure-oversmoothing", *flags, "--propagate", "1"]) == Exit.USAGE
-    assert f"{flags[0]} is {flags[1]}; it must be a whole number" in capsys.readouterr().err
 
 
 def test_tune_says_which_images_the_model_does_not_take():

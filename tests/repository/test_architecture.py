@@ -5,7 +5,6 @@ import functools
 import json
 import subprocess
 import sys
-from inspect import ismodule
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,6 @@ MAY_IMPORT = {
         *("recipes", "runs"),
     },
     "report": {"core", "data", "metrics", "patching", "profiling", "recipes", "runs", "tuning"},
-    "reproduction": {"core", "methods", "metrics", "models", "patching", "report", "runs"},
     "training": {"core", "data", "methods", "metrics", "models", "patching", "profiling", "recipes", "runs"},
     "testing": {"backbones", "core", "methods", "patching", "profiling"},
     "demo": {
@@ -49,8 +47,7 @@ MAY_IMPORT = {
     },
     "cli": {
         *("backbones", "core", "data", "demo", "embeddings", "engines", "methods", "methods/gtp_plus/learning"),
-        *("metrics", "models", "patching", "profiling", "recipes", "report", "reproduction", "runs", "training"),
-        "tuning",
+        *("metrics", "models", "patching", "profiling", "recipes", "report", "runs", "training", "tuning"),
     },
 }
 # GTP+'s settings and arithmetic are a method's; what learns them of a model needs much more.
@@ -99,9 +96,9 @@ def test_imports_point_one_way():
 # What commands share. Whatever else two of them need belongs into a part that a page or a program can use, too.
 SHARED = {
     "app",
-    "commands",
     "flags",
-    "words",
+    "parser",
+    "sources",
     "help",
     "grid",
     "render",
@@ -179,6 +176,13 @@ def test_only_backbones_read_a_models_attributes():
             assert not [name for name in read if name.startswith("model.")], path
 
 
+def test_the_package_does_not_need_the_programs_of_the_repository():
+    """reproduction is not in the wheel, and neither are the others."""
+    for path in FILES:
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & {"reproduction", "benchmarks", "tests", "training"}, path
+
+
 def test_files_say_what_they_are():
     assert not [path for path in FILES if not ast.get_docstring(syntax(path))]
 
@@ -190,25 +194,30 @@ def test_no_kernel_file_is_called_like_a_standard_module():
 
 @pytest.mark.time_limit(5)
 def test_importing_the_package_imports_torch_only():
-    code = "import sys, json, gtp_vit; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
-    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    """And of its own modules those that `patch` needs."""
+    code = (
+        "import sys, json, gtp_vit; first = 'torch' in sys.modules; gtp_vit.patch; "
+        "print(json.dumps([first, sorted(sys.modules)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    torch_at_once, modules = json.loads(done.stdout)
+    loaded = {name.split(".")[0] for name in modules}
+    assert not torch_at_once
     assert "torch" in loaded
-    assert not {
-        "timm",
-        "torchvision",
-        "rich",
-        "tyro",
-        "PIL",
-        "safetensors",
-        "huggingface_hub",
-        "transformers",
-        "open_clip",
-    } & set(loaded)
+    assert len([name for name in modules if name.split(".")[0] == "gtp_vit"]) <= 70
+    assert not {"timm", "torchvision", "PIL", "safetensors", "huggingface_hub", "transformers", "open_clip"} & loaded
+
+
+def test_type_checkers_see_the_public_names():
+    """The imports that only type checkers see, and the table that `__getattr__` reads, are the same."""
+    (block,) = (node for node in syntax(SOURCE / "__init__.py").body if isinstance(node, ast.If))
+    imported = [(node.module, alias.name) for node in block.body for alias in node.names]
+    homes = gtp_vit.HOMES.items()
+    assert imported == [(f"gtp_vit.{module}", name) for module, names in homes for name in names.split()]
 
 
 def test_public_names():
-    public = [name for name, value in vars(gtp_vit).items() if not name.startswith("_") and not ismodule(value)]
-    assert " ".join(sorted(public)) == (
+    assert " ".join(sorted(gtp_vit.__all__)) == (
         "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits MCTF METHODS Method PPT PiToMe "
         "Recipe ToFu ToMe Training TriLevel UnsupportedBackbone accelerate calibrate create_model embed export "
         "finetune fit_processor is_patched load_pretrained macs make_method method_from_dict patch read_embeddings "
@@ -217,6 +226,8 @@ def test_public_names():
 
 
 def test_every_public_name_is_documented():
-    for name, value in vars(gtp_vit).items():
-        if not name.startswith("_") and not ismodule(value) and name != "METHODS":
-            assert value.__doc__, name
+    for name in gtp_vit.__all__:
+        assert name == "METHODS" or getattr(gtp_vit, name).__doc__, name
+    assert set(gtp_vit.__all__) <= set(dir(gtp_vit))
+    with pytest.raises(AttributeError, match="pach"):
+        gtp_vit.pach  # noqa: B018

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from gtp_vit import GTP, DynamicViT, GTPError, create_model, patch
+from gtp_vit import DynamicViT, GTPError, create_model, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.data.open import DataSettings, open_images
@@ -112,26 +112,6 @@ def test_other_weights_under_the_same_name_are_refused(place, capsys, command):
         (place / "r.json").unlink()
         assert main(words(place, command)) == Exit.OK
         assert json.loads((place / "r.json").read_text()) == found
-
-
-def test_reproduce_refuses_other_weights_under_the_same_name(place, capsys, monkeypatch):
-    from gtp_vit.cli import reproduce as command
-    from gtp_vit.reproduction.experiments import Cell, Experiment
-
-    cells = [Cell("r", "c", "test_vit", None), Cell("r", "d", "test_vit", GTP(propagate=4))]
-    monkeypatch.setitem(command.EXPERIMENTS, "graph-type", Experiment("toy", tuple(cells)))
-    real = create_model
-    monkeypatch.setattr("gtp_vit.reproduction.reproduce.create_model", lambda *a, **k: real(*a, **k, num_classes=4))
-    (place / "weights").mkdir()
-    weights(place / "weights" / "test_vit.safetensors", 0)
-    line = ["reproduce", "graph-type", "--weights-dir", str(place / "weights"), "--data-dir", str(place / "data")]
-    line += ["--batch-size", "3", "--workers", "0", "--results-file", str(place / "r.json")]
-    interrupted(line)
-    weights(place / "weights" / "test_vit.safetensors", 1)
-    capsys.readouterr()
-    assert main(line) == Exit.USAGE
-    assert "different run: weights was" in capsys.readouterr().err
-    assert main([*line, "--restart"]) == Exit.OK
 
 
 @pytest.mark.parametrize("change", ["larger", "gone", "more", "other class", "crop", "settings", "version", "batch"])

@@ -33,7 +33,6 @@ from gtp_vit import (
     ToMe,
     Training,
     TriLevel,
-    embedded,
     finetune,
     macs,
     patch,
@@ -46,7 +45,9 @@ from gtp_vit.data.dataset import InMemory
 from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.transforms import make_transform
-from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.metrics.classes import Classes
+from gtp_vit.metrics.output_cache import OutputCache
+from gtp_vit.models import bundled
 from gtp_vit.runs import identity
 from gtp_vit.testing import families
 from gtp_vit.training import dynamicvit
@@ -410,11 +411,11 @@ def test_grey_images_of_torchvisions_data_sets(tmp_path):
         (raw / f"{name}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
         head = b"\0\0\x08\x01" + np.array([12], ">u4").tobytes()
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(head + labels.tobytes())
-    model = embedded.create(pretrained=False)
+    model = bundled.create(pretrained=False)
     data = DataSettings(data_dir=tmp_path, dataset="torch/fashion_mnist", crop_pct=1.0)
     plain = open_images(model, data)
     assert len(plain) == 12
-    torch.testing.assert_close(plain[3].image, embedded.normalise(torch.from_numpy(pixels[3:4]))[0])
+    torch.testing.assert_close(plain[3].image, bundled.normalise(torch.from_numpy(pixels[3:4]))[0])
     assert plain[3].label == 3
     augmented = open_training_images(model, dataclasses.replace(data, split="train"), Training())
     assert not augmented[3].problem
@@ -490,9 +491,9 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
             calls.append(1)
             return compute(kept, *arguments)
 
-        compute = Kept.compute
+        compute = OutputCache.compute
         with pytest.MonkeyPatch.context() as monkey:
-            monkey.setattr(Kept, "compute", count)
+            monkey.setattr(OutputCache, "compute", count)
             monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", most_bytes)
             with stopped_at(stop) if stop else contextlib.nullcontext():
                 finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
@@ -511,13 +512,13 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
 
 
 def test_kept_outputs_are_those_of_the_same_images_only(model):
-    kept, images = Kept(model), families.images("vit", 4)
+    cache, images = OutputCache(model, Classes()), families.images("vit", 4)
     half = batch()._replace(images=images.bfloat16())  # a type that numpy does not know
     with torch.no_grad():
-        first = kept(half, images)
-        assert kept(half, torch.zeros(0)) is first
-        assert not torch.equal(kept(half._replace(images=half.images.flip(-1)), images.flip(-1)), first)
-        assert kept(half._replace(place=half.place + 1), images) is not first
+        first = cache(half, images)
+        assert cache(half, torch.zeros(0)) is first
+        assert not torch.equal(cache(half._replace(images=half.images.flip(-1)), images.flip(-1)), first)
+        assert cache(half._replace(place=half.place + 1), images) is not first
 
 
 class Pictures(torch.utils.data.Dataset):
@@ -627,8 +628,8 @@ def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
 def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatch, capsys):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (16, 28, 28), generator=generator, dtype=torch.uint8)
-    monkeypatch.setattr(embedded, "test_images", lambda: (pixels, torch.arange(16) % 10))
-    save_file(embedded.create(pretrained=False).state_dict(), tmp_path / "w.safetensors")
+    monkeypatch.setattr(bundled, "test_images", lambda: (pixels, torch.arange(16) % 10))
+    save_file(bundled.create(pretrained=False).state_dict(), tmp_path / "w.safetensors")
     words = ["finetune", "--checkpoint", str(tmp_path / "w.safetensors"), "--epochs", "1", "--batch-size", "6"]
     assert main([*words, "--workers", "0", "--output", str(tmp_path / "o"), "--json"]) == Exit.OK
     log = json.loads(capsys.readouterr().out)["log"]

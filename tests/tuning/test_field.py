@@ -1,4 +1,4 @@
-"""compare --tuned and reproduce field: rivals as published, as tuned, and as others print them."""
+"""compare --tuned: rivals as published and as tuned."""
 
 import json
 
@@ -8,10 +8,9 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from gtp_vit import METHODS, read_recipe
+from gtp_vit import read_recipe
 from gtp_vit.cli import compare as command
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.reproduction.experiments import EXPERIMENTS, Experiment
 from gtp_vit.tuning.all_methods import searchable
 
 
@@ -98,40 +97,3 @@ def test_flags_of_tuning_that_make_no_sense_are_refused(words, capsys):
 def test_every_method_with_a_schedule_can_be_tuned():
     assert searchable(()) == ["gtp", "gtp_plus", "tome", "mctf", "pitome", "tofu", "atc"]
     assert searchable(["evit", "atc"]) == ["atc"]
-
-
-def test_every_figure_of_the_field_has_a_source():
-    cells = EXPERIMENTS["field"].cells
-    assert len({cell.model for cell in cells}) == 8
-    for cell in cells:
-        assert cell.source
-        assert cell.counts == "model"
-        assert cell.at_cost is None or (cell.at_cost in METHODS and cell.gmacs is not None and cell.method is None)
-        assert not (cell.absent and (cell.at_cost or cell.method))
-    stated = {(cell.row, cell.gmacs): cell.top1 for cell in cells}
-    assert stated["DeiT-B, MCTF", 10.95] == 80.8
-    assert stated["ViT-L AugReg, ToMe", 42.4] == 85.0
-
-
-@pytest.mark.slow
-def test_the_field_on_the_ti_models(data, capsys, monkeypatch):
-    """End to end: weights and images in, rows out; a method whose settings are not printed runs at the printed cost."""
-    assert {"deit_tiny_patch16_224"} < {cell.model for cell in EXPERIMENTS["field"].cells}
-    cells = [cell for cell in EXPERIMENTS["field"].cells if "_tiny_" in cell.model]
-    few = [cell for cell in cells if cell.absent or "MCTF" in cell.row or "unreduced" in cell.row]
-    few += [cell for cell in EXPERIMENTS["field"].cells if cell.row == "DeiT-S, EViT"]
-    monkeypatch.setitem(EXPERIMENTS, "field", Experiment("field", tuple(few)))
-    assets = data / "assets"
-    flags = ["--weights-dir", str(assets / "weights"), "--data-dir", str(assets / "imagenet/val"), "--limit", "4"]
-    assert main(["reproduce", "field", *flags, "--workers", "0", "--json"]) == Exit.OK
-    rows = {row["row"]: row for row in json.loads(capsys.readouterr().out)}
-    assert len(rows) == 6
-    assert rows["DeiT-Ti, SAD-TM-DM"]["top1"] == "missing: the method is not in this package"
-    for model in ("DeiT-Ti", "ViT-Ti AugReg"):
-        assert rows[f"{model}, MCTF"]["gmacs"] == pytest.approx(0.716, abs=0.001)
-        assert rows[f"{model}, unreduced"]["gmacs"] == pytest.approx(1.254, abs=0.001)
-        assert all(rows[f"{model}, {name}"]["top1"] in (0, 25, 50, 75, 100) for name in ("MCTF", "unreduced"))
-    small = rows["DeiT-S, EViT"]
-    assert small["top1"].startswith("missing: no weights of deit_small_patch16_224")
-    assert abs(small["gmacs_deviation"]) < 0.005
-    assert small["top1_printed"] == 73.83

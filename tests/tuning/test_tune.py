@@ -31,12 +31,12 @@ from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.benchmark import Timing
-from gtp_vit.reproduction.reproduce import find_weights
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
 from gtp_vit.tuning import local_search, speed_meter
 from gtp_vit.tuning import tune as tuning
 from gtp_vit.tuning.space import Space, cheapest
+from reproduction.measure import find_weights
 
 IMAGES = families.images("vit", 40)
 

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 from transformers.utils.output_capturing import _active_collector
 
-from gtp_vit.backbones.hf_vit import Spelling, spelling_of
+from gtp_vit.backbones.hf_vit import Spelling, mask_refusal, pooler_output, spelling_of
 from gtp_vit.core.loop import run
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
@@ -67,8 +67,9 @@ class HuggingFaceForwards:
         names = spelling_of(self)  # type: ignore[arg-type]
         if names is not None and not names.interpolates:  # such models ignore it: they take images of any size
             interpolate_pos_encoding = None
-        if names is not None and names.model == "vit_mae" and self.config.mask_ratio != 0:
-            raise BadInput(f"config.mask_ratio is {self.config.mask_ratio}; token reduction needs 0, no hidden patches")
+        hidden_patches = mask_refusal(self)
+        if hidden_patches is not None:
+            raise BadInput(hidden_patches)
         options: dict[str, Any] = {"interpolate_pos_encoding": interpolate_pos_encoding, "noise": noise}
         options = {name: value for name, value in options.items() if value is not None and value is not False}
         outputs = self._outputs(pixel_values, output_hidden_states, options, names)
@@ -95,7 +96,8 @@ class HuggingFaceForwards:
             is_short = not chosen and reduction.may_skip_image_tokens(model)
             observe = seen.append if chosen or is_shuffled else None
             whole = reduction.restore and not is_short
-            tokens = run(model, images, prefix_only=is_short, observe=observe, restore=whole, embedding=options)
+            embedded = backbone.embed_with(model, images, options)
+            tokens = run(model, embedded, prefix_only=is_short, observe=observe, restore=whole)
         finally:
             _active_collector.reset(token)
         hidden: Any = None
@@ -106,7 +108,7 @@ class HuggingFaceForwards:
         if depth < all_layers:  # a model around this one reads an earlier layer only
             return BaseModelOutputWithPooling(hidden_states=hidden)
         last = self.reducer.finish(tokens, backbone.norm(model))
-        pooled = backbone.pooled(model, last)
+        pooled = pooler_output(model, last)
         if whole:
             last = backbone.norm(model)(_all(tokens, order))
         if names is not None and names.model == "vit_msn":

@@ -170,11 +170,9 @@ class HuggingFaceViT(Backbone):
         for name, child in model.named_children():
             if name not in names.children:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"
-        if names.model == "vit_mae" and model.config.mask_ratio != 0:
-            return (
-                f"ViTMAE hides {model.config.mask_ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 "
-                "first"
-            )
+        hidden_patches = mask_refusal(model)
+        if hidden_patches is not None:
+            return hidden_patches
         inner = model.get_submodule(names.blocks.rpartition(".")[0])
         if inner is not model and (is_overridden(inner, hooks=False) or has_hooks(inner, besides=RECORDERS)):
             return f"{names.blocks.split('.')[0]} has hooks or a forward of its own, which is not called; remove them"
@@ -226,7 +224,10 @@ class HuggingFaceViT(Backbone):
     def head_reads_image_tokens(self, model: Any) -> bool:
         return True
 
-    def embed(self, model: Any, images: Tensor, **options: Any) -> Tokens:
+    def embed(self, model: Any, images: Tensor) -> Tokens:
+        return self.embed_with(model, images, {})
+
+    def embed_with(self, model: Any, images: Tensor, options: dict[str, Any]) -> Tokens:
         """The tokens in front of the first block; `options` are keywords of the model's own embedding."""
         names = _spelling(model)
         first, (rows, columns) = self.first_layer(model), _pair(model.config.patch_size)
@@ -300,20 +301,8 @@ class HuggingFaceViT(Backbone):
 
     def head(self, model: Any, features: Tensor) -> Tensor:
         """pooler_output, or all features where a model has none."""
-        pooled = self.pooled(model, features)
+        pooled = pooler_output(model, features)
         return features if pooled is None else pooled
-
-    def pooled(self, model: Any, features: Tensor) -> Tensor | None:
-        """pooler_output, from last_hidden_state."""
-        names = _spelling(model)
-        if names.model == "clip":
-            return model.post_layernorm(features[:, 0])
-        if names.model == "siglip":
-            return model.head(features) if model.use_head else None
-        if names.scales is not None:
-            return features[:, 0]
-        pooler = getattr(model, "pooler", None)
-        return None if pooler is None else pooler(features)
 
     def classifier(self, model: Any) -> nn.Module:
         raise NotImplementedError("the classifier belongs to the model around the ViT, which only transformers trains")
@@ -326,6 +315,27 @@ class HuggingFaceViT(Backbone):
         name = f"checkpointing_{'enable' if on else 'disable'}"
         switch = getattr(model, f"activation_{name}", None)  # since transformers 5.23
         (getattr(model, f"gradient_{name}") if switch is None else switch)()
+
+
+def pooler_output(model: Any, last_hidden_state: Tensor) -> Tensor | None:
+    """What the model pools of its last hidden state; None if it pools nothing."""
+    names = _spelling(model)
+    if names.model == "clip":
+        return model.post_layernorm(last_hidden_state[:, 0])
+    if names.model == "siglip":
+        return model.head(last_hidden_state) if model.use_head else None
+    if names.scales is not None:
+        return last_hidden_state[:, 0]
+    pooler = getattr(model, "pooler", None)
+    return None if pooler is None else pooler(last_hidden_state)
+
+
+def mask_refusal(model: Any) -> str | None:
+    """ViTMAE hides patches of its own, unless its configuration says 0."""
+    ratio = getattr(model.config, "mask_ratio", 0) if _spelling(model).model == "vit_mae" else 0
+    if ratio == 0:
+        return None
+    return f"ViTMAE hides {ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 first"
 
 
 def _spelling(model: nn.Module) -> Spelling:

@@ -6,10 +6,49 @@ Shapes: B batch, M image tokens, C channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from gtp_vit.core.loop import run
+from gtp_vit.core.restoring import restored
+from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting
+
+
+class Intermediates(NamedTuple):
+    """Features after some blocks of a patched model."""
+
+    images: list[Tensor]  # [B, M, C], or [B, C, rows, columns]
+    prefixes: list[Tensor]  # [B, prefix, C]
+    last: Tokens  # after the last block that was run
+
+
+def intermediates(
+    model: Any,
+    images: Tensor,
+    indices: int | Sequence[int] | None,
+    norm: nn.Module | None,
+    *,
+    stop_early: bool,
+    output_fmt: str,
+) -> Intermediates:
+    """Run a patched model and collect the features of all tokens that remain after the chosen blocks, or were restored.
+
+    `norm` is applied to them; with `stop_early` no block behind the last of them is run.
+    """
+    if output_fmt not in ("NCHW", "NLC"):
+        raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
+    chosen = block_indices(len(model.reduction.backbone.blocks(model)), indices)
+    layers: list[Tokens] = []
+    depth = max(chosen) + 1 if stop_early else None
+    last = run(model, images, layers=depth, observe=layers.append, restore=model.reduction.restore)
+    features = [restored(layers[index + 1]) for index in chosen]  # layers[0] is the embedding
+    features = features if norm is None else [norm(each) for each in features]
+    of_images = [feature[:, last.prefix :] for feature in features]
+    if output_fmt == "NCHW":
+        of_images = [to_grid(image, last.grid) for image in of_images]
+    return Intermediates(of_images, [feature[:, : last.prefix] for feature in features], last)
 
 
 def block_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:

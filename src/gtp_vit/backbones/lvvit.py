@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gtp_vit.backbones import lvvit_network
 from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, project, project_some
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
+from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.tokens import Tokens
+
+# Path in a block -> its class
+PARTS: dict[str, type[nn.Module]] = {
+    "": lvvit_network.Block,
+    "attn": lvvit_network.Attention,
+    "mlp": lvvit_network.Mlp,
+    "attn.qkv": nn.Linear,
+}
 
 
 class LVViTBackbone(TimmViT):
     """Backbone of our LV-ViT, whose attributes and entry points are named as in timm."""
 
     def matches(self, model: nn.Module) -> bool:
-        lvvit = sys.modules.get("gtp_vit.backbones.lvvit_network")
-        return lvvit is not None and isinstance(model, lvvit.LVViT)
+        return isinstance(model, lvvit_network.LVViT)
 
     def refusal(self, model: Any) -> str | None:
-        lvvit = sys.modules["gtp_vit.backbones.lvvit_network"]
-        reason = class_refusal(model, lvvit.LVViT)
+        reason = class_refusal(model, lvvit_network.LVViT)
         if reason is not None:
             return reason
         for index, block in enumerate(model.blocks):
-            known = {"": lvvit.Block, "attn": lvvit.Attention, "mlp": lvvit.Mlp, "attn.qkv": nn.Linear}
-            for path, kind in known.items():
+            for path, kind in PARTS.items():
                 module = block.get_submodule(path)
                 if type(module) is not kind and not (kind is nn.Linear and isinstance(module, nn.Linear)):
                     return f"blocks[{index}].{path} is {type(module).__name__}; supported: {kind.__name__}"
@@ -73,6 +79,8 @@ class LVViTBackbone(TimmViT):
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         return block.mlp(block.norm2(x) if normed is None else normed) / block.skip_lam
+
+    remove_classifier = Backbone.remove_classifier  # both of its heads are read
 
     def drop_paths(self, model: Any, rate: float) -> bool:
         return False

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
-from gtp_vit.backbones.intermediates import block_indices, to_grid
+from gtp_vit.backbones.intermediates import intermediates
 from gtp_vit.backbones.modules import (
     check_images,
     class_refusal,
@@ -32,7 +32,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import GTPError
 
 # Children and tensors that the copied forward knows.
 MODEL = {"conv1", "patch_dropout", "ln_pre", "transformer", "attn_pool", "attn_pool_contrastive", "ln_post"}
@@ -51,8 +51,9 @@ class OpenClipForwards:
 
     reduction: Any
     reducer: Any
-    transformer: Any
     ln_post: Any
+    attn_pool: Any
+    pool_type: str
     output_tokens: bool
 
     def forward(self, x: Tensor) -> Any:
@@ -60,13 +61,13 @@ class OpenClipForwards:
 
         The last block computes only the tokens that are read. With restore, tokens are those of all patches.
         """
-        backbone = self.reduction.backbone
-        restore = self.reduction.restore and backbone.returns_tokens(self)
+        returns_tokens = self.attn_pool is None and (self.output_tokens or self.pool_type == "none")
+        restore = self.reduction.restore and returns_tokens
         short = not restore and self.reduction.may_skip_image_tokens(self)
-        found = run(self, x, prefix_only=short, restore=restore)
-        pooled, tokens = _pooled(self, found)
+        tokens_left = run(self, x, prefix_only=short, restore=restore)
+        pooled, tokens = _finished(self, tokens_left)
         if restore:
-            whole, tokens = backbone.pool(self, backbone.norm(self)(restored(found)))
+            whole, tokens = _pooled(self, _last_norm(self)(restored(tokens_left)))
             pooled = whole if pooled.ndim == 3 else pooled  # of a model that does not pool
         return (pooled, tokens) if self.output_tokens else pooled
 
@@ -81,22 +82,13 @@ class OpenClipForwards:
         output_extra_tokens: bool = False,
     ) -> dict[str, Any]:
         """open_clip's forward_intermediates: features after the chosen blocks, of all tokens that remain there."""
-        if output_fmt not in ("NCHW", "NLC"):
-            raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
-        wanted = block_indices(len(self.transformer.resblocks), indices)
-        seen: list[Tokens] = []
-        layers = max(wanted) + 1 if stop_early else None
-        last = run(self, x, layers=layers, observe=seen.append, restore=self.reduction.restore)
-        features = [restored(seen[index + 1]) for index in wanted]  # seen[0] is the embedding
-        features = [self.ln_post(each) for each in features] if normalize_intermediates else features
-        images = [feature[:, last.prefix :] for feature in features]
-        if output_fmt == "NCHW":
-            images = [to_grid(image, last.grid) for image in images]
+        norm = self.ln_post if normalize_intermediates else None
+        images, prefixes, last = intermediates(self, x, indices, norm, stop_early=stop_early, output_fmt=output_fmt)
         result: dict[str, Any] = {"image_intermediates": images}
         if output_extra_tokens:
-            result["image_intermediates_prefix"] = [feature[:, : last.prefix] for feature in features]
+            result["image_intermediates_prefix"] = prefixes
         if not intermediates_only:
-            result["image_features"] = _pooled(self, last)[0]
+            result["image_features"] = _finished(self, last)[0]
         return result
 
     def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> None:
@@ -104,10 +96,9 @@ class OpenClipForwards:
         raise GTPError("prune_intermediate_layers does not fit the schedule; call it on the original, then patch again")
 
 
-def _pooled(model: Any, tokens: Tokens) -> tuple[Tensor, Tensor]:
+def _finished(model: Any, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """What a patched model returns for these tokens: pooled and projected, and as tokens."""
-    backbone = model.reduction.backbone
-    return backbone.pool(model, model.reducer.finish(tokens, backbone.norm(model)))
+    return _pooled(model, model.reducer.finish(tokens, _last_norm(model)))
 
 
 class OpenClipViT(Backbone):
@@ -268,18 +259,10 @@ class OpenClipViT(Backbone):
         return through(block.ls_2, block.mlp(block.ln_2(x) if normed is None else normed))
 
     def norm(self, model: Any) -> nn.Module:
-        return NO_NORM if _norms_what_is_pooled(model) else model.ln_post
+        return _last_norm(model)
 
     def head(self, model: Any, features: Tensor) -> Tensor:
-        return self.pool(model, features)[0]
-
-    def returns_tokens(self, model: Any) -> bool:
-        return model.attn_pool is None and (model.output_tokens or model.pool_type == "none")
-
-    def pool(self, model: Any, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The features pooled and projected, and what open_clip calls the tokens."""
-        pooled, tokens = (model._pool if _norms_what_is_pooled(model) else model._global_pool)(features)
-        return pooled if model.proj is None else pooled @ model.proj, tokens
+        return _pooled(model, features)[0]
 
     def saves_memory(self, model: Any) -> bool:
         return model.transformer.grad_checkpointing
@@ -295,6 +278,17 @@ class OpenClipViT(Backbone):
 
     def classifier(self, model: Any) -> nn.Module:
         raise GTPError("open_clip's VisionTransformer has no classifier: its output is compared with texts")
+
+
+def _pooled(model: Any, features: Tensor) -> tuple[Tensor, Tensor]:
+    """The features pooled and projected, and what open_clip calls the tokens."""
+    pooled, tokens = (model._pool if _norms_what_is_pooled(model) else model._global_pool)(features)
+    return pooled if model.proj is None else pooled @ model.proj, tokens
+
+
+def _last_norm(model: Any) -> nn.Module:
+    """The norm of all tokens behind the blocks."""
+    return NO_NORM if _norms_what_is_pooled(model) else model.ln_post
 
 
 def _norms_what_is_pooled(model: Any) -> bool:

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gtp_vit.backbones.intermediates import block_indices, to_grid
+from gtp_vit.backbones.intermediates import intermediates
 from gtp_vit.core.loop import all_features, run
 from gtp_vit.core.restoring import restored
-from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadInput, BadSetting, GTPError
+from gtp_vit.errors import BadInput, GTPError
 
 
 class TimmForwards:
@@ -19,14 +18,13 @@ class TimmForwards:
 
     reduction: Any
     reducer: Any
-    blocks: Any
     norm: Any
     forward_head: Any
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
         """Logits; the last block computes only the tokens that the head reads."""
         _refuse_masks(attn_mask, is_causal)
-        if self.reduction.restore and self.reduction.backbone.returns_tokens(self):
+        if self.reduction.restore and _returns_tokens(self):
             return self.forward_head(all_features(self, x))
         tokens = run(self, x, prefix_only=self.reduction.may_skip_image_tokens(self))
         return self.forward_head(self.reducer.finish(tokens, self.norm))
@@ -54,28 +52,19 @@ class TimmForwards:
         With restore, of all patches.
         """
         _refuse_masks(attn_mask, is_causal)
-        if output_fmt not in ("NCHW", "NLC"):
-            raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
-        wanted = block_indices(len(self.blocks), indices)
-        seen: list[Tokens] = []
-        stop = max(wanted) + 1 if stop_early else None
-        last = run(self, x, layers=stop, observe=seen.append, restore=self.reduction.restore)
-        features = [restored(seen[index + 1]) for index in wanted]  # seen[0] is the embedding
-        features = [self.norm(each) for each in features] if norm else features
-        prefix = last.prefix
-        prefixes = [feature[:, :prefix] for feature in features]
-        images = [feature[:, prefix:] for feature in features]
-        if output_fmt == "NCHW":
-            images = [to_grid(image, last.grid) for image in images]
+        images, prefixes, last = intermediates(
+            self, x, indices, self.norm if norm else None, stop_early=stop_early, output_fmt=output_fmt
+        )
+        with_prefix = return_prefix_tokens and last.prefix > 0
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": images}
-            if return_prefix_tokens and prefix:
+            if with_prefix:
                 result["image_intermediates_prefix"] = prefixes
             if not intermediates_only:
                 result["image_features"] = self.norm(restored(last))
             return result
-        found: list[Any] = list(zip(images, prefixes, strict=True)) if return_prefix_tokens and prefix else list(images)
-        return found if intermediates_only else (self.norm(restored(last)), found)
+        features: list[Any] = list(zip(images, prefixes, strict=True)) if with_prefix else images
+        return features if intermediates_only else (self.norm(restored(last)), features)
 
     def get_intermediate_layers(
         self,
@@ -104,6 +93,11 @@ class TimmForwards:
     def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> None:
         """Refused: the schedule was made for all layers."""
         raise GTPError("prune_intermediate_layers does not fit the schedule; call it on the original, then patch again")
+
+
+def _returns_tokens(model: Any) -> bool:
+    """Is there no pooling, so that a forward pass returns all tokens?"""
+    return getattr(model, "global_pool", None) == "" and getattr(model, "attn_pool", None) is None
 
 
 def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:

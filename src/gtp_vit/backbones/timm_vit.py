@@ -167,10 +167,6 @@ class TimmViT(Backbone):
     def head_reads_image_tokens(self, model: Any) -> bool:
         return model.global_pool not in POOLS_OF_PREFIX or getattr(model, "attn_pool", None) is not None
 
-    def returns_tokens(self, model: Any) -> bool:
-        """Is there no pooling, so that a forward pass returns all tokens?"""
-        return getattr(model, "global_pool", None) == "" and getattr(model, "attn_pool", None) is None
-
     def embed(self, model: Any, images: Tensor) -> Tokens:
         """Patches, position embedding and prefix tokens, by the model's own modules."""
         x, grid = self.patches(model, images)
@@ -226,6 +222,9 @@ class TimmViT(Backbone):
 
     def head(self, model: Any, features: Tensor) -> Tensor:
         return model.forward_head(features)
+
+    def remove_classifier(self, model: Any) -> None:
+        model.reset_classifier(0)
 
     def saves_memory(self, model: Any) -> bool:
         return model.grad_checkpointing

@@ -176,6 +176,9 @@ class TorchvisionViT(Backbone):
     def head(self, model: Any, features: Tensor) -> Tensor:
         return model.heads(features[:, 0])
 
+    def remove_classifier(self, model: Any) -> None:
+        model.heads = nn.Identity()
+
     def saves_memory(self, model: Any) -> bool:
         return getattr(model, "grad_checkpointing", False)  # not torchvision's: `save_memory` sets it
 

@@ -34,6 +34,11 @@ class Root:
     def why_grid(self, model: Any) -> str | None:
         return self.needs_grid(model) if callable(self.needs_grid) else self.needs_grid
 
+    def remove_classifier(self, model: nn.Module) -> None:
+        """Let the model return what its classifier reads."""
+        for name in _classifiers(model):
+            setattr(model, name, nn.Identity())
+
     def describe(self, model: nn.Module, vit: VitInfo) -> VitInfo:
         """The sizes of the ViT as this model, right around it, uses it."""
         depth = vit.depth if self.layers is None else self.layers(model, vit.depth)
@@ -206,10 +211,14 @@ def refused(model: nn.Module) -> str | None:
     return None if reason is None else f"{type(model).__name__} {reason}; reduce the language model's tokens instead"
 
 
-def has_classes(model: Any) -> bool:
+def has_classes(model: nn.Module) -> bool:
     """Has a classifier around a ViT a layer for its classes?"""
-    heads = (each for name, each in model.named_children() if "classifier" in name or name == "head")
-    return not any(isinstance(each, nn.Identity) for each in heads)
+    return not any(isinstance(layer, nn.Identity) for layer in _classifiers(model).values())
+
+
+def _classifiers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers for classes of a classifier around a ViT; DeiT's with a teacher has two."""
+    return {name: layer for name, layer in model.named_children() if "classifier" in name or name == "head"}
 
 
 def labels(model: Any) -> tuple[str, ...] | None:

@@ -1,7 +1,8 @@
 """gtp-vit COMMAND: which commands there are, and how errors and exit codes look.
 
-Each command is a module with a dataclass, whose fields are its flags, and a `main`. Settings of the method chosen with
---method are flags too, generated from the method's own dataclass.
+A command is a module of this folder and a line in COMMANDS. The module has a dataclass of the command's name, whose
+fields are its flags, and a `main`. It is imported when the command runs: --help, --version and misspelled words are
+answered before anything of this package imports torch.
 """
 
 from __future__ import annotations
@@ -11,13 +12,44 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TextIO
 
-from gtp_vit.cli.commands import COMMANDS, HELP, RESUME_FLAG
 from gtp_vit.cli.help import listing
+from gtp_vit.cli.sources import check_spelling
 from gtp_vit.errors import GTPError, Incomplete, check_name, printable, shown
+from gtp_vit.version import __version__
+
+COMMANDS = {
+    "tour": "Half a minute on a small model in the package: what it does, and a page with pictures",
+    "benchmark": "Measure the speed-up of a method on this machine, with per-layer cost",
+    "evaluate": "Accuracy with a method on your images, against the unreduced model",
+    "compare": "All methods at equal MACs on the same images: table, plot, page",
+    "tune": "Search the schedule that meets a target with the least change",
+    "embed": "Embeddings of a folder or data set, to files; distributed and resumable",
+    "export": "Write a model to a file for ONNX Runtime or OpenVINO, checked in its engine",
+    "finetune": "Train with a method active, on one machine or many; no labels needed",
+    "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
+    "demo": "An interactive web page on this machine: try methods on your images",
+    "models": "List the models that can be patched",
+    "methods": "List the methods and their settings",
+    "macs": "Count MACs and tokens of each layer, without running the model",
+    "check": "Show versions, hardware and known traps of this machine",
+}
+HELP = """\
+usage: gtp-vit COMMAND [flags]
+
+Make a pre-trained Vision Transformer faster in one call, without finetuning.
+
+examples:
+  gtp-vit benchmark deit_small_patch16_224 --batch-size 8
+  gtp-vit macs vit_base_patch8_224 --method gtp --propagate linear:10:40
+  gtp-vit check
+
+commands (gtp-vit COMMAND --help shows its flags):
+{commands}
+"""
 
 
 class Exit(IntEnum):
@@ -32,6 +64,15 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return exit_code(_run_command, words, lambda: _resume_flag(words[0]))
+
+
+def exit_code(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: Callable[[], str | None]) -> int:
+    """Run a program on its words, and print what went wrong in one line.
+
+    `resume_flag` is asked after an interruption: which flag says where the program resumes from, if it does?
+    """
     if sys.stderr is None:  # closed by whoever started the command
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
     if sys.stdout is None:
@@ -40,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            code = _run_command(list(sys.argv[1:] if arguments is None else arguments))
+            code = _attempt(run, words, resume_flag)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
     except BrokenPipeError:  # the reader has enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
@@ -65,20 +106,22 @@ def _complain(text: str) -> None:
     print(printable(f"gtp-vit: {text}".replace("\n", " ")), file=sys.stderr)
 
 
-def _run_command(words: list[str]) -> int:
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+def _run_command(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(HELP.format(commands=listing(COMMANDS.items())))
-        return Exit.OK if words else Exit.USAGE
+        raise SystemExit(Exit.OK if words else Exit.USAGE)
     if words[0] == "--version":
-        import gtp_vit
+        print(f"gtp-vit {__version__}")
+        return
+    name = check_name("command", words[0], COMMANDS)
+    check_spelling(name, words[1:])
+    importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
 
-        print(f"gtp-vit {gtp_vit.__version__}")
-        return Exit.OK
+
+def _attempt(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: Callable[[], str | None]) -> Exit:
+    debug = "--debug" in words
     try:
-        name = check_name("command", words[0], COMMANDS)
-        importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
+        run([word for word in words if word != "--debug"])
     except Incomplete as error:
         _complain(str(error))
         return Exit.INCOMPLETE
@@ -90,11 +133,11 @@ def _run_command(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        flag = RESUME_FLAG.get(words[0])
+        flag = resume_flag()
         kept = f"with {flag} what was finished is kept, and the same command resumes from there"
         print(f"gtp-vit: interrupted; {kept if flag else 'run it again'}", file=sys.stderr)
         return Exit.INTERRUPTED
-    except SystemExit as stop:  # tyro has printed help (0) or what was wrong (2)
+    except SystemExit as stop:  # help was printed
         return Exit.OK if stop.code in (0, None) else Exit.USAGE
     except Exception as error:
         if debug:
@@ -105,6 +148,14 @@ def _run_command(words: list[str]) -> int:
         _complain(f"{type(error).__name__}: {error} (--debug shows where)")
         return Exit.FAILED
     return Exit.OK
+
+
+def _resume_flag(command: str) -> str | None:
+    """The flag that says where an interrupted command resumes from; None if it does not, or had not begun."""
+    flags = getattr(sys.modules.get(f"gtp_vit.cli.{command}"), command.capitalize(), None)
+    if not hasattr(flags, "restart"):
+        return None
+    return "--results-file" if hasattr(flags, "results_file") else "--output"
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-import tyro
 
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, timed_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
+from gtp_vit.cli.parser import Short
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Batch
 from gtp_vit.data.loader import batches
@@ -53,7 +53,7 @@ class Benchmark(OutputFlags, MethodFlags, DataFlags):
       gtp-vit benchmark out/vit_tiny_patch16_224-gtp_plus-int8.xml
     """
 
-    batch_size: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-b"])] = (8,)  # type: ignore[assignment]
+    batch_size: Annotated[tuple[int, ...], Short("-b")] = (8,)  # type: ignore[assignment]
     """Images in a batch; several numbers are timed one after the other."""
     rounds: int = 20
     """How often each model is timed."""

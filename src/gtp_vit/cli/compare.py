@@ -13,14 +13,13 @@ from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.measure_flags import EmbeddingFlags, chosen_measure
+from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
 from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.data.loader import first_images
 from gtp_vit.errors import GTPError, check_range, counted
 from gtp_vit.metrics.base import Measure
-from gtp_vit.metrics.classes import Classes
 from gtp_vit.models.sources import public_name
 from gtp_vit.profiling.macs import macs
 from gtp_vit.recipes import Recipe, read_recipe
@@ -34,7 +33,7 @@ from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
 
 
 @dataclass(frozen=True)
-class Compare(EmbeddingFlags, ResumeFlags, DataFlags):
+class Compare(MeasureFlags, ResumeFlags, DataFlags):
     """All methods at equal MACs on the same images: damage, GMACs and speed, as a table and a page.
 
     Damage is what the measure for the model's kind of output says: of classes KL and agreement, of embeddings cosines
@@ -78,7 +77,7 @@ class Compare(EmbeddingFlags, ResumeFlags, DataFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags = parse_flags(Compare, words)
+    flags = parse_flags(with_flags(Compare, measure_flags()), words)
     check_weights(flags)
     check_range("--rounds", flags.rounds, 0, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
@@ -91,7 +90,7 @@ def main(words: Sequence[str]) -> None:
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
     measure = chosen_measure(flags, model)
-    make_dataset(flags, model, labels=measure.name == Classes.name)  # refused, if it is, before anything is searched
+    make_dataset(flags, model, labels=measure.needs_labels)  # refused, if it is, before anything is searched
     whole = macs(model).total
     budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
@@ -112,7 +111,7 @@ def run(
 ) -> None:
     """Measure what is planned, and write it down."""
     results = None if flags.output is None else flags.output / "results.csv"
-    dataset = make_dataset(flags, model, labels=measure.name == Classes.name)
+    dataset = make_dataset(flags, model, labels=measure.needs_labels)
     models = models_of(model, plans, restore=measure.restores)
     settings = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     settings |= measure.settings()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gtp_vit.backbones.headless import remove_classifier
+from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, images_of_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method

@@ -11,7 +11,7 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.exported import ExportedFile, from_file, images_of_file, load_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
-from gtp_vit.cli.measure_flags import EmbeddingFlags, chosen_measure
+from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
@@ -19,7 +19,6 @@ from gtp_vit.data.loader import first_images
 from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import UNREDUCED
-from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.patching import patch
 from gtp_vit.profiling.macs import macs
@@ -31,7 +30,7 @@ from gtp_vit.runs.files import check_writable
 
 
 @dataclass(frozen=True)
-class Evaluate(OutputFlags, MethodFlags, EmbeddingFlags, ResumeFlags, DataFlags):
+class Evaluate(OutputFlags, MethodFlags, MeasureFlags, ResumeFlags, DataFlags):
     """How far a reduced model is from the unreduced one on your images, by the measure for its kind of output.
 
     Classes: top-1 and top-5 accuracy, agreement and KL divergence. Embeddings (CLIP, DINOv2, any model without a
@@ -57,7 +56,7 @@ class Evaluate(OutputFlags, MethodFlags, EmbeddingFlags, ResumeFlags, DataFlags)
 
 
 def main(words: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(Evaluate, words)
+    flags, chosen = parse_with_method(with_flags(Evaluate, measure_flags()), words)
     file = None
     if is_exported(flags.model):
         file, flags = from_file(flags, chosen, words)
@@ -75,7 +74,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
     measure = chosen_measure(flags, model)
     if file is not None and measure.restores:
         raise GTPError(f"{file.path.name} returns what its model returns; dense features are measured in torch")
-    labels, read = measure.name == Classes.name, data_settings(flags)
+    labels, read = measure.needs_labels, data_settings(flags)
     if file is None:
         dataset = make_dataset(flags, model, labels=labels)
         method = chosen.for_model(model)

@@ -1,16 +1,17 @@
-"""Flags from dataclasses: a command's own, and the settings of the method chosen with --method, in one parse."""
+"""What a command calls: its own flags, and the settings of the method chosen with --method, in one parse."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from gtp_vit.cli.help import description
-from gtp_vit.cli.words import check_words, flags_of, looks_like_flag
+from gtp_vit.cli.help import help_text
+from gtp_vit.cli.parser import Flag, flags_of, read_words
+from gtp_vit.cli.sources import value_of
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.errors import BadSetting, UnknownName, check_name, unknown_flag
 from gtp_vit.methods import METHODS
 from gtp_vit.patching import host_of
 from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_method, is_recipe, read_recipe
@@ -18,12 +19,6 @@ from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_meth
 Command = TypeVar("Command")
 # Stands for the schedule of the default method if none is given, as it depends on the model.
 BY_MODEL = "as patch(model)"
-
-
-def parse_flags(command: type[Command], words: Sequence[str]) -> Command:
-    """Read `words` into a command; tyro prints help and exits."""
-    check_words(words, command)
-    return _parsed(command, command, words)
 
 
 @dataclass(frozen=True)
@@ -55,36 +50,54 @@ class Chosen:
         return dataclasses.replace(self.by_model(host), **changes)
 
 
+def parse_flags(command: type[Command], words: Sequence[str]) -> Command:
+    """The flags of a command; --help prints them and exits."""
+    flags = flags_of(command)
+    _show_help(command, words, flags)
+    return command(**{flag.field: value for flag, value in read_words(words, flags).items()})
+
+
 def parse_with_method(command: type[Command], words: Sequence[str], *, by_model: bool = True) -> tuple[Command, Chosen]:
-    """Read `words` into a command and the settings of its --method, whose flags have no prefix.
+    """The flags of a command, and the settings of its --method, which are flags too.
 
     Without `by_model`, the settings of GTP+ without a schedule are those of its class.
     """
-    import tyro
-
-    default = next(field.default for field in dataclasses.fields(command) if field.name == "method")  # type: ignore[arg-type]
-    value, _ = _take(words, "--method")
-    chosen = str(default) if value is None else value
-    recipe = read_recipe(chosen) if is_recipe(chosen) else None
-    deploy = chosen == DEPLOY
-    named = DEFAULT.name if deploy else chosen
-    start = METHODS[check_name("method", named, (*METHODS, DEPLOY))]() if recipe is None else recipe.method
+    own = flags_of(command)
+    default = next(flag.default for flag in own if flag.field == "method")
+    name = value_of(words, "--method")
+    name = default if name is None else name
+    recipe = read_recipe(name) if is_recipe(name) else None
+    deploy = name == DEPLOY
+    check_name("method", name, (*METHODS, DEPLOY) if recipe is None else (name,))
+    start = METHODS[DEFAULT.name if deploy else name]() if recipe is None else recipe.method
     if (by_model or deploy) and recipe is None and type(start) is DEFAULT:
         start = dataclasses.replace(start, **{str(DEFAULT.schedule): BY_MODEL})
-    check_words(words, command, type(start))
-    both = dataclasses.make_dataclass(
-        command.__name__,
-        [
-            ("run", Annotated[command, tyro.conf.arg(name="")]),
-            ("settings", Annotated[type(start), tyro.conf.arg(name="")], dataclasses.field(default=start)),
-        ],
+    taken = [spelling for flag in own for spelling in flag.spellings()]
+    settings = flags_of(start, group=f"settings of {start.name}", taken=taken, prefix=start.name)
+    _show_help(command, words, [*own, *settings])
+    values = read_words(words, [*own, *settings], unknown=_unknown_setting)
+    changes = {flag.field: value for flag, value in values.items() if flag in settings}
+    chosen = _with_calibration(dataclasses.replace(start, **changes))
+    flags = command(**{flag.field: value for flag, value in values.items() if flag in own})
+    return flags, Chosen(chosen, frozenset(changes), recipe, deploy_method if deploy else default_method)
+
+
+def _show_help(command: type[Any], words: Sequence[str], flags: Sequence[Flag]) -> None:
+    if {"-h", "--help"} & set(words):
+        print(help_text(command, flags))
+        raise SystemExit(0)
+
+
+def _unknown_setting(written: str, named: Iterable[str]) -> UnknownName:
+    """The error for an unknown flag; a setting of a different method is not a typing mistake."""
+    setting = written[2:].replace("-", "_")
+    owners = [m.name for m in METHODS.values() if setting in {field.name for field in dataclasses.fields(m)}]
+    if not owners or not written.startswith("--"):
+        return unknown_flag(written, named)
+    has = "has" if len(owners) == 1 else "have"
+    return UnknownName(
+        f"{written} is no setting of the chosen method; {' and '.join(owners)} {has} it: add --method {owners[0]}"
     )
-    parsed: Any = _parsed(both, command, words)
-    known = flags_of(type(start))[0]
-    written = {word.partition("=")[0] for word in words if looks_like_flag(word)}
-    given = frozenset(known[word].name[2:].replace("-", "_") for word in written if word in known)
-    settings = _with_calibration(parsed.settings)
-    return parsed.run, Chosen(settings, given, recipe, deploy_method if deploy else default_method)
 
 
 def _with_calibration(settings: Method) -> Method:
@@ -92,28 +105,7 @@ def _with_calibration(settings: Method) -> Method:
     named = getattr(settings, "calibration", None)
     if named is None or not is_recipe(named):
         return settings
-    found = getattr(read_recipe(named).method, "calibration", None)
-    if found is None:
+    calibration = getattr(read_recipe(named).method, "calibration", None)
+    if calibration is None:
         raise BadSetting(f"--calibration is {named}, a recipe without one; make one with gtp-vit tune")
-    return dataclasses.replace(settings, calibration=found)  # type: ignore[call-arg]
-
-
-def _parsed(what: type[Any], command: type[Any], words: Sequence[str]) -> Any:
-    import tyro
-
-    value, others = _take(words, "--model")
-    if value is not None and any(place.name == "--model" for place in flags_of(command)[1]):
-        words = [value, *others]  # --model NAME means the same as NAME as the first word
-    prog = f"gtp-vit {command.__name__.lower()}"
-    return tyro.cli(what, args=list(words), prog=prog, description=description(command.__doc__ or ""))
-
-
-def _take(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
-    """The value of a flag, None if it has none, and the other words."""
-    found = list(words)
-    for index, word in enumerate(found):
-        if word == flag and index + 1 < len(found) and not looks_like_flag(found[index + 1]):
-            return found[index + 1], found[:index] + found[index + 2 :]
-        if word.startswith(f"{flag}="):
-            return word.split("=", 1)[1], found[:index] + found[index + 1 :]
-    return None, found
+    return dataclasses.replace(settings, calibration=calibration)  # type: ignore[call-arg]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.parser import Positional
 from gtp_vit.core.costs import Convention
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
@@ -27,7 +26,7 @@ class Macs(OutputFlags, MethodFlags):
       gtp-vit macs deit_small_patch16_224 --method gtp --propagate 8 --convention torchprofile
     """
 
-    model: tyro.conf.Positional[str] = bundled.NAME
+    model: Positional[str] = bundled.NAME
     """A timm model, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME, open_clip:NAME,
     torchvision:NAME."""
     convention: Convention = "model"

@@ -1,64 +1,64 @@
-"""Flags that say how outputs are compared."""
+"""Flags that say how outputs are compared, made from the registered measures: their names, settings and help."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-import numpy as np
-import torch
-import tyro
-from torch import Tensor, nn
+from torch import nn
 
-from gtp_vit.errors import GTPError, first_line
+from gtp_vit.cli.parser import Choices
 from gtp_vit.metrics.base import Measure
-from gtp_vit.metrics.registry import NEIGHBOURS, Wanted, measure_of
+from gtp_vit.metrics.registry import MEASURES, measure_of
+
+Command = TypeVar("Command")
 
 
 @dataclass(frozen=True)
 class MeasureFlags:
-    """By what measure a reduced model is compared with the unreduced one."""
+    """By what measure a reduced model is compared with the unreduced one; `with_flags` adds the measures' settings."""
 
-    measure: Annotated[Wanted, tyro.conf.arg(aliases=["--for"])] = "auto"
-    """How outputs are compared. classes: KL and agreement; embedding: cosine and nearest neighbours; numbers: relative
-    error; dense: features of all patches, restored. auto chooses by what the model returns."""
-
-
-@dataclass(frozen=True)
-class EmbeddingFlags(MeasureFlags):
-    """And settings of the measure for embeddings."""
-
-    nearest: int = NEIGHBOURS
-    """For embeddings: how many nearest images of each are compared, and vote where there are labels."""
-    text_embeddings: Path | None = None
-    """For embeddings: those of one text for each class, [classes, channels], for zero-shot agreement; .safetensors with
-    one tensor, or .npy."""
+    measure: str = "auto"
+    """How outputs are compared."""
 
 
-def chosen_measure(flags: EmbeddingFlags, model: nn.Module) -> Measure:
+def with_flags(command: type[Command], flags: Iterable[Any]) -> type[Command]:
+    """The command with these fields as well: a name, a type, and a dataclass field with its help in the metadata."""
+    made = dataclasses.make_dataclass(command.__name__, flags, bases=(command,), frozen=True)
+    made.__doc__ = command.__doc__
+    return made
+
+
+def measure_flags() -> list[tuple[str, Any, Any]]:
+    """--measure, and the settings of every measure."""
+    names = "; ".join(f"{name}: {each.help}" for name, each in MEASURES.items())
+    text = f"How outputs are compared. {names}. auto chooses by what the model returns."
+    kind = Annotated[str, Choices(("auto", *MEASURES))]
+    return [
+        ("measure", kind, dataclasses.field(default="auto", metadata={"help": text})),
+        *(_flag(name, field, get_type_hints(each)) for name, each in MEASURES.items() for field in _settings(each)),
+    ]
+
+
+def _settings(measure: type[Measure]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(measure) if field.name != "kind"]
+
+
+def _flag(measure: str, field: dataclasses.Field[Any], hints: dict[str, Any]) -> tuple[str, Any, Any]:
+    """The flag of a setting."""
+    text = f"For --measure {measure}: {field.metadata['help']}."
+    kind = field.metadata.get("type", hints[field.name])
+    return field.name, kind, dataclasses.field(default=field.default, metadata={"help": text})
+
+
+def chosen_measure(flags: MeasureFlags, model: nn.Module) -> Measure:
     """The measure of the flags for this model."""
-    texts = None if flags.text_embeddings is None else read_texts(flags.text_embeddings)
-    return measure_of(model, flags.measure, neighbours=flags.nearest, texts=texts)
-
-
-def read_texts(path: Path) -> Tensor:
-    """Embeddings of texts in a file, [T, C]."""
-    wanted = "give a .safetensors file with one tensor, or an .npy file: [texts, channels]"
-    if path.suffix not in (".safetensors", ".npy"):
-        raise GTPError(f"--text-embeddings is {path}; {wanted}")
-    try:
-        if path.suffix == ".npy":
-            found = [torch.from_numpy(np.load(path, allow_pickle=False))]
-        else:
-            from safetensors.torch import load_file
-
-            found = list(load_file(path).values())
-    except Exception as error:  # safetensors and numpy raise errors of many classes
-        raise GTPError(f"{path} cannot be read: {first_line(error)}; {wanted}") from error
-    if len(found) != 1 or found[0].ndim != 2 or not found[0].is_floating_point() or not len(found[0]):
-        shapes = ", ".join(str(list(each.shape)) for each in found) or "nothing"
-        raise GTPError(f"{path} has {shapes}; {wanted}")
-    if not bool(found[0].isfinite().all()):
-        raise GTPError(f"{path} has numbers that are not finite; make the embeddings again, in float32")
-    return found[0].float()
+    settings = {
+        field.name: getattr(flags, field.name)
+        for each in MEASURES.values()
+        for field in _settings(each)
+        if getattr(flags, field.name) != field.default
+    }
+    return measure_of(model, flags.measure, **settings)

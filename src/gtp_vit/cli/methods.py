@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.parser import Positional
 from gtp_vit.errors import check_name
 from gtp_vit.methods import METHODS
 
@@ -23,7 +22,7 @@ class Methods(OutputFlags):
       gtp-vit methods gtp
     """
 
-    name: tyro.conf.Positional[str] = ""
+    name: Positional[str] = ""
     """A method, to see its settings and their defaults."""
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import tyro
 
+from gtp_vit.cli.parser import Positional, Short
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.data.loader import batches, spread_images
 from gtp_vit.data.open import DataSettings, open_images
@@ -28,7 +28,7 @@ CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 class ModelFlags:
     """Which model to use."""
 
-    model: tyro.conf.Positional[str] = bundled.NAME
+    model: Positional[str] = bundled.NAME
     """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME,
     open_clip:NAME/TAG, torchvision:NAME."""
     pretrained: bool = False
@@ -53,9 +53,9 @@ class DataFlags(ModelFlags):
     """Data set as timm names it: hfds/NAME, wds/NAME, torch/NAME; empty for folders."""
     split: str = "validation"
     """Split of the data set."""
-    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 64
+    batch_size: Annotated[int, Short("-b")] = 64
     """Images in a batch."""
-    workers: Annotated[int, tyro.conf.arg(aliases=["-j"])] = CORES
+    workers: Annotated[int, Short("-j")] = CORES
     """Processes that read images; by default as many as there are cores, at most 8."""
     limit: int = 0
     """Only the first images, at most this many; 0 = all."""

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import tyro
-
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.parser import Positional
 from gtp_vit.errors import GTPError, shown
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model, names, nearest, refusal
@@ -32,7 +31,7 @@ class Models(OutputFlags):
       gtp-vit models "vit_tiny*" --details
     """
 
-    pattern: tyro.conf.Positional[str] = "*"
+    pattern: Positional[str] = "*"
     """Which names, with * and ?."""
     details: bool = False
     """Also show tokens, channels, layers and GMACs of each."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
+from gtp_vit.cli.help import program_of
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
 from gtp_vit.metrics.evaluate import Evaluation
 from gtp_vit.report.page import Section, table, write_report
@@ -51,7 +52,7 @@ def write_page(
 ) -> None:
     """Write a page, with the command as it was typed, unless there is no path."""
     if path is not None:
-        write_report(path, title, lead, sections, shlex.join(["gtp-vit", type(flags).__name__.lower(), *words]))
+        write_report(path, title, lead, sections, f"{program_of(type(flags))} {shlex.join(words)}".rstrip())
 
 
 def check_results_file(path: Path | None) -> None:

@@ -12,13 +12,12 @@ import torch
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
-from gtp_vit.cli.measure_flags import MeasureFlags
+from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.metrics.registry import measure_of
 from gtp_vit.models.sources import public_name
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
 from gtp_vit.report.tuned import explain_recipes, recipe_sections, recipe_table
@@ -45,8 +44,8 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
 
     Give one target: --macs, --speedup (measured here), or what the measure for the model's kind of output has: of
     classes --max-kl or --min-agreement, of embeddings --min-cosine or --min-neighbours, of numbers --max-error, and
-    with --for dense, which compares restored features patch by patch, --max-error or --min-cosine. Without any it is
-    --macs 0.65. The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take.
+    with --measure dense, which compares restored features patch by patch, --max-error or --min-cosine. Without any it
+    is --macs 0.65. The result is a recipe, a small JSON file that patch(model, "recipe.json") and every --method take.
     Ctrl-C ends the search with the best so far; a run that was killed resumes when it is started again with the same
     --output.
 
@@ -71,11 +70,11 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
     min_agreement: float | None = None
     """Target: the cheapest schedule that agrees with the unreduced model on at least this percentage of images."""
     min_cosine: float | None = None
-    """Target: the cheapest schedule whose embeddings, or with --for dense whose features, have at least this cosine."""
+    """Target: the cheapest schedule whose embeddings, or with --measure dense features, have at least this cosine."""
     min_neighbours: float | None = None
     """Target: the cheapest schedule that keeps at least this percentage of the 10 nearest neighbours of an image."""
     max_error: float | None = None
-    """Target: the cheapest schedule with at most this relative error, of numbers, or with --for dense of features."""
+    """Target: the cheapest schedule with at most this relative error, of numbers or of features."""
     curve: bool = False
     """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
     images: int = 320
@@ -101,7 +100,7 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
 
 
 def main(words: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(Tune, words, by_model=False)
+    flags, chosen = parse_with_method(with_flags(Tune, measure_flags()), words, by_model=False)
     check_weights(flags)
     check_range("--images", flags.images, 1, 10**6, whole=True)
     check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
@@ -119,7 +118,7 @@ def main(words: Sequence[str]) -> None:
     check_writable(flags.output, flags.report)
     model = make_model(flags)
     method = chosen.for_model(model)
-    measure = measure_of(model, flags.measure)
+    measure = chosen_measure(flags, model)
     for goal in targets:
         check_target(goal, measure)  # before images are read
     images, unreadable = read_images(flags, model, flags.images, fewest_images(measure))

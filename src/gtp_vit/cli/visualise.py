@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
 from gtp_vit.cli.output import answer, write_page
+from gtp_vit.cli.parser import Positional
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.image_file import ENDINGS, open_picture
 from gtp_vit.data.preview import view_of
 from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted
-from gtp_vit.metrics.dense import patch_features
+from gtp_vit.metrics.dense import patch_errors, patch_features
 from gtp_vit.models import bundled
 from gtp_vit.models.sources import transform_of
 from gtp_vit.patching import host_of, patch
@@ -40,7 +40,7 @@ class Visualise(MethodFlags, ModelFlags):
       gtp-vit visualise vit_small_patch14_dinov2 cat.jpg --pretrained --img-size 224 --features
     """
 
-    images: tyro.conf.Positional[tuple[Path, ...]] = ()
+    images: Positional[tuple[Path, ...]] = ()
     """Pictures; without any, fashion_vit shows some of its own."""
     layers: tuple[int, ...] = ()
     """Which layers to draw, counted from 0; four of them by default."""
@@ -112,7 +112,7 @@ def _draw_features(flags: Visualise, words: Sequence[str], model: Any, method: M
         data = png(feature_panels(seen, one, other, host_of(model).vit.grid))
         path = flags.output / f"{name}-features.png"
         write_atomically(path, data)
-        error, same = float(((other - one).norm(dim=1) / one.norm(dim=1)).mean()), same_segment(one, other)
+        error, same = float(patch_errors(one, other).mean()), same_segment(one, other)
         drawn[str(path)] = {"patch_error": round(error, 4), "same_segment": round(same, 2)}
         caption = f"Relative error per patch {error:.3f}; {same:.1f} % of the patches are in the same segment."
         sections.append(Section(name, picture(data, caption)))

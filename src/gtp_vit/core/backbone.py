@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
+from gtp_vit.errors import UnsupportedBackbone
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,12 @@ class Backbone(Protocol):
 
     def head(self, model: nn.Module, features: Tensor) -> Tensor:
         """Pooling and classifier, from the normed features of all tokens."""
+
+    def remove_classifier(self, model: nn.Module) -> None:
+        """Let a model that scores classes return the features that its classifier reads."""
+        raise UnsupportedBackbone(
+            f"{type(model).__name__} cannot do without its classifier; ask for its class scores instead"
+        )
 
     # Training
 

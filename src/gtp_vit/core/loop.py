@@ -59,32 +59,30 @@ Observer = Callable[[Tokens], None]
 
 def run(
     model: Any,
-    images: Tensor,
+    images: Tensor | Tokens,
     *,
     prefix_only: bool = False,
     layers: int | None = None,
     observe: Observer | None = None,
     follow: bool = False,
     restore: bool = False,
-    embedding: Mapping[str, Any] | None = None,
 ) -> Tokens:
     """Embed the images and run the blocks, reducing tokens on the way.
 
     Args:
         model: a patched model.
-        images: [B, channels, height, width].
+        images: [B, channels, height, width], or the tokens that a family's own entry point has made of them.
         prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
         layers: stop after this many blocks; None = after those that are used.
         observe: called with the embedded tokens, then with the tokens after each layer.
         follow: keep `Tokens.owner`: which token stands for each patch.
         restore: keep what `restored` needs to give every patch a feature of its own.
-        embedding: keywords for `Backbone.embed`, of families whose embedding takes some.
     """
     reduction: Reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
     if backbone.grid(model) != reduction.vit.grid:
         raise BadInput("the original model's input size was changed after patching; patch it again")
-    tokens = backbone.embed(model, images, **(embedding or {}))
+    tokens = images if isinstance(images, Tokens) else backbone.embed(model, images)
     owner = (tokens.cell if tokens.owner is None else tokens.owner) if follow or restore else None
     tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=owner)
     tokens = reducer.start(remembered(tokens) if restore else tokens)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones import Host
+from gtp_vit.backbones.host import Host
 from gtp_vit.core.backbone import main_output
 from gtp_vit.core.costs import Costs
 from gtp_vit.core.eval_mode import eval_mode
@@ -67,7 +67,7 @@ class Subject:
     @property
     def embeds(self) -> bool:
         """Does it return one vector for an image, to be compared with others?"""
-        return self.measure.name == "embedding"
+        return "neighbours" in self.measure.shows
 
 
 def make_subject(
@@ -95,7 +95,7 @@ def make_subject(
         costs=host.costs(),
         measure=measure,
         view=view_of(model, transform_of(name, model), img_size=img_size, crop_pct=whole),
-        classes=class_names(model) if measure.name == "classes" else None,
+        classes=class_names(model) if "classes" in measure.shows else None,
         methods=tuple(fitting),
         left_out=tuple(left_out),
         examples=tuple(examples),

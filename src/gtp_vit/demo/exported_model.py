@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gtp_vit.core.backbone import Output
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.data.preview import PreparedPicture, View, view_through
 from gtp_vit.data.transforms import make_transform
@@ -18,12 +19,11 @@ from gtp_vit.engines.description import Description
 from gtp_vit.engines.model_card import run_lines
 from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Measure, check_base, no_labels
-from gtp_vit.metrics.registry import MEASURES
+from gtp_vit.metrics.base import UNREDUCED, Measure, check_base
+from gtp_vit.metrics.damage import Damage
+from gtp_vit.metrics.registry import measure_for
 from gtp_vit.models import bundled
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
-
-KINDS = {"classes": "classes", "features": "embedding", "embedding": "embedding"}  # of outputs -> measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +55,9 @@ def make_filed(
     view: View | None = None,
 ) -> Filed:
     """A file with all that the page needs of it; without its model, pictures are prepared as the file says."""
-    if about.kind not in KINDS:
+    measure = measure_for(Output(about.kind, about.width))(kind=about.kind)  # type: ignore[arg-type]  # checked when it was read
+    if measure.restores:
         raise GTPError(f"{name} returns something for every token; the demo shows files with one output for a picture")
-    measure = MEASURES[KINDS[about.kind]]()
     return Filed(name, about, run, original, why_alone, view or view_of_file(name, about), measure, tuple(examples))
 
 
@@ -98,8 +98,7 @@ def look_at_file(
     with eval_mode(filed.original):
         base = filed.measure.outputs(UNREDUCED, filed.original, image)
     check_base(base, [0], image)
-    kept = filed.measure.kept(base, found, no_labels(1), torch.ones(1, dtype=torch.bool))
-    damage = float(kept[filed.measure.searched][0])
+    damage = Damage.between(filed.measure, base, found).mean
     timing, rounds = None, 0
     if timed:
         models = {UNREDUCED: filed.original, filed.name: filed.run}
@@ -109,4 +108,4 @@ def look_at_file(
 
 
 def _likely(filed: Filed, scores: Tensor) -> tuple[Likely, ...]:
-    return likely(scores, filed.about.classes) if filed.measure.name == "classes" else ()
+    return likely(scores, filed.about.classes) if "classes" in filed.measure.shows else ()

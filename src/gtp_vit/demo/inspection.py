@@ -18,8 +18,9 @@ from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.preview import PreparedPicture
 from gtp_vit.demo.demo_model import Subject, example_tensors, example_vectors, reduced, settings_at
-from gtp_vit.metrics.base import UNREDUCED, check_base, no_labels
-from gtp_vit.metrics.dense import patch_features
+from gtp_vit.metrics.base import UNREDUCED, check_base
+from gtp_vit.metrics.damage import Damage
+from gtp_vit.metrics.dense import patch_errors, patch_features
 from gtp_vit.patching import patch
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
 from gtp_vit.profiling.macs import macs
@@ -108,8 +109,7 @@ def _column(subject: Subject, seen: PreparedPicture, base: Tensor, name: str, me
     image, fast = seen.tensor[None], reduced(subject, method)
     adaptive = bool(fast.reducer.adaptive)
     cost = macs(fast, images=image).total if adaptive else subject.costs.with_method(method)
-    found = subject.measure.outputs(name, fast, image)
-    kept = subject.measure.kept(base, found, no_labels(1), torch.ones(1, dtype=torch.bool))
+    output = subject.measure.outputs(name, fast, image)
     return Column(
         name=name,
         method=method,
@@ -118,16 +118,16 @@ def _column(subject: Subject, seen: PreparedPicture, base: Tensor, name: str, me
         share=cost / subject.costs.whole,
         of_this_picture=adaptive,
         trace=trace(fast, image),
-        damage=float(kept[subject.measure.searched][0]),
-        classes=_likely(subject, found),
-        neighbours=_nearest(subject, method, image, found),
-        features=_features(subject, seen, method) if subject.measure.name in ("embedding", "dense") else None,
+        damage=Damage.between(subject.measure, base, output).mean,
+        classes=_likely(subject, output),
+        neighbours=_nearest(subject, method, image, output),
+        features=_features(subject, seen, method) if "features" in subject.measure.shows else None,
         fast=fast,
     )
 
 
 def _likely(subject: Subject, scores: Tensor) -> tuple[Likely, ...]:
-    return likely(scores, subject.classes) if subject.measure.name == "classes" else ()
+    return likely(scores, subject.classes) if "classes" in subject.measure.shows else ()
 
 
 def likely(scores: Tensor, names: Sequence[str] | None) -> tuple[Likely, ...]:
@@ -153,7 +153,7 @@ def _nearest(subject: Subject, method: Method | None, image: Tensor, vector: Ten
 def _features(subject: Subject, seen: PreparedPicture, method: Method) -> Features:
     image, fast = seen.tensor[None], patch(subject.model, method, restore=True, quiet=True)
     one, other = (patch_features(each, image)[0].float() for each in (subject.model, fast))
-    error = float(((other - one).norm(dim=1) / one.norm(dim=1).clamp(min=1e-12)).mean())
+    error = float(patch_errors(one, other).mean())
     panels = feature_panels(seen.picture, one, other, subject.host.vit.grid)
     return Features(panels, error, same_segment(one, other))
 

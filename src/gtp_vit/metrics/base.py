@@ -1,6 +1,6 @@
 """What a measure is: how far a reduced model's outputs are from the unreduced one's, for one kind of output.
 
-Each kind of output has a measure of its own (measures.py lists them). A measure keeps a few numbers for each image and
+Each kind of output has a measure of its own (registry.py lists them). A measure stores a few numbers for each image and
 model, as arrays that fit into a journal, and makes figures of them when all images are done: some, such as nearest
 neighbours, need them all.
 
@@ -10,7 +10,7 @@ Shapes: B batch, I images.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import main_output
+from gtp_vit.core.backbone import Output, main_output
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.metrics.input_checks import check_finite
 
@@ -39,21 +39,68 @@ class Figure:
     change: str = ""  # of which value it is the difference to the unreduced model's
     quantile: tuple[str, float] | None = None  # of which value it is which quantile
     partial: bool = False  # do some images have no value?
+    timm: bool = False  # has timm columns for it in results files?
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A bound that a search can be given, such as max_kl; the command line has a flag of the same name."""
+
+    name: str
+    help: str  # goes on "the cheapest schedule with"
+    low: float = 0.0  # its values are above this,
+    high: float = 100.0  # and at most this
+    figure: str = ""  # which figure is bounded; "" = it bounds no figure of a measure
+    at_least: bool = False  # else at most
+    reading: Callable[[float], float] = float  # from the figure to what is bounded
+
+    def is_met(self, value: float, figures: Mapping[str, float]) -> bool:
+        reached = self.reading(figures[self.figure])
+        return reached >= value if self.at_least else reached <= value
+
+
+@dataclass(frozen=True)
 class Measure:
-    """Base class: how the outputs of one kind are compared. Subclasses are frozen dataclasses."""
+    """Base class: how the outputs of one kind are compared. Subclasses are frozen dataclasses.
+
+    All that is special about a measure is in its class; others ask it and never compare its name.
+    """
 
     name: ClassVar[str]
+    help: ClassVar[str]  # for --help: what it compares
     figures: ClassVar[tuple[Figure, ...]]
     damage: ClassVar[str]  # the figure by which methods are ranked; less is better
     searched: ClassVar[str]  # the array whose mean a search minimises
     summary: ClassVar[tuple[str, ...]]  # the figures that a recipe has
-    targets: ClassVar[dict[str, str]]  # target of a search -> the figure it bounds
+    headline: ClassVar[str] = ""  # the figure that pages plot as quality; "" = the damage
+    bounds: ClassVar[tuple[Bound, ...]] = ()  # targets that a search can be given
+    needs_labels: ClassVar[bool] = False  # must images come with classes?
     restores: ClassVar[bool] = False  # are reduced models patched with restore?
+    shows: ClassVar[frozenset[str]] = frozenset()  # what a page can show of one image: classes, neighbours, features
     meaning: ClassVar[str]  # a sentence for people
     undefined: ClassVar[str] = "not finite"  # which outputs have no damage
+
     kind: str = "classes"  # the model's `Output.kind`, which says what to read of what it returns
+
+    @classmethod
+    def fits(cls, output: Output | None) -> bool:
+        """Is this the measure for such an output, if none is named? None: nothing is known of the output."""
+        return False
+
+    @classmethod
+    def refusal(cls, output: Output) -> str | None:
+        """Why such outputs cannot be measured so, and what to do; None if they can."""
+        if output.kind != "tokens":
+            return None
+        return (
+            f"the model has an output for every token, {output.width} numbers each; create it with pooling, e.g. "
+            "global_pool='token'"
+        )
+
+    @property
+    def fewest_images(self) -> int:
+        """How many images its figures need to mean something."""
+        return 1
 
     def settings(self) -> dict[str, Any]:
         """What decides the figures, for the identity of a run."""
@@ -63,12 +110,12 @@ class Measure:
         """What is compared, checked; a row for each image. `name` is the model's, for errors."""
         return self.check(name, main_output(model(images), self.kind), len(images)).float()
 
-    def check(self, name: str, found: Any, images: int) -> Tensor:
-        """`found` if it is what this measure compares; raises BadSetting."""
+    def check(self, name: str, output: Any, images: int) -> Tensor:
+        """`output` if it is what this measure compares; raises BadSetting."""
         raise NotImplementedError
 
-    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        """What is kept of each image: `found` against the unreduced model's `base`. NaN where one is not finite.
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        """What is stored of each image: `output` against the unreduced model's `base`. NaN where one is not finite.
 
         `whole` [B]: of which images arrays may be large.
         """
@@ -77,19 +124,26 @@ class Measure:
     def check_labels(self, labels: Tensor, width: int) -> None:
         """Refuse labels that this measure needs and that make no sense."""
 
-    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         """The values of each image for all models, by figure; the unreduced one is first. Figures may be missing."""
         raise NotImplementedError
 
-    def met(self, goal: str, value: float, figures: Mapping[str, float]) -> bool:
-        """Do these figures meet a target?"""
-        found = figures[self.targets[goal]]
-        if goal == "min_cosine":
-            return 1 - found >= value
-        return found >= value if goal.startswith("min") else found <= value
+    def explain(self, base: Arrays) -> str:
+        """What reports say beside the figures; `base` has the unreduced model's values of each image."""
+        return self.meaning
+
+    def direction(self, output: Tensor, noise: Tensor) -> Tensor:
+        """A random direction in the output with the covariance by which the damage grows, [B, ...] like both arguments.
+
+        Calibration asks how sensitive the output is to each token in such directions. Here: all directions alike.
+        """
+        return noise
 
     def figure(self, name: str) -> Figure:
         return next(figure for figure in self.figures if figure.name == name)
+
+    def bound(self, name: str) -> Bound | None:
+        return next((bound for bound in self.bounds if bound.name == name), None)
 
 
 def check_base(outputs: Tensor, place: Sequence[int], images: Tensor) -> None:
@@ -104,15 +158,15 @@ def check_base(outputs: Tensor, place: Sequence[int], images: Tensor) -> None:
         )
 
 
-def refuse_shape(name: str, found: Any, images: int, needed: str) -> BadSetting:
+def refuse_shape(name: str, output: Any, images: int, needed: str) -> BadSetting:
     """The error for an output that a measure cannot compare."""
-    shape = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    shape = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
     return BadSetting(f"{name} returns {shape} for {images} images; {needed}")
 
 
-def finite_rows(base: Tensor, found: Tensor) -> Tensor:
+def finite_rows(base: Tensor, output: Tensor) -> Tensor:
     """Images where both outputs are finite, [B]."""
-    return (base.isfinite() & found.isfinite()).flatten(1).all(dim=1)
+    return (base.isfinite() & output.isfinite()).flatten(1).all(dim=1)
 
 
 def values(tensor: Tensor) -> Array:
@@ -126,7 +180,7 @@ def encoded(arrays: Mapping[str, Array]) -> dict[str, list[Any]]:
 
 
 def _encoded(array: Array) -> list[Any]:
-    if array.ndim == 2:  # a row of NaN was not kept
+    if array.ndim == 2:  # a row of NaN was not stored
         rows = np.ascontiguousarray(array, dtype=np.float32)
         return ["" if np.isnan(row).all() else base64.b64encode(row.tobytes()).decode() for row in rows]
     return [None if value != value else value for value in array.tolist()]

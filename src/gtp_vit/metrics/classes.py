@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gtp_vit.core.backbone import Output
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Arrays, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.base import UNREDUCED, Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
 
 NEEDED = "agreement, KL and accuracy need one score for each class"
 
@@ -22,9 +23,10 @@ class Classes(Measure):
     """For models with a score for each of several classes."""
 
     name: ClassVar[str] = "classes"
+    help: ClassVar[str] = "KL and agreement"
     figures: ClassVar[tuple[Figure, ...]] = (
-        Figure("top1", "top-1 %", 2, interval=False),
-        Figure("top5", "top-5 %", 2, interval=False, brief=False),
+        Figure("top1", "top-1 %", 2, interval=False, timm=True),
+        Figure("top5", "top-5 %", 2, interval=False, brief=False, timm=True),
         Figure("top1_change", "top-1 change", 2, change="top1"),
         Figure("agreement", "agreement %", 2, interval=False),
         Figure("kl", "KL to unreduced"),
@@ -32,13 +34,50 @@ class Classes(Measure):
     damage: ClassVar[str] = "kl"
     searched: ClassVar[str] = "kl"
     summary: ClassVar[tuple[str, ...]] = ("kl", "agreement")
-    targets: ClassVar[dict[str, str]] = {"max_kl": "kl", "min_agreement": "agreement"}
+    headline: ClassVar[str] = "top1"
+    bounds: ClassVar[tuple[Bound, ...]] = (
+        Bound("max_kl", "at most this KL divergence to the unreduced model", figure="kl"),
+        Bound(
+            "min_agreement",
+            "the unreduced model's first class on at least this percentage of images",
+            figure="agreement",
+            at_least=True,
+        ),
+    )
+    needs_labels: ClassVar[bool] = True
+    shows: ClassVar[frozenset[str]] = frozenset({"classes"})
     meaning: ClassVar[str] = "KL: how far the class probabilities are from the unreduced model's."
 
-    def check(self, name: str, found: Any, images: int) -> Tensor:
-        if isinstance(found, Tensor) and found.ndim == 2 and len(found) == images and found.shape[1] > 1:
-            return found
-        raise refuse_shape(name, found, images, f"{NEEDED}: [images, classes], two classes or more")
+    @classmethod
+    def fits(cls, output: Output | None) -> bool:
+        return output is None or (output.kind == "classes" and output.width > 1)
+
+    @classmethod
+    def refusal(cls, output: Output) -> str | None:
+        kind, width = output
+        if kind == "tokens":
+            return (
+                f"the model has an output for every token, {width} numbers each; {NEEDED}: create it with pooling, "
+                "e.g. global_pool='token'"
+            )
+        if kind == "features":
+            return (
+                f"the model has no classifier: its output is {width} features; {NEEDED}: create it with num_classes "
+                "and weights that have them"
+            )
+        if kind == "embedding":
+            return (
+                f"the model's output is an embedding of {width} numbers, to be compared with those of texts; {NEEDED}: "
+                "give weights that were finetuned on classes (timm has them as ..._ft_in1k)"
+            )
+        if width == 1:
+            return f"the model has one output, whose softmax is always 1; {NEEDED}: give two or more classes"
+        return None
+
+    def check(self, name: str, output: Any, images: int) -> Tensor:
+        if isinstance(output, Tensor) and output.ndim == 2 and len(output) == images and output.shape[1] > 1:
+            return output
+        raise refuse_shape(name, output, images, f"{NEEDED}: [images, classes], two classes or more")
 
     def check_labels(self, labels: Tensor, width: int) -> None:
         lowest, highest = int(labels.min()), int(labels.max())
@@ -52,17 +91,17 @@ class Classes(Measure):
                 f"an image has label {highest}, but the model has {width} classes; give data with its classes"
             )
 
-    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        finite = finite_rows(base, found)
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        finite = finite_rows(base, output)
         labels = labels.clamp(min=0)  # a search has none, and reads no rank
         return {
-            "rank": torch.where(finite, _rank(found, labels), found.shape[1]).numpy(force=True),
-            "first": torch.where(finite, found.argmax(dim=1), -1).numpy(force=True),  # -1 = no class
-            "kl": values(kl_per_image(base, found)),
+            "rank": torch.where(finite, _rank(output, labels), output.shape[1]).numpy(force=True),
+            "first": torch.where(finite, output.argmax(dim=1), -1).numpy(force=True),  # -1 = no class
+            "kl": values(kl_per_image(base, output)),
         }
 
-    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        first = kept[UNREDUCED]["first"]
+    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        first = stored[UNREDUCED]["first"]
         return {
             name: {
                 "top1": 100.0 * (own["rank"] < 1),
@@ -70,8 +109,14 @@ class Classes(Measure):
                 "agreement": 100.0 * (own["first"] == first),
                 "kl": own["kl"].astype(np.float64),
             }
-            for name, own in kept.items()
+            for name, own in stored.items()
         }
+
+    def direction(self, output: Tensor, noise: Tensor) -> Tensor:
+        """By the Fisher information diag(p) - p p^T of the softmax: the KL divergence to second order."""
+        p = output.softmax(dim=-1)
+        root = p.sqrt() * noise
+        return root - p * root.sum(dim=-1, keepdim=True)
 
 
 def _rank(logits: Tensor, labels: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gtp_vit.core.backbone import Output
 from gtp_vit.core.loop import all_features
 from gtp_vit.errors import BadSetting, UnsupportedBackbone
 from gtp_vit.methods.identity import Identity
-from gtp_vit.metrics.base import Arrays, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.base import Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
 from gtp_vit.patching import is_patched, patch, tower_of
 from gtp_vit.tensors import rescaled
 
@@ -28,6 +29,7 @@ class Dense(Measure):
     """For models that are read as a map of features."""
 
     name: ClassVar[str] = "dense"
+    help: ClassVar[str] = "features of all patches, restored"
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("patch_distance", "1 - cosine per patch"),
         Figure("patch_error", "relative error per patch"),
@@ -35,34 +37,62 @@ class Dense(Measure):
     damage: ClassVar[str] = "patch_error"
     searched: ClassVar[str] = "patch_error"
     summary: ClassVar[tuple[str, ...]] = ("patch_error", "patch_distance")
-    targets: ClassVar[dict[str, str]] = {"max_error": "patch_error", "min_cosine": "patch_distance"}
+    bounds: ClassVar[tuple[Bound, ...]] = (
+        Bound("max_error", "at most this relative error of features, patch by patch", figure="patch_error"),
+        Bound(
+            "min_cosine",
+            "at least this cosine to the unreduced features, patch by patch",
+            high=1,
+            figure="patch_distance",
+            at_least=True,
+            reading=lambda distance: 1 - distance,
+        ),
+    )
     restores: ClassVar[bool] = True
+    shows: ClassVar[frozenset[str]] = frozenset({"features"})
     meaning: ClassVar[str] = (
         "Relative error per patch: how far a restored feature is from the unreduced model's, by its length."
     )
 
     kind: str = "tokens"
 
+    @classmethod
+    def fits(cls, output: Output | None) -> bool:
+        return output is not None and output.kind == "tokens"
+
+    @classmethod
+    def refusal(cls, output: Output) -> str | None:
+        return None
+
     def outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
         return self.check(name, patch_features(model, images), len(images)).float()
 
-    def check(self, name: str, found: Any, images: int) -> Tensor:
-        if isinstance(found, Tensor) and found.ndim == 3 and len(found) == images:
-            return found
-        raise refuse_shape(name, found, images, "features of patches are [images, patches, channels]")
+    def check(self, name: str, output: Any, images: int) -> Tensor:
+        if isinstance(output, Tensor) and output.ndim == 3 and len(output) == images:
+            return output
+        raise refuse_shape(name, output, images, "features of patches are [images, patches, channels]")
 
-    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        if base.shape != found.shape:
-            raise BadSetting(f"there are features of {list(found.shape)} and {list(base.shape)}: not the same patches")
-        unit, moved = rescaled(base), rescaled(found, like=base)
-        error = ((moved - unit).norm(dim=2) / unit.norm(dim=2).clamp(min=1e-12)).mean(dim=1)
-        distance = (1 - F.cosine_similarity(unit, rescaled(found), dim=2)).mean(dim=1).clamp(min=0)
-        finite = finite_rows(base, found)
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        if base.shape != output.shape:
+            raise BadSetting(f"there are features of {list(output.shape)} and {list(base.shape)}: not the same patches")
+        error = patch_errors(base, output).mean(dim=1)
+        distance = (1 - F.cosine_similarity(rescaled(base), rescaled(output), dim=2)).mean(dim=1).clamp(min=0)
+        finite = finite_rows(base, output)
         both = {"patch_error": error, "patch_distance": distance}
         return {key: values(torch.where(finite, value, math.nan)) for key, value in both.items()}
 
-    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        return {name: {key: np.asarray(each, np.float64) for key, each in own.items()} for name, own in kept.items()}
+    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        return {name: {key: np.asarray(each, np.float64) for key, each in own.items()} for name, own in stored.items()}
+
+    def direction(self, output: Tensor, noise: Tensor) -> Tensor:
+        """All directions, by the length of the features: the relative error."""
+        return noise / output.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+
+
+def patch_errors(base: Tensor, features: Tensor) -> Tensor:
+    """How far each feature is from the unreduced model's, by the length of that, [..., M0] of two [..., M0, C]."""
+    unit, moved = rescaled(base), rescaled(features, like=base)
+    return (moved - unit).norm(dim=-1) / unit.norm(dim=-1).clamp(min=1e-12)
 
 
 def patch_features(model: nn.Module, images: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,8 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.errors import BadSetting, GTPError, counted
-from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.core.backbone import Output
+from gtp_vit.errors import BadSetting, GTPError, check_range, counted
+from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.texts import check_texts, read_texts
 from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.tensors import rescaled
 
@@ -31,6 +34,7 @@ class Embeddings(Measure):
     """For models that return one vector for each image, which is compared with others."""
 
     name: ClassVar[str] = "embedding"
+    help: ClassVar[str] = "cosine and nearest neighbours"
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("knn", "k-NN %", 2, interval=False, partial=True),
         Figure("knn_change", "k-NN change", 2, change="knn", partial=True),
@@ -43,56 +47,104 @@ class Embeddings(Measure):
     damage: ClassVar[str] = "distance"
     searched: ClassVar[str] = "distance"
     summary: ClassVar[tuple[str, ...]] = ("distance", "neighbours")
-    targets: ClassVar[dict[str, str]] = {"min_cosine": "distance", "min_neighbours": "neighbours"}
+    headline: ClassVar[str] = "neighbours"
+    bounds: ClassVar[tuple[Bound, ...]] = (
+        Bound(
+            "min_cosine",
+            "at least this cosine to the unreduced model's embedding",
+            high=1,
+            figure="distance",
+            at_least=True,
+            reading=lambda distance: 1 - distance,
+        ),
+        Bound(
+            "min_neighbours",
+            "at least this percentage of an image's nearest neighbours unchanged",
+            figure="neighbours",
+            at_least=True,
+        ),
+    )
+    shows: ClassVar[frozenset[str]] = frozenset({"neighbours", "features"})
     undefined: ClassVar[str] = "not finite, or zero, which has no direction"
     meaning: ClassVar[str] = "1 - cosine: how far an embedding points away from the unreduced model's."
 
     kind: str = "features"
-    k: int = 10  # neighbours
-    texts: Tensor | None = None  # [T, C]: embeddings of texts, of which an image gets the nearest
+    nearest: int = field(
+        default=10, metadata={"help": "how many nearest images of each are compared, and vote where there are labels"}
+    )
+    text_embeddings: Tensor | Path | None = field(  # [T, C], of which an image gets the nearest
+        default=None,
+        metadata={
+            "help": "embeddings of one text for each class, [classes, channels], for zero-shot agreement; .safetensors "
+            "with one tensor, or .npy",
+            "type": Path | None,
+        },
+    )
 
     def __post_init__(self) -> None:
+        check_range("nearest", self.nearest, 1, 1000, whole=True)
+        if isinstance(self.text_embeddings, Path):
+            object.__setattr__(self, "text_embeddings", read_texts(self.text_embeddings))
         if self.texts is not None:
-            _check_texts(self.texts)
+            check_texts(self.texts)
+
+    @property
+    def texts(self) -> Tensor | None:
+        """The embeddings of texts, once they are read."""
+        return self.text_embeddings if isinstance(self.text_embeddings, Tensor) else None
+
+    @classmethod
+    def fits(cls, output: Output | None) -> bool:
+        return output is not None and output.kind in ("features", "embedding")
+
+    @classmethod
+    def refusal(cls, output: Output) -> str | None:
+        if output.kind == "classes":
+            return f"the model scores {output.width} classes, which are no embedding; create it with num_classes=0"
+        return super().refusal(output)
+
+    @property
+    def fewest_images(self) -> int:
+        return self.nearest + 1
 
     def settings(self) -> dict[str, Any]:
         texts = None if self.texts is None else tensors_fingerprint({"texts": self.texts})
-        return {"measure": self.name, "neighbours": self.k, "texts": texts}
+        return {"measure": self.name, "neighbours": self.nearest, "texts": texts}
 
-    def check(self, name: str, found: Any, images: int) -> Tensor:
-        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != images or found.shape[1] < 2:
-            raise refuse_shape(name, found, images, "an embedding is a vector for each image: [images, channels]")
-        if self.texts is not None and self.texts.shape[1] != found.shape[1]:
+    def check(self, name: str, output: Any, images: int) -> Tensor:
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != images or output.shape[1] < 2:
+            raise refuse_shape(name, output, images, "an embedding is a vector for each image: [images, channels]")
+        if self.texts is not None and self.texts.shape[1] != output.shape[1]:
             raise BadSetting(
-                f"the embeddings of texts have {self.texts.shape[1]} numbers, those of {name} {found.shape[1]}; give "
+                f"the embeddings of texts have {self.texts.shape[1]} numbers, those of {name} {output.shape[1]}; give "
                 "those of the same model"
             )
-        return found
+        return output
 
-    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        cosine = F.cosine_similarity(rescaled(base.double()), rescaled(found.double()), dim=1)
-        directed = finite_rows(base, found) & (base != 0).any(dim=1) & (found != 0).any(dim=1)
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        cosine = F.cosine_similarity(rescaled(base.double()), rescaled(output.double()), dim=1)
+        directed = finite_rows(base, output) & (base != 0).any(dim=1) & (output != 0).any(dim=1)
         distance = torch.where(directed, (1 - cosine).clamp(min=0), math.nan)
         arrays = {
             "distance": values(distance),
             "label": labels.numpy(force=True),
-            "vector": torch.where(whole.unsqueeze(1), found.float(), math.nan).numpy(force=True),
+            "vector": torch.where(whole.unsqueeze(1), output.float(), math.nan).numpy(force=True),
         }
         if self.texts is not None:
-            texts = F.normalize(rescaled(self.texts.to(found.device, torch.float32)), dim=1)
-            nearest = (rescaled(found.float()) @ texts.T).argmax(dim=1)
-            directed = found.isfinite().all(dim=1) & (found != 0).any(dim=1)
+            texts = F.normalize(rescaled(self.texts.to(output.device, torch.float32)), dim=1)
+            nearest = (rescaled(output.float()) @ texts.T).argmax(dim=1)
+            directed = output.isfinite().all(dim=1) & (output != 0).any(dim=1)
             arrays["text"] = torch.where(directed, nearest, -1).numpy(force=True)
         return arrays
 
-    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        base = kept[UNREDUCED]
+    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        base = stored[UNREDUCED]
         compared = np.logical_not(np.isnan(base["vector"]).all(axis=1))
         count = int(compared.sum())
-        if 2 * self.k > count - 1:  # a model that knows nothing would keep more than half of them
+        if 2 * self.nearest > count - 1:  # a model that knows nothing would keep more than half of them
             most = (count - 1) // 2
             raise GTPError(
-                f"{counted(self.k, 'neighbour is', 'neighbours are')} asked for, and among "
+                f"{counted(self.nearest, 'neighbour is', 'neighbours are')} asked for, and among "
                 f"{counted(count, 'image', 'images')} each has {counted(count - 1, 'other', 'others')}, of which at "
                 f"most half may count; give more images{f', or --nearest {most}' if most else ''}"
             )
@@ -106,43 +158,48 @@ class Embeddings(Measure):
         labels = base["label"][compared]
         # Labels that are all the same, or all different, say nothing of neighbours.
         votes = bool((labels >= 0).all()) and 1 < len(np.unique(labels)) < count
-        nearest = _nearest(base["vector"][compared], self.k)
-        found: dict[str, Arrays] = {}
-        for name, own in kept.items():
-            neighbours, likeness = nearest if own is base else _nearest(own["vector"][compared], self.k)
+        nearest = _nearest(base["vector"][compared], self.nearest)
+        figures: dict[str, Arrays] = {}
+        for name, own in stored.items():
+            neighbours, likeness = nearest if own is base else _nearest(own["vector"][compared], self.nearest)
             finite = ~np.isnan(own["distance"][compared])  # others have no direction: near to none, they count as wrong
             same = finite * (neighbours[:, :, None] == nearest[0][:, None, :]).any(axis=2).mean(axis=1)
-            found[name] = {
+            figures[name] = {
                 "distance": own["distance"].astype(np.float64),
                 "neighbours": _spread(100.0 * same, compared),
             }
             if votes:
                 right = finite & (_vote(neighbours, likeness, labels) == labels)
-                found[name]["knn"] = _spread(100.0 * right, compared)
+                figures[name]["knn"] = _spread(100.0 * right, compared)
             if self.texts is not None:
-                found[name]["zero_shot_agreement"] = 100.0 * (own["text"] == base["text"])
+                figures[name]["zero_shot_agreement"] = 100.0 * (own["text"] == base["text"])
                 if base["label"].min() >= 0 and base["label"].max() < len(self.texts):
-                    found[name]["zero_shot_top1"] = 100.0 * (own["text"] == base["label"])
-        return found
+                    figures[name]["zero_shot_top1"] = 100.0 * (own["text"] == base["label"])
+        return figures
 
+    def explain(self, base: Arrays) -> str:
+        """Among how many images neighbours were sought, and what labels were used for."""
+        count = int((~np.isnan(base["neighbours"])).sum())
+        text = (
+            f"{self.meaning} Same neighbours: of each image's {self.nearest} nearest among {count}, how many are those "
+            "of the unreduced model."
+        )
+        if "knn" in base:
+            return f"{text} k-NN: how often its neighbours' labels name an image's own; the model has no classifier."
+        return f"{text} No k-NN accuracy: images have no labels, or all the same one, or no two the same."
 
-def _check_texts(texts: Tensor) -> None:
-    if texts.ndim != 2 or len(texts) == 0:
-        raise BadSetting(
-            f"the embeddings of texts are {list(texts.shape)}; give a vector for each text: [texts, channels]"
-        )
-    useless = int((~(texts.isfinite().all(dim=1) & (texts != 0).any(dim=1))).sum())
-    if useless:
-        raise BadSetting(
-            f"the embeddings of texts are zero or not finite for {useless} of {len(texts)} texts; compute them again"
-        )
+    def direction(self, output: Tensor, noise: Tensor) -> Tensor:
+        """What is orthogonal to the embedding, by its length: 1 - cosine."""
+        length = output.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        unit = output / length
+        return (noise - unit * (unit * noise).sum(dim=-1, keepdim=True)) / length
 
 
 def _spread(some: Array, where: Array) -> Array:
     """Values of some images among all, NaN for the others."""
-    found = np.full(where.shape, np.nan)
-    found[where] = some
-    return found
+    spread = np.full(where.shape, np.nan)
+    spread[where] = some
+    return spread
 
 
 def _nearest(vectors: Array, k: int) -> tuple[Array, Array]:
@@ -164,8 +221,8 @@ def _vote(neighbours: Array, cosines: Array, labels: Array) -> Array:
     """The label that the neighbours give each image, near ones counting more, [I]."""
     names, number = np.unique(labels, return_inverse=True)
     weights = np.exp((cosines - 1) / TEMPERATURE)
-    found = np.empty(len(labels), dtype=labels.dtype)
+    elected = np.empty(len(labels), dtype=labels.dtype)
     for index in range(len(labels)):
         votes = np.bincount(number[neighbours[index]], weights[index], minlength=len(names))
-        found[index] = names[votes.argmax()]
-    return found
+        elected[index] = names[votes.argmax()]
+    return elected

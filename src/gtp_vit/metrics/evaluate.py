@@ -24,7 +24,7 @@ from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.loader import batches
 from gtp_vit.errors import GTPError
 from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Figure, Measure, check_base, decoded, encoded
-from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.metrics.registry import measure_of
 from gtp_vit.runs import distributed
 from gtp_vit.runs.journal import Journal
@@ -97,7 +97,7 @@ def evaluate(
     batch_size: int = 64,
     workers: int = 2,
     journal: Journal | None = None,
-    kept: Kept | None = None,
+    cache: OutputCache | None = None,
     measure: str | Measure = "auto",
     progress: ImagesDone | None = None,
 ) -> Evaluation:
@@ -109,8 +109,8 @@ def evaluate(
         batch_size: images at a time.
         workers: processes that read images.
         journal: of this run; batches that are in it are not run again. Only the first process has one.
-        kept: outputs of the unreduced model from earlier passes over the same images, used instead of running it.
-        measure: how outputs are compared: auto, the name of a measure, or a measure (measures.py).
+        cache: outputs of the unreduced model from earlier passes over the same images, used instead of running it.
+        measure: how outputs are compared: auto, the name of a measure, or a measure (registry.py).
         progress: called after every batch.
     """
     assert next(iter(models)) == UNREDUCED
@@ -129,9 +129,8 @@ def evaluate(
         # A round covers consecutive images whatever the number of processes, so any number of them can resume.
         batch = next(own, None)
         with eval_mode(*models.values()):
-            run = None if batch is None else _run(models, batch, device, chosen, every, kept)
-        found = distributed.all_gather(run)
-        finished = [entry for entry in found if entry is not None]
+            run = None if batch is None else _run(models, batch, device, chosen, every, cache)
+        finished = [entry for entry in distributed.all_gather(run) if entry is not None]
         if not finished:
             break
         entries.append(finished[0] if len(finished) == 1 else merge(finished))
@@ -177,22 +176,19 @@ def _run(
     device: torch.device,
     measure: Measure,
     every: int,
-    kept: Kept | None = None,
+    cache: OutputCache | None = None,
 ) -> dict[str, Any]:
-    """What is kept of one batch, as JSON. Large arrays are kept of every n-th image."""
-    found: dict[str, Any] = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
+    """What is stored of one batch, as JSON. Large arrays are stored of every n-th image."""
+    entry: dict[str, Any] = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
     if len(batch.images) == 0:
-        return found
+        return entry
     base: Tensor | None = None
     images, labels, whole = batch.images.to(device), batch.labels.to(device), (batch.place % every == 0).to(device)
     weight = next(next(iter(models.values())).parameters())
     for name, model in models.items():
         begin = time.perf_counter()
         ready = images.to(weight.dtype)
-        if base is None and kept is not None:
-            outputs = measure.check(name, kept(batch, ready), len(images)).float()
-        else:
-            outputs = measure.outputs(name, model, ready)
+        outputs = measure.outputs(name, model, ready) if base is not None or cache is None else cache(batch, ready)
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
@@ -200,8 +196,8 @@ def _run(
             measure.check_labels(labels, outputs.shape[1])
             check_base(outputs, batch.place.tolist(), images)
             base = outputs
-        found["models"][name] = {**encoded(measure.kept(base, outputs, labels, whole)), "seconds": seconds}
-    return found
+        entry["models"][name] = {**encoded(measure.compare(base, outputs, labels, whole)), "seconds": seconds}
+    return entry
 
 
 def summarise(names: list[str], entries: list[Any], measure: Measure) -> Evaluation:
@@ -213,14 +209,14 @@ def summarise(names: list[str], entries: list[Any], measure: Measure) -> Evaluat
         raise GTPError("an image was counted twice; delete the journal and run again")
     unreadable = tuple(text for entry in entries for text in entry["unreadable"].values())
     entries = [entry for entry in entries if entry["index"]]
-    kept = {
+    stored = {
         name: {
             key: decoded([value for entry in entries for value in entry["models"][name][key]])
             for key in entries[0]["models"][name].keys() - {"seconds"}
         }
         for name in names
     }
-    per_image = measure.per_image(kept)
+    per_image = measure.per_image(stored)
     for name in names:  # differences to the unreduced model are figures of each image, too
         for figure in measure.figures:
             if figure.change in per_image[name]:

@@ -12,31 +12,31 @@ import zlib
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import main_output
 from gtp_vit.data.items import Batch
+from gtp_vit.metrics.base import UNREDUCED, Measure
 
 MOST_BYTES = 512 * 2**20  # in each process
 
 
-class Kept:
-    """Outputs of one model, by batch."""
+class OutputCache:
+    """What a measure compares of the unreduced model, by batch."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.bytes = model, 0
+    def __init__(self, model: nn.Module, measure: Measure) -> None:
+        self.model, self.measure, self.bytes = model, measure, 0
         self.outputs: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, batch: Batch, images: Tensor) -> Tensor:
-        """The model's output for `images`, those of the batch on the model's device."""
+        """The model's outputs for `images`, those of the batch on the model's device."""
         # A user's own data set may change its images between passes, so their places are not enough.
         raw = batch.images.cpu().contiguous().view(-1).view(torch.uint8).numpy()
         key = (*batch.place.tolist(), zlib.crc32(raw))  # type: ignore[arg-type]
         if key not in self.outputs:
-            found = self.compute(images)
-            if self.bytes + found.nbytes > MOST_BYTES:
-                return found
-            self.outputs[key] = found.cpu()
-            self.bytes += found.nbytes
+            outputs = self.compute(images)
+            if self.bytes + outputs.nbytes > MOST_BYTES:
+                return outputs
+            self.outputs[key] = outputs.cpu()
+            self.bytes += outputs.nbytes
         return self.outputs[key].to(images.device)
 
     def compute(self, images: Tensor) -> Tensor:
-        return main_output(self.model(images), "classes")
+        return self.measure.outputs(UNREDUCED, self.model, images)

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gtp_vit.core.backbone import Output
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Arrays, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.base import UNREDUCED, Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Numbers(Measure):
     """For models that return one or several numbers for each image."""
 
     name: ClassVar[str] = "numbers"
+    help: ClassVar[str] = "relative error"
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("error_p95", "relative error, 95 %", quantile=("error", 0.95), interval=False, brief=False),
         Figure("error", "relative error"),
@@ -30,23 +32,27 @@ class Numbers(Measure):
     damage: ClassVar[str] = "error"
     searched: ClassVar[str] = "difference"
     summary: ClassVar[tuple[str, ...]] = ("error",)
-    targets: ClassVar[dict[str, str]] = {"max_error": "error"}
+    bounds: ClassVar[tuple[Bound, ...]] = (Bound("max_error", "at most this relative error", figure="error"),)
     meaning: ClassVar[str] = "Relative error: differences to the unreduced model by the mean size of its outputs."
 
-    def check(self, name: str, found: Any, images: int) -> Tensor:
-        if isinstance(found, Tensor) and len(found) == images and found.ndim <= 2:
-            return found.reshape(images, -1)
-        raise refuse_shape(name, found, images, "a regression has numbers for each image: [images, numbers]")
+    @classmethod
+    def fits(cls, output: Output | None) -> bool:
+        return output is not None and output.kind == "classes" and output.width == 1
 
-    def kept(self, base: Tensor, found: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        difference = (found.double() - base.double()).norm(dim=1)
+    def check(self, name: str, output: Any, images: int) -> Tensor:
+        if isinstance(output, Tensor) and len(output) == images and output.ndim <= 2:
+            return output.reshape(images, -1)
+        raise refuse_shape(name, output, images, "a regression has numbers for each image: [images, numbers]")
+
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+        difference = (output.double() - base.double()).norm(dim=1)
         return {
-            "difference": values(torch.where(finite_rows(base, found), difference, math.nan)),
+            "difference": values(torch.where(finite_rows(base, output), difference, math.nan)),
             "length": values(base.double().norm(dim=1)),
         }
 
-    def per_image(self, kept: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        mean = float(kept[UNREDUCED]["length"].mean())
+    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        mean = float(stored[UNREDUCED]["length"].mean())
         if mean == 0:
             raise GTPError("the unreduced model's outputs are all zero: an error relative to them means nothing")
-        return {name: {"error": own["difference"] / mean} for name, own in kept.items()}
+        return {name: {"error": own["difference"] / mean} for name, own in stored.items()}

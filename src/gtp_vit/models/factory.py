@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gtp_vit import backbones
 from gtp_vit.backbones import lvvit_network
+from gtp_vit.backbones.host import find
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
 from gtp_vit.models import bundled, sources
 from gtp_vit.weights import load_weights
@@ -58,7 +58,7 @@ def refusal(name: str) -> str | None:
                 model = timm.create_model(name, depth=1)
             except (TypeError, AssertionError):  # an entry point that sets its depth itself, or one for each block
                 model = timm.create_model(name)
-        backbones.find(model)
+        find(model)
     except Exception as error:  # timm raises errors of many classes
         return first_line(error)
     return None
@@ -161,7 +161,7 @@ def _create_in(
     if not rest:
         raise UnknownName(f"{shown(name)} names no model; give one behind the colon")
     model = library.create(rest, pretrained=pretrained, checkpoint=checkpoint, meta=meta, sizes=sizes or {})
-    host = backbones.find(model)
+    host = find(model)
     if host.output is None:
         raise UnsupportedBackbone(f"{name} takes more than images; patch it in Python: gtp_vit.patch(model)")
     return model
@@ -181,7 +181,7 @@ def _check_patches(model: nn.Module, name: str, img_size: int | tuple[int, int] 
     if img_size is None or (config is not None and img_size == config.input_size[-1]):
         return
     try:
-        patches = backbones.find(model).inputs.patch
+        patches = find(model).inputs.patch
     except UnsupportedBackbone:  # patch says why
         return
     sides = img_size if isinstance(img_size, tuple) else (img_size, img_size)

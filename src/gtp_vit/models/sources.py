@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gtp_vit import backbones
 from gtp_vit.backbones.hf_vit import set_image_size
+from gtp_vit.backbones.host import find
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, first_line, shown
 from gtp_vit.models.pretrained import configured_class, load_model, transformers_library
 from gtp_vit.recipes import BESIDE
@@ -82,7 +82,7 @@ class HuggingFace(Library):
         return model
 
     def transform(self, name: str, model: Any) -> Transform | None:
-        found, wanted = self._processed(name), backbones.find(model).inputs.size
+        found, wanted = self._processed(name), find(model).inputs.size
         if found.size() != wanted:
             raise GTPError(
                 f"the processor of hf:{name} makes images of {found.size()}, and the model takes {wanted}; repair its "

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit import backbones
+from gtp_vit.backbones.host import wrapped
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
@@ -70,7 +70,7 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
     [92, 84, 76, 68, 60, 52]
     """
     if not is_patched(model):
-        inside = backbones.wrapped(model)
+        inside = wrapped(model)
         if inside is not None:
             raise BadSetting(f"trace needs the model itself, not a {type(model).__name__} around it; give {inside}")
         raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.backbones import Host
+from gtp_vit.backbones.host import Host
 from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.schedule import whole_tokens
 from gtp_vit.core.settings import checked

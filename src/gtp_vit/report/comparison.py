@@ -93,7 +93,7 @@ def comparison_sections(
         return row.plan.macs / rows[0].plan.macs
 
     damage = found.measure.figure(found.measure.damage)
-    shown = next((figure for figure in found.figures() if figure.name in ("top1", "neighbours")), damage)
+    shown = next((figure for figure in found.figures() if figure.name == found.measure.headline), damage)
 
     def quality(row: Row) -> float:
         return row.score[shown.name].value

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from gtp_vit.data.open import DataSettings
@@ -15,8 +14,6 @@ from gtp_vit.metrics.base import UNREDUCED, Figure
 from gtp_vit.metrics.evaluate import Evaluation, Interval, Score
 from gtp_vit.patching import host_of
 from gtp_vit.report.results import Table
-
-TIMM = ("top1", "top5")  # figures that timm has columns for
 
 
 def score_row(
@@ -28,7 +25,7 @@ def score_row(
     wanted = inputs.preparation or {}
     return {
         "model": title,
-        **_timm_columns(score),
+        **_timm_columns(found, score),
         "param_count": round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
         "img_size": settings.img_size or inputs.size[-1],
         "crop_pct": settings.crop_pct or wanted.get("crop_pct", ""),
@@ -40,16 +37,15 @@ def score_row(
         "unreadable": len(found.unreadable),
         "not_finite": score.not_finite,
         "measure": found.measure.name,
-        **{key: value for f in found.figures() if f.name not in TIMM for key, value in _bounded(score, f.name)},
+        **{key: value for f in found.figures() if not f.timm for key, value in _bounded(score, f.name)},
     }
 
 
-def _timm_columns(score: Score) -> dict[str, float]:
+def _timm_columns(found: Evaluation, score: Score) -> dict[str, float]:
     """Accuracies as timm names them, for models with classes."""
     return {
         key: value
-        for name in TIMM
-        if name in score.figures
+        for name in (figure.name for figure in found.figures() if figure.timm)
         for key, value in ((name, round(score[name].value, 4)), (f"{name}_err", round(100 - score[name].value, 4)))
     }
 
@@ -85,25 +81,12 @@ def explain_scores(found: Evaluation) -> str:
     """What the intervals mean, and what was not counted."""
     count = found.scores[0].images
     text = (
-        f"{counted(count, 'image', 'images')}; brackets are paired 95 % intervals over images. {found.measure.meaning}"
+        f"{counted(count, 'image', 'images')}; brackets are paired 95 % intervals over images. "
+        f"{found.measure.explain(found.per_image[UNREDUCED])}"
     )
-    text += _explain_neighbours(found)
     if found.unreadable:
         text += f" {len(found.unreadable)} could not be read and are not counted, e.g. {found.unreadable[0]}"
     if found.not_finite():
         title = found.measure.figure(found.measure.damage).title
         text += f" {'; '.join(found.not_finite())}: they count as wrong and as disagreement, and have no {title}."
     return text
-
-
-def _explain_neighbours(found: Evaluation) -> str:
-    """Among how many images neighbours were sought, and what labels were used for."""
-    own = found.per_image[UNREDUCED]
-    if "neighbours" not in own:
-        return ""
-    count = int((~np.isnan(own["neighbours"])).sum())
-    k = getattr(found.measure, "k", 0)
-    text = f" Same neighbours: of each image's {k} nearest among {count}, how many are those of the unreduced model."
-    if "knn" in own:
-        return f"{text} k-NN: how often its neighbours' labels name an image's own; the model has no classifier."
-    return f"{text} No k-NN accuracy: images have no labels, or all the same one, or no two the same."

@@ -17,8 +17,9 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Item
 from gtp_vit.errors import BadSetting, GTPError, check_range
 from gtp_vit.metrics.base import UNREDUCED
+from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.evaluate import evaluate
-from gtp_vit.metrics.output_cache import Kept
+from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.metrics.registry import check_class_output
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.environment import bf16_verdict
@@ -168,7 +169,7 @@ class _Run:
         self.saved = 0  # steps in the last checkpoint
         self.unreadable: dict[str, None] = {}
         self.trainee = Trainee(model, method, self.protocol, settings, self.steps)
-        self.kept = Kept(self.trainee.teacher)
+        self.teacher_outputs = OutputCache(self.trainee.teacher, Classes())
         method.weakened(self.trainee.model.reduction.vit, settings.strength(0))  # raises now, not in the first epoch
         self.macs = macs(self.trainee.model).total if not self.trainee.model.reducer.adaptive else None
         self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
@@ -234,7 +235,7 @@ class _Run:
         models = {UNREDUCED: self.trainee.teacher, self.method.name: self.trainee.result()}
         with torch.random.fork_rng(devices=[]):
             found = evaluate(
-                models, self.validation, batch_size=self.settings.part, workers=self.workers, kept=self.kept
+                models, self.validation, batch_size=self.settings.part, workers=self.workers, cache=self.teacher_outputs
             )
         score = found.scores[1]
         figures = {key: score[key].value for key in ("top1", "top5", "agreement", "kl")}

@@ -24,7 +24,7 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, counted
 from gtp_vit.methods.identity import Identity
 from gtp_vit.metrics.base import UNREDUCED, Arrays, Measure, check_base, decoded, encoded
-from gtp_vit.metrics.damage import Damage, kept
+from gtp_vit.metrics.damage import Damage, compare_unlabelled
 from gtp_vit.metrics.input_checks import check_has_weights, check_pixels
 from gtp_vit.patching import patch, unpatch
 from gtp_vit.runs.journal import Journal
@@ -38,7 +38,7 @@ CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # (share of the search, number of loca
 
 def fewest_images(measure: Measure) -> int:
     """How many images a search needs: so many that even the held-out ones are more than an image has neighbours."""
-    return max(FEWEST_IMAGES, math.ceil((getattr(measure, "k", 0) + 1) / HELD_OUT))
+    return max(FEWEST_IMAGES, math.ceil(measure.fewest_images / HELD_OUT))
 
 
 def check_enough_images(images: Any, model: Any, fewest: int) -> None:
@@ -81,7 +81,7 @@ class Ruler:
         with torch.inference_mode():
             self.base = self._outputs(UNREDUCED, self.model, images)
         check_base(self.base, range(len(images)), images)
-        self.of_base = kept(measure, self.base, self.base)
+        self.of_base = compare_unlabelled(measure, self.base, self.base)
 
     def _outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
         return torch.cat([self.measure.outputs(name, model, part) for part in images.split(self.batch_size)])
@@ -95,7 +95,7 @@ class Ruler:
             fast = patch(self.model, method, restore=self.measure.restores, quiet=True)
             with torch.inference_mode():
                 outputs = self._outputs(method.name, fast, self.images[first:last])
-            found = kept(self.measure, self.base[first:last], outputs)
+            found = compare_unlabelled(self.measure, self.base[first:last], outputs)
             seconds = round(time.perf_counter() - begin, 4)
             self.known[key] = found, seconds
             if self.journal is not None:

@@ -22,8 +22,7 @@ from gtp_vit.errors import BadSetting, GTPError, check_range
 from gtp_vit.methods.gtp_plus.calibrate import calibrated
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.damage import Damage
-from gtp_vit.metrics.dense import Dense
-from gtp_vit.metrics.registry import measure_of
+from gtp_vit.metrics.registry import MEASURES, measure_of
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.budget import starting_point
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
@@ -240,11 +239,11 @@ def check_request(
 
 def check_target(goal: str, measure: Measure) -> None:
     """Refuse a target that this measure has no figure for."""
-    if goal in ("macs", "speedup", *measure.targets):
+    if goal in ("macs", "speedup") or measure.bound(goal) is not None:
         return
     raise BadSetting(
         f"the target {goal} does not fit this model, whose outputs are measured as {measure.name}; give one of macs, "
-        f"speedup, {', '.join(measure.targets)}"
+        f"speedup, {', '.join(bound.name for bound in measure.bounds)}"
     )
 
 
@@ -261,7 +260,9 @@ def _at_damage(goal: str, measure: Measure, space: Space, value: float, evaluati
             step / steps,
             [] if last is None else _moved(space, last, middle * whole),
         )
-        if measure.met(goal, value, last.damage.figures()):
+        bound = measure.bound(goal)
+        assert bound is not None
+        if bound.is_met(value, last.damage.figures()):
             good, high = last, middle
         else:
             low = middle
@@ -355,4 +356,4 @@ def accelerate(model: Any, images: Tensor, *, macs: float | None = None, **setti
     """
     others = any(settings.get(target) is not None for target in TARGETS)
     recipe = tune(model, images, macs=DEFAULT_SHARE if macs is None and not others else macs, **settings)
-    return patch(model, recipe, restore=recipe.measured["measure"] == Dense.name)
+    return patch(model, recipe, restore=MEASURES[recipe.measured["measure"]].restores)

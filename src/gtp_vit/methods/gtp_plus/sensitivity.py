@@ -25,11 +25,8 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, GTPError, counted, first_line
 from gtp_vit.methods.gtp_plus.calibration import Calibration, fingerprint
 from gtp_vit.metrics.base import Measure
-from gtp_vit.metrics.classes import Classes
-from gtp_vit.metrics.dense import Dense
 from gtp_vit.metrics.input_checks import check_has_weights, check_pixels
 from gtp_vit.metrics.registry import measure_of
-from gtp_vit.metrics.regression import Numbers
 from gtp_vit.patching import host_of, patch, tower_of, unpatch
 
 RIDGE = 1e-3  # of the mean square of an input
@@ -201,7 +198,7 @@ def _gradients(
             output = measure.outputs("the model", watched, images.clone())
             seen = list(watcher.seen)
             noise = torch.stack([torch.randn(output.shape[1:], generator=generator) for _ in images])
-            number = (direction(output.detach(), noise.to(output.device), measure.name) * output).sum()
+            number = (measure.direction(output.detach(), noise.to(output.device)) * output).sum()
             gradients = torch.autograd.grad(number, seen, allow_unused=True)
         except RuntimeError as error:
             raise GTPError(
@@ -212,26 +209,6 @@ def _gradients(
     if not all(bool(each.isfinite().all()) for each in found):
         raise GTPError("gradients are not finite on these images; calibrate in float32, and check the weights")
     return seen, found
-
-
-def direction(output: Tensor, noise: Tensor, measure: str) -> Tensor:
-    """A random direction in the output, with the covariance by which the damage grows: [B, ...] like both arguments.
-
-    Of class scores, the Fisher information diag(p) - p p^T of their softmax: the KL divergence to second order. Of
-    embeddings, what is orthogonal to them, by their length: 1 - cosine. Of features of patches, all directions, by
-    their length: the relative error. Of numbers, all directions alike.
-    """
-    if measure == Classes.name:
-        p = output.softmax(dim=-1)
-        root = p.sqrt() * noise
-        return root - p * root.sum(dim=-1, keepdim=True)
-    if measure == Numbers.name:
-        return noise
-    length = output.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    if measure == Dense.name:
-        return noise / length
-    unit = output / length
-    return (noise - unit * (unit * noise).sum(dim=-1, keepdim=True)) / length
 
 
 class Normal:

@@ -8,8 +8,8 @@ from typing import Any
 
 from gtp_vit.report.page import paragraph
 from gtp_vit.report.plot import curves
-from gtp_vit.reproduction.experiments import EXTRA_MMACS
-from gtp_vit.reproduction.reproduce import Reproduced, complexity_table
+from reproduction.experiments import EXTRA_MMACS
+from reproduction.measure import Reproduced, complexity_table
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,32 @@
-"""gtp-vit reproduce: a table or figure of the paper beside our own values."""
+"""python -m reproduction: a table or figure of the paper beside our own values."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import tyro
+from typing import Any, ClassVar
 
 from gtp_vit.cli import render
+from gtp_vit.cli.app import exit_code
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.model_flags import CORES, DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, check_results_file, write_page
+from gtp_vit.cli.parser import Positional
 from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.data.loader import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
 from gtp_vit.models import bundled
 from gtp_vit.report.page import Section, table
 from gtp_vit.report.results import write_results
-from gtp_vit.reproduction.experiments import COMPUTED, EXPERIMENTS
-from gtp_vit.reproduction.report import Reproduction, show_cells, show_complexity, show_oversmoothing
-from gtp_vit.reproduction.reproduce import Failed, oversmoothing, reproduce
 from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.journal import Journal
+from reproduction.experiments import COMPUTED, EXPERIMENTS
+from reproduction.measure import Failed, Inputs, oversmoothing, reproduce
+from reproduction.report import Reproduction, show_cells, show_complexity, show_oversmoothing
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,14 @@ class Reproduce(OutputFlags, ResumeFlags):
     begin with the model's) and ImageNet's images (--data-dir); a cell without a figure says what is missing.
 
     examples:
-      gtp-vit reproduce                        lists what there is
-      gtp-vit reproduce main
-      gtp-vit reproduce graph-type --pretrained --data-dir imagenet/val --report graphs.html
-      gtp-vit reproduce figure-oversmoothing --model vit_tiny_patch16_224 --checkpoint vit.safetensors --data-dir val
+      python -m reproduction                        lists what there is
+      python -m reproduction main
+      python -m reproduction graph-type --pretrained --data-dir imagenet/val --report graphs.html
+      python -m reproduction figure-oversmoothing --model vit_tiny_patch16_224 --pretrained --data-dir val
     """
 
-    what: tyro.conf.Positional[str] = ""
+    PROGRAM: ClassVar = "python -m reproduction"
+    what: Positional[str] = ""
     """Name of a table or figure."""
     weights_dir: Path | None = None
     """Folder with files of weights."""
@@ -68,7 +70,12 @@ class Reproduce(OutputFlags, ResumeFlags):
     """Write the cells here, .csv or .json."""
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one table or figure; returns the exit code, as those of gtp-vit are."""
+    return exit_code(_run, sys.argv[1:] if arguments is None else arguments, lambda: "--results-file")
+
+
+def _run(words: Sequence[str]) -> None:
     flags = parse_flags(Reproduce, words)
     titles = {**{name: experiment.title for name, experiment in EXPERIMENTS.items()}, **COMPUTED}
     if not flags.what:
@@ -109,13 +116,15 @@ def _measured_cells(flags: Reproduce, journals: contextlib.ExitStack) -> Reprodu
     with render.progress("reproducing") as progress:
         found, unreadable = reproduce(
             EXPERIMENTS[flags.what].cells,
-            weights=flags.weights_dir,
-            pretrained=flags.pretrained,
-            images_for=None if flags.data_dir is None else functools.partial(make_dataset, _data_flags(flags)),
-            batch_size=flags.batch_size,
-            workers=flags.workers,
-            journal_for=journal_for,
-            progress=progress,
+            Inputs(
+                weights=flags.weights_dir,
+                pretrained=flags.pretrained,
+                images_for=None if flags.data_dir is None else functools.partial(make_dataset, _data_flags(flags)),
+                batch_size=flags.batch_size,
+                workers=flags.workers,
+                journal_for=journal_for,
+            ),
+            progress,
         )
     return show_cells(found, unreadable)
 
@@ -142,3 +151,7 @@ def _data_flags(flags: Reproduce) -> DataFlags:
         batch_size=flags.batch_size,
         workers=flags.workers,
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -85,7 +85,7 @@ def _experiment(table: dict[str, Any]) -> Experiment:
     return Experiment(table["title"], tuple(itertools.chain(*rows)))
 
 
-# Those without rows have no cells of accuracy; reproduction/reproduce.py computes them.
+# Those without rows have no cells of accuracy; reproduction/measure.py computes them.
 EXPERIMENTS = {name: _experiment(table) for name, table in TABLES.items() if {"rows", "same_as"} & set(table)}
 COMPUTED = {name: table["title"] for name, table in TABLES.items() if name not in EXPERIMENTS}
 EXTRA_MMACS: dict[str, dict[str, float]] = TABLES["figure-complexity"]["extra_mmacs"]

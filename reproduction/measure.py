@@ -1,11 +1,11 @@
-"""reproduce: what the paper prints, what we measure, and the deviation; missing figures say why."""
+"""Measures the cells of a table on our models; a figure that is missing says why."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,13 @@ from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import host_of, patch, tower_of
-from gtp_vit.reproduction import complexity
-from gtp_vit.reproduction.experiments import Cell
 from gtp_vit.runs.journal import Journal
+from reproduction import complexity
+from reproduction.experiments import Cell
 
 NO_IMAGES = "missing: no images (--data-dir)"
 NO_CHECKPOINT = "missing: needs a finetuned checkpoint"
 ABSENT = "the method is not in this package"
-JournalFor = Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None]
 
 
 class Failed(str):
@@ -63,6 +62,19 @@ class Reproduced:
         return self.top1 - self.cell.top1
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """Where weights and images come from, and how they are read."""
+
+    weights: Path | None = None  # a folder; the name of each file begins with a model's
+    pretrained: bool = False  # download the weights
+    images_for: Callable[[nn.Module], Any] | None = None  # the data set, prepared for a model
+    batch_size: int = 64
+    workers: int = 0
+    # The journal of a model, given its name, methods, patched models and data set.
+    journal_for: Callable[[str, list[str], dict[str, nn.Module], Any], Journal | None] = lambda *_: None
+
+
 def find_weights(folder: Path | None, model: str) -> Path | None:
     """The file of a model's weights in a folder: its name begins with the model's."""
     if folder is None:
@@ -73,73 +85,56 @@ def find_weights(folder: Path | None, model: str) -> Path | None:
 
 
 def reproduce(
-    cells: Iterable[Cell],
-    *,
-    weights: Path | None,
-    pretrained: bool,
-    images_for: Callable[[nn.Module], Any] | None,
-    batch_size: int,
-    workers: int,
-    journal_for: JournalFor = lambda *_: None,
-    progress: Callable[[int, int], None] | None = None,
+    cells: Iterable[Cell], inputs: Inputs, progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[Reproduced], list[str]]:
     """Our values of all cells, and the images that could not be read.
 
-    GMACs come from sizes alone; accuracy is measured where there are weights and images, one model after the other,
-    each with the journal that `journal_for` gives for its name, methods, models and images.
+    GMACs come from sizes alone; accuracy is measured where there are weights and images, one model after the other.
     """
     cells = [_at_its_cost(cell) for cell in cells]
     accuracy: dict[Cell, float | str] = {}
     unreadable: dict[str, None] = {}
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
-        found, problems = _accuracies(model, own, weights, pretrained, images_for, batch_size, workers, journal_for)
-        accuracy |= found
-        unreadable |= dict.fromkeys(problems)
+        accuracy |= {cell: why for cell in own if (why := _why_not(cell))}
+        measurable = [cell for cell in own if cell not in accuracy]
+        if measurable:
+            measured, problems = _accuracies(model, measurable, inputs)
+            accuracy |= measured
+            unreadable |= dict.fromkeys(problems)
         if progress is not None:
             progress(len(accuracy), len(cells))
     return [Reproduced(cell, _gmacs(cell), accuracy[cell]) for cell in cells], list(unreadable)
 
 
-def _accuracies(
-    name: str,
-    cells: Sequence[Cell],
-    weights: Path | None,
-    pretrained: bool,
-    images_for: Callable[[nn.Module], Any] | None,
-    batch_size: int,
-    workers: int,
-    journal_for: JournalFor,
-) -> tuple[dict[Cell, float | str], Sequence[str]]:
-    found = {cell: why for cell in cells if (why := _why_not(cell))}
-    plain = [cell for cell in cells if cell not in found]
-    if not plain:
-        return found, ()
-    file = find_weights(weights, name)
-    if images_for is None:
-        return {**found, **dict.fromkeys(plain, NO_IMAGES)}, ()
-    if file is None and not pretrained:
-        return {**found, **dict.fromkeys(plain, f"missing: no weights of {name} (--weights-dir or --pretrained)")}, ()
+def _accuracies(name: str, cells: Sequence[Cell], inputs: Inputs) -> tuple[Mapping[Cell, float | str], Sequence[str]]:
+    """Top-1 of each cell of one model, or why there is none; and the images that could not be read."""
+    if inputs.images_for is None:
+        return dict.fromkeys(cells, NO_IMAGES), ()
+    file = find_weights(inputs.weights, name)
+    if file is None and not inputs.pretrained:
+        return dict.fromkeys(cells, f"missing: no weights of {name} (--weights-dir or --pretrained)"), ()
     try:
         model = create_model(name.split(".", 1)[0] if file else name, pretrained=file is None, checkpoint=file)
-        dataset = images_for(model)
+        dataset = inputs.images_for(model)
     except GTPError as error:
-        return {**found, **dict.fromkeys(plain, Failed(f"missing: {error}"))}, ()
+        return dict.fromkeys(cells, Failed(f"missing: {error}")), ()
     models: dict[str, nn.Module] = {UNREDUCED: model}
-    for index, cell in enumerate(plain):
+    for index, cell in enumerate(cells):
         if cell.method is not None:
             models[str(index)] = patch(model, cell.method, quiet=True)
-    journal = journal_for(name, [str(cell.method) for cell in plain], models, dataset)
-    evaluation = evaluate(models, dataset, batch_size=batch_size, workers=workers, journal=journal)
+    journal = inputs.journal_for(name, [str(cell.method) for cell in cells], models, dataset)
+    evaluation = evaluate(models, dataset, batch_size=inputs.batch_size, workers=inputs.workers, journal=journal)
     scores = {score.name: score for score in evaluation.scores}
-    for index, cell in enumerate(plain):
+    top1: dict[Cell, float | str] = {}
+    for index, cell in enumerate(cells):
         score = scores[UNREDUCED if cell.method is None else str(index)]
         bad = Failed(f"{score.not_finite} of {score.images} images have outputs that are not finite")
-        found[cell] = bad if score.not_finite else score["top1"].value
-    return found, evaluation.unreadable
+        top1[cell] = bad if score.not_finite else score["top1"].value
+    return top1, evaluation.unreadable
 
 
-def _why_not(cell: Cell) -> float | str:
+def _why_not(cell: Cell) -> str:
     """Why its accuracy cannot be measured here, whatever weights and images there are; empty if it can."""
     if cell.absent:
         return f"missing: {ABSENT}"

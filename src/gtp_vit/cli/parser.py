@@ -1,0 +1,280 @@
+"""The parser of the command line: the fields of dataclasses are flags, and each mistake gets one line.
+
+A field is a flag of the same name. Its type says what values it takes, its docstring is its help, and the class that
+declares it is its group in the help text. `Annotated` adds what a type cannot say: Positional, Short, Choices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gtp_vit.cli.sources import looks_like_flag, read_source, spelled
+from gtp_vit.errors import BadSetting, UnknownName, check_name, shown, unknown_flag
+
+Value = TypeVar("Value")
+
+
+class Place:
+    """Marks a field whose value is written without a flag in front."""
+
+
+Positional = Annotated[Value, Place()]
+
+
+@dataclass(frozen=True)
+class Short:
+    """A second spelling of a flag, e.g. -b."""
+
+    spelling: str
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values that a flag takes: the names in a registry."""
+
+    names: Iterable[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Flag:
+    """One flag, or one value that is written without a flag."""
+
+    field: str
+    spelling: str
+    hint: Any  # the type of its value
+    default: Any
+    help: str
+    group: str
+    positional: bool = False
+    shorts: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+
+    @property
+    def switch(self) -> bool:
+        return self.hint is bool
+
+    @property
+    def many(self) -> bool:
+        """Does it take several values?"""
+        return any(get_origin(part) is tuple for part in _parts(self.hint))
+
+    def spellings(self) -> list[str]:
+        """Everything that can be written for it, but for its place."""
+        own = [] if self.positional and self.field != "model" else [self.spelling]  # --model NAME, as in timm's scripts
+        return [*own, *self.shorts, *([f"--no-{self.spelling[2:]}"] if self.switch else [])]
+
+    @property
+    def kind(self) -> str:
+        """What its values are, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        first = _parts(self.hint)[0]
+        one, several = KINDS.get(_single(first), ("a name", "names"))
+        if get_origin(first) is tuple and get_args(first)[-1] is not Ellipsis:
+            return f"{len(get_args(first))} {several}"
+        return f"{one}, or several {several}" if self.many else one
+
+    @property
+    def metavar(self) -> str:
+        """What stands for its value in a help text."""
+        if self.positional or self.field in ("model", "method"):
+            return f"{self.field.upper()} ..." if self.many else self.field.upper()
+        if self.choices:
+            return f"{{{','.join(self.choices)}}}"
+        parts = _parts(self.hint)
+        if len({_single(part) for part in parts} - {type(None)}) > 1:
+            return "SCHEDULE"
+        name = METAVARS.get(_single(parts[0]), "NAME")
+        return f"{name} ..." if self.many else name
+
+    def read(self, written: str, words: Sequence[str]) -> Any:
+        """The value that `words` stand for, behind `written`."""
+        if not words:
+            raise BadSetting(f"{written} needs a value: {self.kind}")
+        if "" in words and str not in map(_single, _parts(self.hint)):  # an empty path would be the current folder
+            raise BadSetting(f"{written} is empty; give {self.kind}, or remove it")
+        if self.choices:
+            for word in words:
+                check_name(written, word, self.choices)
+        for part in _parts(self.hint):
+            try:
+                return _converted(words, part)
+            except ValueError:
+                continue
+        wrong = next((word for word in words if not _reads(word, self.hint)), " ".join(words))
+        raise BadSetting(f"{written} is {shown(wrong)}; it must be {self.kind}")
+
+
+KINDS = {
+    int: ("an integer", "integers"),
+    float: ("a finite number", "numbers"),
+    Path: ("a path", "paths"),
+}
+METAVARS = {int: "INT", float: "NUMBER", Path: "PATH"}
+
+
+def flags_of(source: Any, *, group: str = "", taken: Iterable[str] = (), prefix: str = "") -> list[Flag]:
+    """The flags of a dataclass, or of an instance whose values are the defaults.
+
+    Args:
+        source: the dataclass, or an instance of it.
+        group: the heading of its flags in the help; by default the name of the class that declares each.
+        taken: spellings of other flags; a field that is spelled like one of these gets `prefix` in front.
+        prefix: the name in front.
+    """
+    kind = source if isinstance(source, type) else type(source)
+    hints = get_type_hints(kind, include_extras=True)
+    spellings, found = set(taken), []
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        hint, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        names = next((tuple(extra.names) for extra in extras if isinstance(extra, Choices)), ())
+        spelling = spelled(field.name)
+        spelling = spelled(f"{prefix}_{field.name}") if spelling in spellings else spelling
+        found.append(
+            Flag(
+                field.name,
+                spelling,
+                hint,
+                _default(field) if source is kind else getattr(source, field.name),
+                _help(kind, field),
+                group or _group(kind, field.name),
+                any(isinstance(extra, Place) for extra in extras),
+                tuple(extra.spelling for extra in extras if isinstance(extra, Short)),
+                names or (get_args(hint) if get_origin(hint) is Literal else ()),
+            )
+        )
+    return found
+
+
+def read_words(
+    words: Sequence[str], flags: Sequence[Flag], unknown: Callable[[str, Iterable[str]], UnknownName] = unknown_flag
+) -> dict[Flag, Any]:
+    """The values that are written, by flag. `unknown` makes the error for a flag that is none of these."""
+    named = {spelling: flag for flag in flags for spelling in flag.spellings()}
+    values: dict[Flag, Any] = {}
+    loose: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not looks_like_flag(word):
+            loose.append(word)
+            continue
+        written, equals, value = word.partition("=")
+        if written not in named:
+            raise unknown(written, named)
+        flag = named[written]
+        if flag in values:
+            raise BadSetting(f"{written} is given twice; remove one of them")
+        if flag.switch:
+            if equals:
+                raise BadSetting(f"{written} takes no value; write {flag.spelling} or --no-{flag.spelling[2:]}")
+            values[flag] = written == flag.spelling
+            continue
+        given = [value] if equals else []
+        while rest and not equals and (flag.many or not given) and not looks_like_flag(rest[0]):
+            given.append(rest.pop(0))
+        values[flag] = flag.read(written, given)
+    return values | _read_places(loose, [flag for flag in flags if flag.positional and flag not in values], named)
+
+
+def _read_places(words: Sequence[str], places: Sequence[Flag], named: Iterable[str]) -> dict[Flag, Any]:
+    """The values that are written without a flag."""
+    if "" in words:
+        raise BadSetting("an argument is empty; remove it")
+    values, rest = {}, list(words)
+    for place in places:
+        if rest:
+            given, rest = (rest, []) if place.many else (rest[:1], rest[1:])
+            values[place] = place.read(place.metavar, given)
+    if rest:
+        takes = " ".join(place.metavar for place in places)
+        hint = f"expected at most: {takes}" if takes else "nothing is expected without a flag in front"
+        hint = f"did you mean --{rest[0]}?" if f"--{rest[0]}" in named else hint
+        raise UnknownName(f"unexpected argument {shown(rest[0])}; {hint}")
+    return values
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _owners(kind: type, name: str) -> list[type]:
+    """The classes that declare a field, the most derived first."""
+    return [owner for owner in kind.__mro__ if name in inspect.get_annotations(owner)]
+
+
+def _group(kind: type, name: str) -> str:
+    """The heading of a field: by the first class that declared it; empty for a command's own.
+
+    A command with more flags, made while the program runs, has the command's name.
+    """
+    owner = _owners(kind, name)[-1]
+    return "" if owner.__name__ == kind.__name__ else owner.__name__.removesuffix("Flags").lower()
+
+
+def _help(kind: type, field: dataclasses.Field[Any]) -> str:
+    """The docstring below a field, or its metadata's `help`, for fields that are made from a registry."""
+    if "help" in field.metadata:
+        return str(field.metadata["help"])
+    for owner in _owners(kind, field.name):
+        try:
+            path = inspect.getsourcefile(owner)
+        except (OSError, TypeError):
+            continue  # made while the program runs
+        declaration = None if path is None else read_source(Path(path)).classes.get(owner.__name__)
+        if declaration is not None and field.name in declaration.fields:
+            return declaration.fields[field.name].help
+    return ""
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _single(part: Any) -> Any:
+    """The type of one value."""
+    return get_args(part)[0] if get_origin(part) is tuple else part
+
+
+def _converted(words: Sequence[str], part: Any) -> Any:
+    """The words as a value of one type; ValueError if they are none."""
+    if get_origin(part) is tuple:
+        kinds = get_args(part)
+        kinds = (kinds[0],) * len(words) if kinds[-1] is Ellipsis else kinds
+        return tuple(_converted([word], kind) for word, kind in zip(words, kinds, strict=True))
+    (word,) = words
+    if part is int:
+        number = int(word)
+        if abs(number) >= 2**63:
+            raise ValueError
+        return number
+    if part is float:
+        if not math.isfinite(float(word)):
+            raise ValueError
+        return float(word)
+    if part is type(None):
+        if word != "None":
+            raise ValueError
+        return None
+    return Path(word) if part is Path else word
+
+
+def _reads(word: str, hint: Any) -> bool:
+    """Can one word be read as a value of this type?"""
+    for part in _parts(hint):
+        try:
+            _converted([word], _single(part))
+        except ValueError:
+            continue
+        return True
+    return False

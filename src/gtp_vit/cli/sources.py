@@ -1,0 +1,148 @@
+"""Dataclasses as their source code declares them, read without importing anything.
+
+Python keeps no docstring of a field, so help texts come from here; and a misspelled flag is refused from here before
+torch, which takes seconds, is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gtp_vit.errors import unknown_flag
+
+PACKAGE = Path(__file__).resolve().parent.parent
+DEFAULT_METHOD = "gtp_plus"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a dataclass: its annotation as it is written, and the docstring below it."""
+
+    annotation: str
+    help: str
+
+    def spellings(self, flag: str) -> list[str]:
+        """All spellings of the field as a flag."""
+        negative = [f"--no-{flag[2:]}"] if self.annotation == "bool" else []
+        return [flag, *negative, *re.findall(r"['\"](-[^'\"]+)['\"]", self.annotation)]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A class in a source file."""
+
+    bases: tuple[str, ...]
+    fields: dict[str, Field]
+    constants: dict[str, object]  # class variables that are plain values, such as a method's name
+
+
+@dataclass(frozen=True)
+class Module:
+    """The classes of a source file, and the names that it imports from gtp_vit: name -> (module, name there)."""
+
+    classes: dict[str, Declaration]
+    imports: dict[str, tuple[str, str]]
+
+
+def spelled(field: str) -> str:
+    """A field's name as a flag."""
+    return f"--{field.replace('_', '-')}"
+
+
+def looks_like_flag(word: str) -> bool:
+    """Is it -x or --xyz, but not a negative number?"""
+    return re.match(r"-(?![\d.])", word) is not None
+
+
+@cache
+def read_source(path: Path) -> Module:
+    """The declarations in a source file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    return Module({node.name: _declaration(node) for node in tree.body if isinstance(node, ast.ClassDef)}, imports)
+
+
+def check_spelling(command: str, words: Sequence[str]) -> None:
+    """Raise UnknownName for a flag that neither the command nor any method has; all else is left to the parser."""
+    if {"-h", "--help"} & set(words):
+        return
+    methods = _methods()
+    method = value_of(words, "--method") or DEFAULT_METHOD
+    own = _flags(f"gtp_vit.cli.{command}", command.capitalize())
+    if own is None or method not in (*methods, "deploy"):  # a recipe, or a method of another package
+        return
+    takes_method = "--method" in own
+    known = {*own, "--model"}.union(*methods.values()) if takes_method else {*own, "--model"}
+    for word in words:
+        written = word.partition("=")[0]
+        if looks_like_flag(word) and written not in known:
+            raise unknown_flag(written, own | methods.get(method, methods[DEFAULT_METHOD]) if takes_method else own)
+
+
+def value_of(words: Sequence[str], flag: str) -> str | None:
+    """The value of a flag among the words of a command; None if it has none."""
+    for index, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag and index + 1 < len(words) and not looks_like_flag(words[index + 1]):
+            return words[index + 1]
+    return None
+
+
+def _declaration(node: ast.ClassDef) -> Declaration:
+    fields: dict[str, Field] = {}
+    constants: dict[str, object] = {}
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        annotation = ast.unparse(statement.annotation)
+        if annotation.startswith("ClassVar"):
+            if isinstance(statement.value, ast.Constant):
+                constants[statement.target.id] = statement.value.value
+            continue
+        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        text = str(following.value.value) if is_text else ""  # type: ignore[union-attr]
+        fields[statement.target.id] = Field(annotation, " ".join(text.split()))
+    return Declaration(tuple(map(ast.unparse, node.bases)), fields, constants)
+
+
+@cache
+def _methods() -> dict[str, frozenset[str]]:
+    """The flags of each method in the package, by its name."""
+    modules = map(read_source, (PACKAGE / "methods").rglob("*.py"))
+    found = [declaration for module in modules for declaration in module.classes.values()]
+    return {str(one.constants["name"]): _spellings(one) for one in found if "name" in one.constants}
+
+
+def _flags(module: str, name: str) -> frozenset[str] | None:
+    """The flags of a class with those of its bases; None if a base is not found by reading."""
+    declarations = list(_with_bases(module, name))
+    return None if None in declarations else frozenset().union(*(_spellings(one) for one in declarations if one))
+
+
+def _with_bases(module: str, name: str) -> Iterator[Declaration | None]:
+    path = PACKAGE.parent / f"{module.replace('.', '/')}.py"
+    source = read_source(path) if path.is_file() else Module({}, {})
+    if name in source.classes:
+        yield source.classes[name]
+        for base in source.classes[name].bases:
+            yield from _with_bases(module, base)
+    elif name in source.imports:
+        yield from _with_bases(*source.imports[name])
+    else:
+        yield None
+
+
+def _spellings(declaration: Declaration) -> frozenset[str]:
+    pairs = declaration.fields.items()
+    return frozenset(spelling for name, field in pairs for spelling in field.spellings(spelled(name)))
