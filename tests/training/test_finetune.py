@@ -421,9 +421,9 @@ def test_grey_images_of_torchvisions_data_sets(tmp_path):
     assert not augmented[3].problem
     assert augmented[3].image.shape == (1, 28, 28)
     assert {Draws(augmented, 0, 0)[(draw, 5)].problem for draw in range(30)} == {""}
-    before = identity.identity("m", model, plain)["images"]
+    before = identity.identity("m", model, plain).images.images
     (raw / "t10k-labels-idx1-ubyte").unlink()
-    assert identity.identity("m", model, plain)["images"] != before
+    assert identity.identity("m", model, plain).images.images != before
     with pytest.raises(GTPError, match=r"no images in .*: Dataset not found"):
         open_images(model, data)
 
