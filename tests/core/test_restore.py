@@ -8,7 +8,7 @@ import timm
 import torch
 
 from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, load_pretrained, patch
-from gtp_vit.backbones.lvvit_network import LVViT
+from gtp_vit.backbones.lvvit import LVViT
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.loop import all_features, run
 from gtp_vit.core.reducer import Reducer, VitInfo

@@ -6,11 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from gtp_vit import GTPError, GTPPlus, Identity, create_model, export, macs, patch, read_recipe
+from gtp_vit.backbones import BACKBONES, hf_library, libraries
 from gtp_vit.backbones.host import find
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.open import DataSettings, open_images
@@ -121,7 +123,7 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
         families.hugging_face(name, config).save_pretrained(tmp_path / name)
         for meta in (True, False):
             model = create_model(f"hf:{tmp_path / name}", meta=meta)
-            assert type(model).__name__ == sources.IMAGES_ONLY[name]
+            assert type(model).__name__ == hf_library.IMAGES_ONLY[name]
         capsys.readouterr()
         code, _, err = run(capsys, "benchmark", f"hf:{tmp_path / name}", "--rounds", "3", "-b", "1")
         assert (code, err) == (Exit.OK, "")
@@ -130,13 +132,16 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["macs", "torchvision:vit_b_17"], "unknown model torchvision:vit_b_17; there are vit_b_16, vit_b_32"),
-        (["macs", "open_clip:ViT-Q"], "unknown model open_clip:ViT-Q; gtp-vit models 'open_clip:*' lists all"),
+        (
+            ["macs", "torchvision:vit_b_17"],
+            "unknown model 'torchvision:vit_b_17'; the nearest are torchvision:vit_b_16",
+        ),
+        (["macs", "open_clip:ViT-Q"], "; gtp-vit models 'open_clip:*' lists all"),
         (["macs", "open_clip:RN50"], "is not a supported ViT"),
-        (["macs", "torchvision:"], "unknown model torchvision:; there are vit_b_16"),
+        (["macs", "torchvision:"], "'torchvision:' names no model"),
         (["macs", "hf:"], "'hf:' names no model"),
         (["evaluate", "torchvision:vit_b_16", "--data-dir", "x"], "has random weights; give --pretrained"),
-        (["evaluate", "torchvision:vit_b", "--data-dir", "x"], "unknown model torchvision:vit_b"),
+        (["evaluate", "torchvision:vit_b", "--data-dir", "x"], "unknown model 'torchvision:vit_b'"),
         (
             ["evaluate", "open_clip:ViT-B-32", "--data-dir", "x", "--pretrained"],
             "say which weights: open_clip:ViT-B-32/",
@@ -158,7 +163,7 @@ def test_mistakes_get_one_line(words, message, saved, capsys):
 
 
 def test_a_missing_library_is_named(monkeypatch, capsys):
-    sources._open_clip.cache_clear()
+    libraries._open_clip.cache_clear()
     monkeypatch.setitem(sys.modules, "open_clip", None)
     code, _, err = run(capsys, "macs", "open_clip:ViT-B-32")
     assert (code, "pip install 'gtp-vit[open_clip]'" in err) == (Exit.USAGE, True)
@@ -166,7 +171,7 @@ def test_a_missing_library_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
     code, _, err = run(capsys, "macs", "hf:some/model")
     assert (code, "pip install 'gtp-vit[hf]'" in err) == (Exit.USAGE, True)
-    sources._open_clip.cache_clear()
+    libraries._open_clip.cache_clear()
 
 
 def test_models_lists_what_is_accepted(capsys):
@@ -180,6 +185,17 @@ def test_models_lists_what_is_accepted(capsys):
     for name in ("open_clip:RN50", "open_clip:convnext_base"):
         assert "is not a supported ViT" in refusal(name)
     assert {"open_clip:ViT-B-32", "torchvision:vit_b_16", "deit_tiny_patch16_224"} <= set(names("*"))
+
+
+def test_a_family_brings_the_names_of_all_its_models():
+    """No list of timm's modules: whichever of them uses a family's class is asked."""
+    for family in ("timm_vit", "timm_eva", "timm_beit", "timm_qwen"):
+        backbone = BACKBONES[family]
+        for name in {model.split(".")[0] for model in timm.list_models(module=backbone.module)}:
+            assert name in names(name)
+    assert {"deit_tiny_patch16_224", "vit_tiny_r_s16_p8_224", "lvvit_s", "fashion_vit"} <= set(names("*"))
+    if timm.is_model("qwen3_vit_88m"):
+        assert refusal("qwen3_vit_88m") is None
 
 
 def test_torchvision_by_name(pictures):
@@ -315,8 +331,8 @@ def test_what_timm_has_no_words_for_is_told_as_it_is():
         transformers.ViTImageProcessor(do_normalize=False),
         transformers.CLIPImageProcessor(rescale_factor=1 / 128),
     ):
-        assert list(sources.Processed(processor).in_words()) == ["processor"]
-    found = sources.Processed(transformers.CLIPImageProcessor()).in_words()
+        assert list(hf_library.Processed(processor).in_words()) == ["processor"]
+    found = hf_library.Processed(transformers.CLIPImageProcessor()).in_words()
     assert (found["crop_pct"], found["crop_mode"], found["interpolation"]) == (1.0, "center", "bicubic")
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from gtp_vit import GTP, GTPError, UnsupportedBackbone, create_model, patch
-from gtp_vit.backbones.lvvit_network import SIZES, LVViT
+from gtp_vit.backbones.lvvit import SIZES, LVViT
 from gtp_vit.testing import families
 
 

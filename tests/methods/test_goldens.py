@@ -129,7 +129,7 @@ def compare_on_its_own_model(golden, name, kernels):
 @pytest.mark.parametrize("name", LVVIT)
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_gtp_on_lvvit_equals_the_golden(shipped, name, kernels):
-    from gtp_vit.backbones.lvvit_network import LVViT
+    from gtp_vit.backbones.lvvit import LVViT
 
     entry = shipped[name]
     own = entry["own_model"]

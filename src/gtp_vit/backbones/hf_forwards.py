@@ -13,7 +13,8 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 from transformers.utils.output_capturing import _active_collector
 
-from gtp_vit.backbones.hf_vit import Spelling, mask_refusal, pooler_output, spelling_of
+from gtp_vit.backbones.hf_spelling import Spelling, spelling_of
+from gtp_vit.backbones.hf_vit import mask_refusal, pooler_output
 from gtp_vit.core.loop import run
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
@@ -65,7 +66,7 @@ class HuggingFaceForwards:
         if output_hidden_states is None:
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
         names = spelling_of(self)  # type: ignore[arg-type]
-        if names is not None and not names.interpolates:  # such models ignore it: they take images of any size
+        if not names.interpolates:  # such models ignore it: they take images of any size
             interpolate_pos_encoding = None
         hidden_patches = mask_refusal(self)
         if hidden_patches is not None:
@@ -82,11 +83,11 @@ class HuggingFaceForwards:
         images: Tensor,
         wanted: bool | int | list[int] | None,
         options: dict[str, Any],
-        names: Spelling | None,
+        names: Spelling,
     ) -> Any:
         reduction, model = self.reduction, self
         backbone = reduction.backbone
-        is_shuffled = names is not None and names.model == "vit_mae"
+        is_shuffled = names.model == "vit_mae"
         depth, all_layers = reduction.vit.depth, len(backbone.blocks(model))
         seen: list[Tokens] = []
         chosen = _chosen(wanted, all_layers, depth)
@@ -111,7 +112,7 @@ class HuggingFaceForwards:
         pooled = pooler_output(model, last)
         if whole:
             last = backbone.norm(model)(_all(tokens, order))
-        if names is not None and names.model == "vit_msn":
+        if names.model == "vit_msn":
             return BaseModelOutput(last, hidden)
         if is_shuffled:  # nothing is hidden, and the patches stand in random order
             back = seen[0].cell.argsort(dim=1)

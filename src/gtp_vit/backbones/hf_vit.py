@@ -1,22 +1,21 @@
 """Hugging Face's ViTs: ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, those of Idefics 2 and 3 and SmolVLM, DINOv2
 (also with registers) and DINOv3.
 
-One pre-norm block in three spellings (`FAMILIES`). As with timm, its arithmetic is repeated here, and `refusal`
+One pre-norm block in three spellings (hf_spelling.py). As with timm, its arithmetic is repeated here, and `refusal`
 compares every class, child and tensor with what this copy supports. Names are those of transformers 5.18 and newer; it
 is never imported here: whoever has such a model has imported it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gtp_vit.backbones.hf_spelling import FAMILIES, Spelling, is_tower, spelling_of, spelling_of_block
 from gtp_vit.backbones.modules import (
     check_images,
     has_hooks,
@@ -29,7 +28,7 @@ from gtp_vit.backbones.modules import (
 )
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Library, Output
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 
@@ -38,114 +37,15 @@ RECORDERS = "transformers.utils.output_capturing"  # its hooks stay once hidden 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """How a family names its parts, and what it has of the parts that others lack."""
-
-    model: str  # transformers.models.THIS
-    tower: str  # name of the ViT's class
-    block: str  # name of the class of its blocks
-    attention: str  # ... of their attention
-    mlps: tuple[str, ...]  # ... of their MLP
-    blocks: str  # path of the list of blocks
-    norms: tuple[str, str]  # in front of attention and MLP
-    attends: str = "attention"
-    out: str = "o_proj"
-    dropout: str | None = None  # behind both branches
-    scales: tuple[str, str] | None = None  # LayerScale of both branches
-    pre_norm: str | None = None  # behind the embedding
-    last_norm: str | None = "layernorm"  # over all tokens; None: last_hidden_state is not normed
-    prefix: int = 1  # class and distillation tokens
-    interpolates: bool = True  # takes interpolate_pos_encoding; else images of any size as they are
-    rotary: bool = False
-    masked: bool = False  # its embedding wants to know which patches are no padding
-    more: tuple[str, ...] = ()  # other children of the ViT that its own forward uses, which is called for them
-
-    @property
-    def children(self) -> set[str]:
-        """Names of the ViT's own children."""
-        known = {"embeddings", self.blocks.split(".")[0], self.pre_norm, self.last_norm, *self.more}
-        return {name for name in known if name is not None}
-
-    @property
-    def block_children(self) -> set[str]:
-        return {*self.norms, self.attends, "mlp", *(self.scales or ()), *((self.dropout,) if self.dropout else ())}
-
-
-def _vit(model: str, prefix_of_classes: str, tower: str, **more: Any) -> Spelling:
-    name = prefix_of_classes
-    return Spelling(
-        *(model, tower, f"{name}Layer", f"{name}Attention", (f"{name}MLP",), "layers"),
-        norms=("layernorm_before", "layernorm_after"),
-        dropout="dropout",
-        **more,
-    )
-
-
-def _clip(model: str, name: str, tower: str, **more: Any) -> Spelling:
-    return Spelling(
-        *(model, tower, f"{name}EncoderLayer", f"{name}Attention", (f"{name}MLP",), "encoder.layers"),
-        norms=("layer_norm1", "layer_norm2"),
-        attends="self_attn",
-        out="out_proj",
-        **more,
-    )
-
-
-def _idefics(model: str, name: str) -> Spelling:
-    """SigLIP for images of any size."""
-    siglip = _clip(model, name, f"{name}VisionTransformer", last_norm="post_layernorm", prefix=0)
-    names = {"attention": f"{name}VisionAttention", "mlps": (f"{name}VisionMLP",)}
-    return dataclasses.replace(siglip, **names, interpolates=False, masked=True)  # type: ignore[arg-type]
-
-
-def _dino(model: str, name: str, gated: str, blocks: str, **more: Any) -> Spelling:
-    return Spelling(
-        *(model, f"{name}Model", f"{name}Layer", f"{name}Attention", (f"{name}MLP", f"{name}{gated}"), blocks),
-        norms=("norm1", "norm2"),
-        scales=("layer_scale1", "layer_scale2"),
-        dropout="drop_path",
-        interpolates=False,
-        **more,
-    )
-
-
-FAMILIES = (
-    _vit("vit", "ViT", "ViTModel", more=("pooler",)),
-    _vit("deit", "DeiT", "DeiTModel", prefix=2, more=("pooler",)),
-    _vit("vit_msn", "ViTMSN", "ViTMSNModel"),
-    _vit("ijepa", "IJepa", "IJepaModel", prefix=0, more=("pooler",)),
-    _vit("vit_mae", "ViTMAE", "ViTMAEModel"),
-    _clip("clip", "CLIP", "CLIPVisionModel", pre_norm="pre_layrnorm", last_norm=None, more=("post_layernorm",)),
-    _clip("siglip", "Siglip", "SiglipVisionModel", last_norm="post_layernorm", prefix=0, more=("head",)),
-    _idefics("idefics2", "Idefics2"),
-    _idefics("idefics3", "Idefics3"),
-    _idefics("smolvlm", "SmolVLM"),
-    _dino("dinov2", "Dinov2", "SwiGLUFFN", "encoder.layer"),
-    _dino("dinov2_with_registers", "Dinov2WithRegisters", "SwiGLUFFN", "encoder.layer"),
-    _dino(
-        "dinov3_vit", "DINOv3ViT", "GatedMLP", "model.layer", last_norm="norm", rotary=True, more=("rope_embeddings",)
-    ),
-)
-TOWERS = {f"transformers.models.{each.model}.modeling_{each.model}.{each.tower}": each for each in FAMILIES}
-
-
-def spelling_of(model: nn.Module) -> Spelling | None:
-    """The spelling of a ViT of these families, also of a patched one, which keeps the name of its class."""
-    return TOWERS.get(f"{type(model).__module__}.{type(model).__qualname__}")
-
-
-def set_image_size(model: nn.Module, size: tuple[int, int]) -> None:
-    """Let a ViT that takes any size be described at this one: DINOv2's configuration has that of its pre-training."""
-    each: Any
-    for each in model.modules():
-        names = spelling_of(each)
-        if names is not None and not names.interpolates:
-            each.described_size = size  # not in the configuration: that is saved with the weights, and must fit them
-
-
 class HuggingFaceViT(Backbone):
     """Backbone of Hugging Face's plain vision transformers."""
+
+    classes = tuple(each.name for each in FAMILIES)
+
+    def library(self) -> Library:
+        from gtp_vit.backbones.hf_library import HUGGING_FACE
+
+        return HUGGING_FACE
 
     @property
     def forwards(self) -> type:  # type: ignore[override]
@@ -154,10 +54,10 @@ class HuggingFaceViT(Backbone):
         return HuggingFaceForwards
 
     def matches(self, model: nn.Module) -> bool:
-        return spelling_of(model) is not None
+        return is_tower(model)
 
     def refusal(self, model: Any) -> str | None:
-        names = _spelling(model)
+        names = spelling_of(model)
         version = sys.modules["transformers"].__version__
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
             wanted = ".".join(map(str, OLDEST))
@@ -183,7 +83,7 @@ class HuggingFaceViT(Backbone):
         return None
 
     def describe(self, model: Any) -> VitInfo:
-        names = _spelling(model)
+        names = spelling_of(model)
         attention = getattr(self.blocks(model)[0], names.attends)
         registers = getattr(model.embeddings, "register_tokens", None)
         prefix = names.prefix + (0 if registers is None else registers.shape[1])
@@ -200,7 +100,7 @@ class HuggingFaceViT(Backbone):
         )
 
     def inputs(self, model: Any) -> Inputs:
-        config, names = model.config, _spelling(model)
+        config, names = model.config, spelling_of(model)
         stored = str(getattr(config, "name_or_path", "") or "").rstrip("/")
         return Inputs(
             name=stored.rsplit("/", 1)[-1] or type(model).__name__,
@@ -229,7 +129,7 @@ class HuggingFaceViT(Backbone):
 
     def embed_with(self, model: Any, images: Tensor, options: dict[str, Any]) -> Tokens:
         """The tokens in front of the first block; `options` are keywords of the model's own embedding."""
-        names = _spelling(model)
+        names = spelling_of(model)
         first, (rows, columns) = self.first_layer(model), _pair(model.config.patch_size)
         if isinstance(images, Tensor) and images.is_floating_point():
             images = images.to(first.weight.dtype)  # as these models do
@@ -257,7 +157,7 @@ class HuggingFaceViT(Backbone):
         return next(module for module in model.embeddings.modules() if isinstance(module, nn.Conv2d))
 
     def blocks(self, model: Any) -> Sequence[nn.Module]:
-        found: Any = model.get_submodule(_spelling(model).blocks)
+        found: Any = model.get_submodule(spelling_of(model).blocks)
         return found
 
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
@@ -270,7 +170,7 @@ class HuggingFaceViT(Backbone):
         return block(tokens.x, attention_mask=None, **more)
 
     def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None) -> Projections:
-        names = _of_block(block)
+        names = spelling_of_block(block)
         attention, y = getattr(block, names.attends), getattr(block, names.norms[0])(tokens.x)
         heads = attention.q_proj.out_features // attention.head_dim
         (q,) = split_heads(attention.q_proj(y[:, :queries]), 1, heads)
@@ -285,18 +185,18 @@ class HuggingFaceViT(Backbone):
         return Projections(q, rotated(k, rows, half=True), v, scale, dropout, metric=read_by_methods(k))
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
-        names = _of_block(block)
+        names = spelling_of_block(block)
         return _branch(block, names, 0, getattr(getattr(block, names.attends), names.out)(out))
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
-        return plain_norm(getattr(block, _of_block(block).norms[1]), (nn.LayerNorm,))
+        return plain_norm(getattr(block, spelling_of_block(block).norms[1]), (nn.LayerNorm,))
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
-        names = _of_block(block)
+        names = spelling_of_block(block)
         return _branch(block, names, 1, block.mlp(getattr(block, names.norms[1])(x) if normed is None else normed))
 
     def norm(self, model: Any) -> nn.Module:
-        name = _spelling(model).last_norm
+        name = spelling_of(model).last_norm
         return nn.Identity() if name is None else getattr(model, name)
 
     def head(self, model: Any, features: Tensor) -> Tensor:
@@ -319,7 +219,7 @@ class HuggingFaceViT(Backbone):
 
 def pooler_output(model: Any, last_hidden_state: Tensor) -> Tensor | None:
     """What the model pools of its last hidden state; None if it pools nothing."""
-    names = _spelling(model)
+    names = spelling_of(model)
     if names.model == "clip":
         return model.post_layernorm(last_hidden_state[:, 0])
     if names.model == "siglip":
@@ -332,23 +232,10 @@ def pooler_output(model: Any, last_hidden_state: Tensor) -> Tensor | None:
 
 def mask_refusal(model: Any) -> str | None:
     """ViTMAE hides patches of its own, unless its configuration says 0."""
-    ratio = getattr(model.config, "mask_ratio", 0) if _spelling(model).model == "vit_mae" else 0
+    ratio = getattr(model.config, "mask_ratio", 0) if spelling_of(model).model == "vit_mae" else 0
     if ratio == 0:
         return None
     return f"ViTMAE hides {ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 first"
-
-
-def _spelling(model: nn.Module) -> Spelling:
-    found = spelling_of(model)
-    assert found is not None
-    return found
-
-
-BLOCKS = {f"transformers.models.{each.model}.modeling_{each.model}.{each.block}": each for each in FAMILIES}
-
-
-def _of_block(block: nn.Module) -> Spelling:
-    return BLOCKS[f"{type(block).__module__}.{type(block).__qualname__}"]
 
 
 def _block_refusal(block: Any, names: Spelling) -> str | None:

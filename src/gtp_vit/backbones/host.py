@@ -131,11 +131,18 @@ def find(model: nn.Module) -> Host:
             f"{type(model).__name__} was compiled by TorchScript, and its modules are gone; patch the model it was "
             "made of, then compile that"
         )
+    supported = [f"{title}'s {', '.join(classes)}" for title, classes in supported_classes().items()]
     raise UnsupportedBackbone(
-        f"{_name(model)} is not a supported ViT; supported are timm's VisionTransformer, VisionTransformerDistilled, "
-        "Eva, Beit and Qwen3VitEncoder, Hugging Face's ViT, DeiT, ViTMSN, IJEPA, ViTMAE, CLIP, SigLIP, Idefics, DINOv2 "
-        "and DINOv3, torchvision's and open_clip's VisionTransformer, and gtp_vit's LVViT. The model was left as it is"
+        f"{_name(model)} is not a supported ViT; supported are {'; '.join(supported)}. The model was left as it is"
     )
+
+
+def supported_classes() -> dict[str, list[str]]:
+    """Library -> the classes of its ViTs that are supported."""
+    found: dict[str, list[str]] = {}
+    for family in BACKBONES.values():
+        found.setdefault(family.library().title, []).extend(family.classes)
+    return found
 
 
 def remove_classifier(model: nn.Module) -> None:

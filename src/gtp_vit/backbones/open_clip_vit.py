@@ -27,7 +27,7 @@ from gtp_vit.backbones.modules import (
     unknown_part,
 )
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Library, Output
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.restoring import restored
@@ -104,7 +104,19 @@ def _finished(model: Any, tokens: Tokens) -> tuple[Tensor, Tensor]:
 class OpenClipViT(Backbone):
     """Backbone of open_clip's vision transformers."""
 
+    classes = ("VisionTransformer",)
+    models = "the image towers of its models, also those that are timm's"
     forwards = OpenClipForwards
+
+    def library(self) -> Library:
+        from gtp_vit.backbones.libraries import OPEN_CLIP
+
+        return OPEN_CLIP
+
+    def model_names(self) -> list[str]:
+        from gtp_vit.backbones.libraries import OPEN_CLIP
+
+        return OPEN_CLIP.names()
 
     def matches(self, model: nn.Module) -> bool:
         library = sys.modules.get("open_clip.transformer")

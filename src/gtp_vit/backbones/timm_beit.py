@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from gtp_vit.backbones.modules import class_refusal
 from gtp_vit.backbones.timm_blocks import Kinds, attention_dropout, blocks_refusal
@@ -37,9 +37,8 @@ class Biases(NamedTuple):
 class TimmBeit(TimmEva):
     """Backbone of timm's Beit, whose blocks are otherwise those of Eva."""
 
-    def matches(self, model: nn.Module) -> bool:
-        beit = sys.modules.get("timm.models.beit")
-        return beit is not None and isinstance(model, beit.Beit)
+    module, classes = "beit", ("Beit",)
+    models = "BEiT, BEiT v2"
 
     def refusal(self, model: Any) -> str | None:
         beit = sys.modules["timm.models.beit"]

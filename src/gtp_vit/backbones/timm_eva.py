@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gtp_vit.backbones.modules import class_refusal, project, split_heads, through
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
@@ -40,9 +40,8 @@ ROPES = ("RotaryEmbeddingCat", "RotaryEmbeddingDinoV3", "RotaryEmbeddingMixed")
 class TimmEva(TimmViT):
     """Backbone of timm's Eva."""
 
-    def matches(self, model: nn.Module) -> bool:
-        eva = sys.modules.get("timm.models.eva")
-        return eva is not None and isinstance(model, eva.Eva)
+    module, classes = "eva", ("Eva",)
+    models = "DINOv3, EVA, EVA-02, Perception Encoder, RoPE-ViT"
 
     def refusal(self, model: Any) -> str | None:
         eva, layers = sys.modules["timm.models.eva"], sys.modules["timm.layers"]

@@ -72,11 +72,9 @@ class QwenForwards(TimmForwards):
 class TimmQwen(TimmEva):
     """Backbone of timm's Qwen3VitEncoder."""
 
+    module, classes = "qwen3_vit", ("Qwen3VitEncoder",)
+    models = "the encoder of Qwen3-VL and Qwen3.5"
     forwards = QwenForwards
-
-    def matches(self, model: nn.Module) -> bool:
-        qwen = sys.modules.get("timm.models.qwen3_vit")  # not in older versions
-        return qwen is not None and isinstance(model, qwen.Qwen3VitEncoder)
 
     def refusal(self, model: Any) -> str | None:
         qwen, eva, layers = (sys.modules[f"timm.{name}"] for name in ("models.qwen3_vit", "models.eva", "layers"))

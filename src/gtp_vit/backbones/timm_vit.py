@@ -40,7 +40,7 @@ from gtp_vit.backbones.timm_blocks import (
 )
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Library, Output
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
 
@@ -61,11 +61,24 @@ POOLS_OF_IMAGE = {"", "avg", "avgmax", "max", "map"}
 class TimmViT(Backbone):
     """Backbone of timm's plain vision transformers."""
 
+    module = "vision_transformer"  # of timm.models, where the class of its models is
+    classes: tuple[str, ...] = ("VisionTransformer", "VisionTransformerDistilled")
+    models = "ViT and AugReg, DeiT (also distilled), DeiT-3, CLIP image towers, DINOv2, SigLIP, GAP models, hybrids"
     forwards = TimmForwards
 
     def matches(self, model: nn.Module) -> bool:
-        timm_vit = sys.modules.get("timm.models.vision_transformer")
-        return timm_vit is not None and isinstance(model, timm_vit.VisionTransformer)
+        library = sys.modules.get(f"timm.models.{self.module}")  # older versions lack some
+        return library is not None and isinstance(model, getattr(library, self.classes[0]))
+
+    def library(self) -> Library:
+        from gtp_vit.backbones.libraries import TIMM
+
+        return TIMM
+
+    def model_names(self) -> list[str]:
+        from gtp_vit.backbones.libraries import TIMM
+
+        return TIMM.names_with(self.module, self.classes[0])
 
     def refusal(self, model: Any) -> str | None:
         models, vit = sys.modules["timm.models"], sys.modules["timm.models.vision_transformer"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gtp_vit.backbones import mha
 from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, plain_norm, through, unknown_part
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Library, Output
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
@@ -48,7 +48,19 @@ class TorchvisionForwards:
 class TorchvisionViT(Backbone):
     """Backbone of torchvision's vision transformers."""
 
+    classes = ("VisionTransformer",)
+    models = "`vit_b_16` to `vit_h_14`"
     forwards = TorchvisionForwards
+
+    def library(self) -> Library:
+        from gtp_vit.backbones.libraries import TORCHVISION
+
+        return TORCHVISION
+
+    def model_names(self) -> list[str]:
+        from gtp_vit.backbones.libraries import TORCHVISION
+
+        return TORCHVISION.names()
 
     def matches(self, model: nn.Module) -> bool:
         library = sys.modules.get("torchvision.models.vision_transformer")

@@ -11,8 +11,8 @@ from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.engines import ENGINES
 from gtp_vit.engines.engine import Engine, missing
 from gtp_vit.engines.openvino import ISA, SAFE_ISA, trap
+from gtp_vit.jsonable import jsonable
 from gtp_vit.profiling.environment import bf16_verdict, environment
-from gtp_vit.report.results import plain
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Check(OutputFlags):
 
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(Check, words)
-    found = {**plain(environment()), "bf16": bf16_verdict()}
+    found = {**jsonable(environment()), "bf16": bf16_verdict()}
     found |= {name: _status(engine) for name, engine in ENGINES.items()}
     rows = [[key, str(value)] for key, value in found.items()]
     answer_with_table(flags, words, "gtp-vit check", ["what", "found"], rows, found)

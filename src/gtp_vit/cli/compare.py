@@ -15,8 +15,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
-from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
-from gtp_vit.cli.resume import ResumeFlags, open_journal
+from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_complete, check_readable, open_journal, write_page
 from gtp_vit.data.loader import first_images
 from gtp_vit.errors import GTPError, check_range, counted
 from gtp_vit.metrics.base import Measure
@@ -33,7 +32,7 @@ from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
 
 
 @dataclass(frozen=True)
-class Compare(MeasureFlags, ResumeFlags, DataFlags):
+class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """All methods at equal MACs on the same images: damage, GMACs and speed, as a table and a page.
 
     Damage is what the measure for the model's kind of output says: of classes KL and agreement, of embeddings cosines
@@ -72,8 +71,6 @@ class Compare(MeasureFlags, ResumeFlags, DataFlags):
     """Images in a batch while timing."""
     output: Path | None = None
     """Folder for results.csv, results.json and report.html; an interrupted run resumes from there."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:

@@ -23,8 +23,7 @@ from gtp_vit.cli.model_flags import (
     make_dataset,
     make_model,
 )
-from gtp_vit.cli.output import answer, check_readable
-from gtp_vit.cli.resume import ResumeFlags
+from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
 from gtp_vit.core.backbone import Output
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
@@ -46,7 +45,7 @@ LARGEST_SHARD = 100_000
 
 
 @dataclass(frozen=True)
-class Embed(MethodFlags, ResumeFlags, DataFlags):
+class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """Embeddings of all images of a folder, WebDataset or Hugging Face data set, to a folder of files with their names.
 
     Of a classifier the pooled features in front of its last layer are taken, of CLIP the image embedding, of others
@@ -93,8 +92,6 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
     verify: Path | None = None
     """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,7 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
         shard_size = -(-wanted // flags.batch_size) * flags.batch_size
         _warn_of_idle_processes(source.dataset, shard_size)
         first = distributed.is_rank_zero()
-        progress = stack.enter_context(render.progress("embedding", "{task.fields[best]}")) if first else None
+        progress = stack.enter_context(render.progress("embedding")) if first else None
         found = embed_to_folder(
             output,
             source.embedder,

@@ -13,8 +13,15 @@ from gtp_vit.cli.exported import ExportedFile, from_file, images_of_file, load_f
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
-from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
-from gtp_vit.cli.resume import ResumeFlags, open_journal
+from gtp_vit.cli.output import (
+    OutputFlags,
+    ResumeFlags,
+    answer,
+    check_complete,
+    check_results_file,
+    open_journal,
+    write_page,
+)
 from gtp_vit.data.loader import first_images
 from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted

@@ -133,8 +133,8 @@ def _weights(flags: Export) -> str:
     """Where the weights are from, so that gtp-vit evaluate finds them again."""
     if flags.checkpoint is not None:
         return str(flags.checkpoint)
-    found = library_of(flags.model)
-    return "the package" if flags.model == bundled.NAME else "timm" if found is None else public_name(flags.model)
+    library, _ = library_of(flags.model)
+    return public_name(flags.model) if library.prefix else library.title
 
 
 def _class_names(path: Path | None) -> list[str] | None:

@@ -27,8 +27,7 @@ class Macs(OutputFlags, MethodFlags):
     """
 
     model: Positional[str] = bundled.NAME
-    """A timm model, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME, open_clip:NAME,
-    torchvision:NAME."""
+    """The name of a model, as `gtp-vit models` lists them."""
     convention: Convention = "model"
     """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None

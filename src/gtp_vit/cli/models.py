@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from gtp_vit.backbones import BACKBONES
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.cli.parser import Positional
+from gtp_vit.core.backbone import Backbone
 from gtp_vit.errors import GTPError, shown
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model, names, nearest, refusal
@@ -17,12 +19,21 @@ from gtp_vit.patching import host_of
 from gtp_vit.profiling.macs import macs
 
 
+def _unlisted() -> str:
+    """The families whose models are not in the list."""
+    unlisted = [family for family in BACKBONES.values() if type(family).model_names is Backbone.model_names]
+    return " ".join(
+        f"{family.library().title}'s models cannot be listed: {family.library().prefix}:NAME takes "
+        f"{', '.join(family.classes)}."
+        for family in unlisted
+    )
+
+
 @dataclass(frozen=True)
 class Models(OutputFlags):
-    """List models that can be patched: timm's vision transformers, those inside the package, and other libraries'.
+    __doc__ = f"""List models that can be patched: timm's, those inside the package, and other libraries'.
 
-    Each model is built without weights and checked, so the whole list takes some seconds. Hugging Face's models cannot
-    be listed: hf:FOLDER_OR_NAME takes ViT, DeiT, ViTMSN, IJEPA, CLIP, SigLIP, DINOv2 and DINOv3.
+    Each model is built without weights and checked, so the whole list takes some seconds. {_unlisted()}
 
     examples:
       gtp-vit models

@@ -1,28 +1,50 @@
-"""How commands answer: tables or JSON, a page beside it, and an error if something is missing."""
+"""How commands answer: tables or JSON, a page beside it, files to resume from, and an error if something is missing."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gtp_vit.cli import render
 from gtp_vit.cli.help import program_of
+from gtp_vit.data.dataset import InMemory
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
+from gtp_vit.jsonable import jsonable
 from gtp_vit.metrics.evaluate import Evaluation
 from gtp_vit.report.page import Section, table, write_report
+from gtp_vit.runs import distributed
+from gtp_vit.runs.identity import identity
+from gtp_vit.runs.journal import Journal
 
 
 @dataclass(frozen=True)
-class OutputFlags:
+class JsonFlags:
+    """How the answer is printed."""
+
+    GROUP: ClassVar[str] = "output"
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class OutputFlags(JsonFlags):
     """Where the answer goes."""
 
     report: Path | None = None
     """Write an HTML page here."""
-    json: bool = False
-    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class ResumeFlags:
+    """Whether to use the journal of an earlier run."""
+
+    restart: bool = False
+    """Discard what an interrupted run has finished, and start over instead of resuming it."""
 
 
 def answer_with_table(
@@ -74,3 +96,24 @@ def check_readable(unreadable: Sequence[str]) -> None:
     if unreadable:
         names = "; ".join(unreadable[:5])
         raise Unreadable(f"{len(unreadable)} of the images could not be read and were left out: {names}")
+
+
+def open_journal(
+    flags: ResumeFlags, results: Path | None, name: str, models: Any, dataset: Any, **settings: Any
+) -> AbstractContextManager[Journal | None]:
+    """The journal beside a file of results, opened by the first process.
+
+    All processes call this, and are refused if they were started with different weights, images or settings. Runs over
+    images in memory take seconds and need no journal.
+    """
+    needed = results is not None and not isinstance(dataset, InMemory)
+    if not needed and distributed.rank_and_world_size()[1] == 1:
+        return nullcontext()
+    run = identity(name, models, dataset, **jsonable(settings)).to_dict()
+    distributed.check_same("weights, images or settings", run)
+    if results is None or not needed or not distributed.is_rank_zero():
+        return nullcontext()
+    journal = Journal(results.with_name(f"{results.name}.journal"), run, restart=flags.restart)
+    if journal.note:
+        print(f"gtp-vit: {journal.note}", file=sys.stderr)
+    return journal

@@ -214,12 +214,13 @@ def _owners(kind: type, name: str) -> list[type]:
 
 
 def _group(kind: type, name: str) -> str:
-    """The heading of a field: by the first class that declared it; empty for a command's own.
+    """The heading of a field: GROUP or the name of the first class that declared it; empty for a command's own.
 
     A command with more flags, made while the program runs, has the command's name.
     """
     owner = _owners(kind, name)[-1]
-    return "" if owner.__name__ == kind.__name__ else owner.__name__.removesuffix("Flags").lower()
+    is_own = owner.__name__ == kind.__name__
+    return "" if is_own else vars(owner).get("GROUP") or owner.__name__.removesuffix("Flags").lower()
 
 
 def _help(kind: type, field: dataclasses.Field[Any]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import answer, check_complete, write_page
+from gtp_vit.cli.output import JsonFlags, answer, check_complete, write_page
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.errors import check_range
 from gtp_vit.models import bundled
@@ -43,7 +43,7 @@ Next, with your own model:
 
 
 @dataclass(frozen=True)
-class Tour:
+class Tour(JsonFlags):
     """A small model that is in the package, unreduced and with GTP, ToMe and GTP+ at the same cost: what it does to its
     answers, how much faster it is here, and a page with pictures of the tokens. It needs no network and no data.
 
@@ -57,8 +57,6 @@ class Tour:
     """How often each model is timed, interleaved."""
     output: Path = Path("tour")
     """Folder for report.html, the page with the pictures."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:

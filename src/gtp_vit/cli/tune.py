@@ -14,8 +14,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
-from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
-from gtp_vit.cli.resume import ResumeFlags, open_journal
+from gtp_vit.cli.output import OutputFlags, ResumeFlags, answer, check_readable, open_journal, write_page
 from gtp_vit.engines import ENGINES, check_precision
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.models.sources import public_name
@@ -197,7 +196,7 @@ def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
 
 @contextmanager
 def _tuning_bar() -> Iterator[Any]:
-    with render.progress("tuning", "{task.fields[best]}") as update:
+    with render.progress("tuning") as update:
 
         def report(now: Progress) -> None:
             update(round(1000 * now.done), 1000, best=f"{now.title} {now.damage:.4f} at {now.share:.3f} of the MACs")

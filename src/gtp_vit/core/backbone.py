@@ -6,8 +6,9 @@ backbones/, with a line in the registry there; it holds no state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import UnsupportedBackbone
+from gtp_vit.errors import GTPError, UnsupportedBackbone
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,59 @@ def main_output(returned: Any, kind: str) -> Any:
     return getattr(returned, FIELDS[kind], scores if kind == "features" else returned)
 
 
+Transform = Callable[[Any], Tensor]  # from a picture
+
+
+class Library:
+    """A library of models. It is imported only when one of its models is asked for."""
+
+    title: str  # as people call it
+    prefix = ""  # of the names of its models, as hf in hf:NAME; those of timm and of this package have none
+    has_weights = False  # does a name mean weights, too?
+
+    def knows(self, name: str) -> bool:
+        """Has the library a model of this name, as far as that can be known?"""
+        return False
+
+    def create(
+        self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]
+    ) -> nn.Module:
+        """A model in eval mode; `sizes` may have img_size and num_classes."""
+        raise GTPError(f"models of {self.title} cannot be created by name")
+
+    def outline(self, name: str) -> nn.Module:
+        """The model without weights and perhaps with fewer blocks, to see what it is made of."""
+        return self.create(name, pretrained=False, checkpoint=None, meta=True, sizes={})
+
+    def transform(self, name: str, model: nn.Module) -> Transform | None:
+        """From a picture to a tensor as the model's weights want it; None: as its `inputs.preparation` says."""
+        return None
+
+    def preparation(self, name: str) -> dict[str, Any] | None:
+        """The same in timm's words, for people and other programs; None: the model's own `inputs.preparation`."""
+        return None
+
+    def public_name(self, name: str) -> str:
+        """The name without a folder of this machine."""
+        return name
+
+
 class Backbone(Protocol):
     """What a family of models must define. See backbones/timm_vit.py."""
 
+    classes: tuple[str, ...]  # whose instances it takes, as the library calls them
+    models: str = ""  # the best-known of them, for people
     forwards: type  # mixed into the class of a patched ViT: the model's own entry points, running the loop
 
     # The model
+
+    def library(self) -> Library:
+        """Where its models come from; it is imported here, as patching a model does not need it."""
+        raise NotImplementedError
+
+    def model_names(self) -> list[str]:
+        """Names of its library's models that may belong to the family; none if they cannot be listed."""
+        return []
 
     def matches(self, model: nn.Module) -> bool:
         """Does this model belong to the family?"""

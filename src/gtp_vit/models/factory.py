@@ -2,87 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import functools
 import itertools
-from contextlib import nullcontext
+import warnings
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
-from gtp_vit.backbones import lvvit_network
+from gtp_vit.backbones import BACKBONES
 from gtp_vit.backbones.host import find
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
-from gtp_vit.models import bundled, sources
-from gtp_vit.weights import load_weights
+from gtp_vit.models import bundled
+from gtp_vit.models.sources import libraries, library_of
+from gtp_vit.recipes import BESIDE
 
 LARGEST_SIDE = 8192  # height and width of images: a quarter of a million patches of 16 x 16
 
 
-def _own() -> list[str]:
-    return [bundled.NAME, *lvvit_network.SIZES]
-
-
 def names(pattern: str) -> list[str]:
     """Names of models that can perhaps be patched, of all libraries, that match a pattern with * and ?."""
-    return fnmatch.filter([*_of_timm_and_own(), *sources.listed()], pattern)
+    prefixes = dict.fromkeys(library.prefix for library in libraries())
+    return fnmatch.filter([name for prefix in prefixes for name in _names(prefix)], pattern)
 
 
-def _of_timm_and_own() -> list[str]:
-    import timm
-
-    modules = ["vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid"]
-    return [*_own(), *timm.list_models(module=modules)]
+def _names(prefix: str) -> list[str]:
+    """Names with this prefix of models of all families."""
+    listed = [] if prefix else [bundled.NAME]
+    for family in BACKBONES.values():
+        if family.library().prefix == prefix:
+            # A library that is not installed has no models here.
+            with contextlib.suppress(GTPError, ImportError):
+                listed += [f"{prefix}:{name}" if prefix else name for name in family.model_names()]
+    return list(dict.fromkeys(listed))
 
 
 @functools.cache
 def refusal(name: str) -> str | None:
-    """Why `patch` refuses this model, None if it takes it: the model is built without weights and checked.
-
-    One block is enough, as timm makes all blocks of such a model alike; that is about 15 times as fast.
-    """
-    import timm
-
-    if name in _own():
-        return None
-    found = sources.library_of(name)
+    """Why `patch` refuses this model, None if it takes it: the model is built without weights and checked."""
+    library, own_name = library_of(name)
     try:
-        if found is not None:
-            _create_in(found, name, meta=True)
-            return None
-        with torch.device("meta"):
-            try:
-                model = timm.create_model(name, depth=1)
-            except (TypeError, AssertionError):  # an entry point that sets its depth itself, or one for each block
-                model = timm.create_model(name)
-        find(model)
-    except Exception as error:  # timm raises errors of many classes
+        _check_images_only(library.outline(own_name), name)
+    except Exception as error:  # libraries raise errors of many classes
         return first_line(error)
     return None
 
 
 def check_model_name(name: str) -> None:
     """Raise UnknownName with the nearest names if no model has this name."""
-    found = sources.library_of(name)
-    if found is not None:
-        found[0].check_name(found[1])
-        return
-    base = name.split(".", 1)[0]
-    if name in _own() or ":" in base:  # timm's prefixes: hf-hub:, local-dir:
-        return
-    import timm
-
-    if name.startswith("lvvit") or not timm.is_model(base):
-        near = ", ".join(nearest(base, 5, cutoff=0.0))
-        raise UnknownName(f"unknown model {shown(base)}; the nearest are {near}; gtp-vit models lists all")
+    library, own_name = library_of(name)
+    if not own_name:
+        raise UnknownName(f"{shown(name)} names no model; give one behind the colon")
+    if not library.knows(own_name):
+        every = f"gtp-vit models '{library.prefix}:*'" if library.prefix else "gtp-vit models"
+        name = name if library.prefix else name.split(".", 1)[0]
+        raise UnknownName(
+            f"unknown model {shown(name)}; the nearest are {', '.join(nearest(name, 5, cutoff=0.0))}; {every} lists all"
+        )
 
 
 def nearest(name: str, count: int, cutoff: float = 0.6) -> list[str]:
-    """The most similar names of models that `patch` takes."""
-    near = difflib.get_close_matches(name[:100], _of_timm_and_own(), n=3 * count, cutoff=cutoff)
+    """The most similar names of models of the same library that `patch` takes."""
+    candidates = _names(library_of(name)[0].prefix)
+    near = difflib.get_close_matches(name[:100], candidates, n=3 * count, cutoff=cutoff)
     return list(itertools.islice((each for each in near if refusal(each) is None), count))
 
 
@@ -116,77 +100,42 @@ def create_model(
         check_range("img_size", side, 1, LARGEST_SIDE, whole=True, why="(pixels, height and width)")
     if num_classes is not None:
         check_range("num_classes", num_classes, 0, 10**6, whole=True)
-    wanted = {"img_size": img_size, "num_classes": num_classes}
-    sizes = {key: value for key, value in wanted.items() if value is not None}
-    library = sources.library_of(name)
-    if library is not None:
-        return _create_in(library, name, pretrained, None if checkpoint is None else Path(checkpoint), meta, sizes)
-    if name == bundled.NAME:
-        if sizes:
-            raise GTPError(f"{name} has its own size and classes; leave out {' and '.join(sizes)}")
-        model = bundled.create(pretrained=checkpoint is None, meta=meta)
-        if checkpoint is not None:
-            load_weights(model, Path(checkpoint), name)
-        return model
-    if name.startswith("lvvit"):
-        if pretrained:
-            raise GTPError(f"pre-trained weights of {name} are not in timm; download them and give their file")
-        if num_classes == 0:
-            raise GTPError(f"{name} needs classes, as both of its heads are read; leave out num_classes=0")
-        with torch.device("meta") if meta else nullcontext():
-            return lvvit_network.create(name, checkpoint_path=checkpoint, **sizes)
-    import timm
-
-    try:
-        with torch.device("meta") if meta else nullcontext():
-            model = timm.create_model(name, pretrained=pretrained and checkpoint is None, **sizes).eval()
-    except Exception as error:  # timm, the hub and the network raise errors of many classes
-        raise GTPError(f"timm cannot create {name!r}: {first_line(error)}") from error
+    asked = {"img_size": img_size, "num_classes": num_classes}
+    sizes = {key: value for key, value in asked.items() if value is not None}
+    library, own_name = library_of(name)
+    if library.prefix and (Path(own_name) / BESIDE).is_file():
+        warnings.warn(f"{BESIDE} in this folder is not used by itself; give --method {own_name}/{BESIDE}", stacklevel=2)
+    file = None if checkpoint is None else Path(checkpoint)
+    model = library.create(own_name, pretrained=pretrained, checkpoint=file, meta=meta, sizes=sizes)
+    if library.prefix:
+        _check_images_only(model, name)
     _check_patches(model, name, img_size)
-    if checkpoint is not None:
-        load_weights(model, Path(checkpoint), name)
     return model
 
 
-def _create_in(
-    found: tuple[Any, str],
-    name: str,
-    pretrained: bool = False,
-    checkpoint: Path | None = None,
-    meta: bool = False,
-    sizes: dict[str, Any] | None = None,
-) -> nn.Module:
-    """A model of another library, of which the image part was asked for."""
-    library, rest = found
-    if not rest:
-        raise UnknownName(f"{shown(name)} names no model; give one behind the colon")
-    model = library.create(rest, pretrained=pretrained, checkpoint=checkpoint, meta=meta, sizes=sizes or {})
-    host = find(model)
-    if host.output is None:
+def _check_images_only(model: nn.Module, name: str) -> None:
+    """Of a model by name images are all that commands can give it."""
+    if find(model).output is None:
         raise UnsupportedBackbone(f"{name} takes more than images; patch it in Python: gtp_vit.patch(model)")
-    return model
 
 
 def has_own_weights(name: str) -> bool:
     """Does a name mean weights as well?"""
-    found = sources.library_of(name)
-    return name == bundled.NAME or (found is not None and found[0].has_weights)
+    return library_of(name)[0].has_weights
 
 
 def _check_patches(model: nn.Module, name: str, img_size: int | tuple[int, int] | None) -> None:
-    """A size that was asked for must be a whole number of patches: timm would silently leave out the rest."""
-    import timm
-
-    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    if img_size is None or (config is not None and img_size == config.input_size[-1]):
+    """A size that was asked for must be a whole number of patches: libraries would silently leave out the rest."""
+    if img_size is None:
         return
     try:
-        patches = find(model).inputs.patch
+        inputs = find(model).inputs
     except UnsupportedBackbone:  # patch says why
         return
+    own_size = (inputs.preparation or {}).get("input_size") or (0,)
     sides = img_size if isinstance(img_size, tuple) else (img_size, img_size)
-    for side, width in zip(sides, patches, strict=True):
-        if side % width:
+    for side, width in zip(sides, inputs.patch, strict=True):
+        if side % width and img_size != own_size[-1]:
             whole = dict.fromkeys(str(max(count, 1) * width) for count in (side // width, side // width + 1))
             raise BadSetting(
                 f"img_size is {side}, and the patches of {name} are {width} wide; give a multiple, e.g. "

@@ -98,7 +98,7 @@ def mobile_clip() -> nn.Module:
 
 
 def lvvit(**sizes: object) -> nn.Module:
-    from gtp_vit.backbones.lvvit_network import LVViT
+    from gtp_vit.backbones.lvvit import LVViT
 
     return LVViT(**{**SMALL, "stem_width": 8, **sizes})
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gtp_vit.core.backbone import Library
 from gtp_vit.errors import GTPError
+from gtp_vit.weights import load_weights
 
 NAME = "fashion_vit"
 SIZES = {
@@ -38,6 +40,28 @@ def create(*, pretrained: bool = True, meta: bool = False) -> Any:
     config = {"architecture": NAME, "input_size": (1, 28, 28), "mean": (MEAN,), "std": (STD,), "num_classes": 10}
     model.pretrained_cfg = config
     return model
+
+
+class Bundled(Library):
+    """The one model inside the package."""
+
+    title, has_weights = "the package", True
+
+    def knows(self, name: str) -> bool:
+        return name == NAME
+
+    def create(
+        self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]
+    ) -> nn.Module:
+        if sizes:
+            raise GTPError(f"{name} has its own size and classes; leave out {' and '.join(sizes)}")
+        model = create(pretrained=checkpoint is None, meta=meta)
+        if checkpoint is not None:
+            load_weights(model, checkpoint, name)
+        return model
+
+
+BUNDLED = Bundled()
 
 
 def test_images() -> tuple[Tensor, Tensor]:
