@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,13 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
+
 from gtp_vit.cli import render
 from gtp_vit.cli.help import program_of
 from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.open import DataSettings
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
 from gtp_vit.jsonable import jsonable
 from gtp_vit.metrics.evaluate import Evaluation
+from gtp_vit.patching import host_of
+from gtp_vit.profiling.environment import commit, environment
 from gtp_vit.report.page import Section, table, write_report
+from gtp_vit.report.scores import ModelColumns
 from gtp_vit.runs import distributed
 from gtp_vit.runs.identity import identity
 from gtp_vit.runs.journal import Journal
@@ -69,12 +77,29 @@ def answer(
         render.say(text)
 
 
+def model_columns(name: str, model: nn.Module, settings: DataSettings) -> ModelColumns:
+    """What a results file says of a model, and of how its images were prepared."""
+    inputs = host_of(model).inputs
+    prepared = inputs.preparation or {}
+    return ModelColumns(
+        model=name,
+        param_count=round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
+        img_size=settings.img_size or inputs.size[-1],
+        crop_pct=settings.crop_pct or prepared.get("crop_pct", ""),
+        interpolation=settings.interpolation or prepared.get("interpolation", ""),
+        orientation="as stored" if settings.ignore_exif else "as EXIF says",
+    )
+
+
 def write_page(
     flags: Any, words: Sequence[str], path: Path | None, title: str, lead: str, sections: Sequence[Section]
 ) -> None:
     """Write a page, with the command as it was typed, unless there is no path."""
     if path is not None:
-        write_report(path, title, lead, sections, f"{program_of(type(flags))} {shlex.join(words)}".rstrip())
+        command = f"{program_of(type(flags))} {shlex.join(words)}".rstrip()
+        date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        made = {"command": command, "date": date, "commit": commit(), **dataclasses.asdict(environment())}
+        write_report(path, title, lead, sections, made)
 
 
 def check_results_file(path: Path | None) -> None:

@@ -19,8 +19,8 @@ from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
 from gtp_vit.profiling.macs import macs
 from gtp_vit.profiling.trace import trace
-from gtp_vit.report.page import Section, paragraph, picture, table
-from gtp_vit.report.tokens import panels, png, some_layers
+from gtp_vit.report.page import Section, paragraph, table
+from gtp_vit.report.tokens import token_picture
 from gtp_vit.runs.files import check_writable
 from gtp_vit.tuning.compare import Row, compare, models_of, plan
 
@@ -129,7 +129,7 @@ def _pictures(model: nn.Module, rows: Sequence[Row], images: Tensor, pixels: Ten
             assert row.plan.method is not None
             fast = patch(model, row.plan.method, quiet=True)
             traced = trace(fast, pixels[index : index + 1])
-            canvas = panels(Image.fromarray(images[index].numpy()), traced, some_layers(len(traced.layers)))
             caption = f"{NAMES[row.plan.label]}: above what is left, with the sizes of tokens; below, patches of one "
-            drawn.append(picture(png(canvas), f"{caption}colour share a token."))
+            image = Image.fromarray(images[index].numpy())
+            drawn.append(token_picture(image, traced, f"{caption}colour share a token."))
     return drawn
