@@ -37,11 +37,10 @@ import gtp_vit
 from gtp_vit import METHODS, GTPError, create_model, make_method, patch
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.data.dataset import DataSettings, open_images, spread_images
-from gtp_vit.engines import ENGINES
-from gtp_vit.engines import onnx_export as program
+from gtp_vit.engines import ENGINES, program
 from gtp_vit.engines.export import export
-from gtp_vit.engines.onnx_export import check_exportable, output_of, write_onnx
-from gtp_vit.engines.runtime import ExportedModel, in_engine
+from gtp_vit.engines.program import Program, check_exportable, output_of
+from gtp_vit.engines.runtime import ExportedModel, compile_for_engine
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.patching import tower_of
@@ -118,7 +117,7 @@ def speed(options: Options) -> Iterator[dict[str, Any]]:
     for case in options.cases:
         engine, precision = case.split(":")
         begin = time.perf_counter()
-        with in_engine(engine, precision, models, images, options.threads) as loaded, torch.inference_mode():
+        with compile_for_engine(engine, precision, models, images, options.threads) as loaded, torch.inference_mode():
             exported = time.perf_counter() - begin
             for batch in options.batches:
                 some = images[:batch]
@@ -224,8 +223,7 @@ def _compared(fast: Any, family: str, options: Options) -> dict[str, Any]:
 
     images = [families.images(family, batch) for batch in BATCHES]
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(program, "MainOutput", OutputAndNames):
-        onnx = Path(folder) / "model.onnx"
-        write_onnx(fast, onnx)
+        forms = Program(fast, Path(folder))
         observed = OutputAndNames(fast, output_of(fast).kind)
         with torch.inference_mode():
             wanted = [observed(each) for each in images]
@@ -234,7 +232,7 @@ def _compared(fast: Any, family: str, options: Options) -> dict[str, Any]:
         found: dict[str, Any] = {"tokens": names}
         for engine in ENGINES.values():
             path = Path(folder) / f"made{engine.suffix}"
-            engine.make(onnx, path, "f32", None, "")
+            engine.convert(forms, path, "f32", None, "")
             run = engine.load(path, "f32", options.threads, None)
             worst, off, others = 0.0, 0, 0
             for given, one in zip(images, wanted, strict=True):
@@ -309,6 +307,7 @@ def _code() -> str:
             "patching.py",
             "tensors.py",
             "engines/onnx_export.py",
+            "engines/program.py",
             "engines/onnxruntime.py",
             "engines/openvino.py",
         )

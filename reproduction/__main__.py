@@ -14,9 +14,16 @@ from gtp_vit.cli import render
 from gtp_vit.cli.app import exit_code
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.model_flags import CORES, DataFlags, check_weights, make_dataset, make_model
-from gtp_vit.cli.output import OutputFlags, answer, check_readable, check_results_file, write_page
+from gtp_vit.cli.output import (
+    OutputFlags,
+    ResumeFlags,
+    answer,
+    check_readable,
+    check_results_file,
+    open_journal,
+    write_page,
+)
 from gtp_vit.cli.parser import Positional
-from gtp_vit.cli.resume import ResumeFlags, open_journal
 from gtp_vit.data.dataset import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
 from gtp_vit.models import bundled

@@ -17,6 +17,7 @@ from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.errors import BadSetting
 from gtp_vit.profiling.benchmark import Timing, against, interleave
+from gtp_vit.profiling.macs import layer_costs
 from gtp_vit.report.timing import Timed, verdict
 from gtp_vit.testing import families
 
@@ -256,7 +257,8 @@ def test_the_verdict_can_say_that_we_are_slower_and_why():
 
     def words(method, *quartiles, loading=False, lossless=True):
         entry = Timed(4, loading, [timing(1, 1, 1), timing(*quartiles)])
-        return verdict(entry, model, patch(model, method, lossless=lossless), images)
+        fast = patch(model, method, lossless=lossless)
+        return verdict(entry, layer_costs(model, fast, images=images), fast.kernels)
 
     assert words(GTP(propagate=9), 1.2, 1.3, 1.4) == "batch 4: gtp is 1.30 times as fast as the unreduced model here."
     slower = words(GTP(propagate=9), 0.8, 0.9, 0.95)

@@ -10,7 +10,7 @@ import pytest
 from gtp_vit.cli import help as help_texts
 from gtp_vit.cli import render
 from gtp_vit.cli.app import COMMANDS, main
-from gtp_vit.cli.grid import FIGURE, lines_of
+from gtp_vit.cli.render import FIGURE, table_lines
 
 COLUMNS = ["method", "GMACs", "top-1 %", "change", "KL to unreduced", "speed-up", "img/s", "settings"]
 ROWS = [
@@ -35,7 +35,7 @@ def figures(text):
 
 @pytest.mark.parametrize("room", [40, 60, 80, 100, 130, 160, 220])
 def test_every_figure_is_whole_in_every_width(room):
-    lines = lines_of(COLUMNS, ROWS, room)
+    lines = table_lines(COLUMNS, ROWS, room)
     assert max(map(len, lines)) <= room
     blocks = any(line.startswith("method: ") for line in lines)
     repeated = len(ROWS) - 1 if blocks else 0  # headings have a figure too: top-1
@@ -44,24 +44,25 @@ def test_every_figure_is_whole_in_every_width(room):
 
 
 def test_texts_are_on_the_left_and_figures_on_the_right():
-    head, _, *body = lines_of(["name", "count", "what"], [["a", "1", "x"], ["long name", "100", "longer"]], 80)[1:-1]
-    assert head == "│ name      │ count │ what   │"
-    assert body == ["│ a         │     1 │ x      │", "│ long name │   100 │ longer │"]
+    head, _, *body = table_lines(["name", "count", "what"], [["a", "1", "x"], ["long name", "100", "longer"]], 80)
+    assert head == "name       count  what"
+    assert body == ["a              1  x", "long name    100  longer"]
 
 
-def test_wide_tables_have_a_frame_narrow_ones_none_and_very_narrow_ones_are_blocks():
-    assert lines_of(COLUMNS, ROWS, 220)[0].startswith("┌")
-    assert lines_of(COLUMNS, ROWS, 130)[0].startswith("method ")
-    assert lines_of(COLUMNS, ROWS, 80)[0] == "method: unreduced"
+def test_texts_are_broken_where_a_table_is_too_wide_and_very_narrow_ones_are_blocks():
+    assert len(table_lines(COLUMNS, ROWS, 220)) == 2 + len(ROWS)
+    assert table_lines(COLUMNS, ROWS, 130)[0].startswith("method ")
+    assert len(table_lines(COLUMNS, ROWS, 130)) > 2 + len(ROWS)
+    assert table_lines(COLUMNS, ROWS, 80)[0] == "method: unreduced"
 
 
 def test_a_figure_is_broken_only_before_its_bracket():
-    lines = lines_of(["a", "b"], [["x", "0.0123 [0.0100, 0.0200]"]], 25)
+    lines = table_lines(["a", "b"], [["x", "0.0123 [0.0100, 0.0200]"]], 25)
     assert [line.split() for line in lines[2:]] == [["x", "0.0123"], ["[0.0100,", "0.0200]"]]
 
 
 def test_a_table_without_rows():
-    assert len(lines_of(["a", "b"], [], 80)) == 4
+    assert len(table_lines(["a", "b"], [], 80)) == 2
 
 
 def test_brackets_are_text_and_not_markup(capsys):
@@ -69,6 +70,32 @@ def test_brackets_are_text_and_not_markup(capsys):
     out = capsys.readouterr().out
     assert "[bold]title[/bold]" in out
     assert "nan [nan, nan]" in out
+
+
+def test_progress_is_one_line_on_a_terminal_and_few_lines_in_a_log(capsys, monkeypatch):
+    with render.progress("evaluating") as update:
+        update(1, 10)
+    assert capsys.readouterr().err == ""  # a log gets a line each half minute
+    monkeypatch.setattr(render, "LOG_SECONDS", 0)
+    with render.progress("evaluating") as update, render.steps("exporting") as step:
+        update(5, 10, best="KL 0.1")
+        update(7)
+        step("checking")
+    timed, counted, said = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"evaluating: 5 of 10, 0\.0 minutes left  KL 0\.1", timed)
+    assert (counted, said) == ("evaluating: 7", "exporting: checking")
+
+
+def test_progress_on_a_terminal_is_gone_at_the_end_and_has_no_colours(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    with render.progress("evaluating") as update:
+        update(5, 10, best="\x1b[31m" + "long " * 30)
+    written = capsys.readouterr().err
+    assert "\x1b" not in written
+    assert max(map(len, written.split("\r"))) < 60
+    assert written.endswith(f"\r{'':<59}\r")
+    assert "evaluating: 5 of 10" in written
 
 
 def in_terminal(columns, *words):

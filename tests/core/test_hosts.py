@@ -27,7 +27,7 @@ from gtp_vit import (
     tune,
     unpatch,
 )
-from gtp_vit.backbones import small_models
+from gtp_vit.backbones import small_models, wrappers
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.loop import run
@@ -66,7 +66,7 @@ class Root(nn.Module):
 
 @pytest.fixture
 def root(monkeypatch):
-    monkeypatch.setitem(backbones.ROOTS, f"{__name__}.Root", backbones.Root("visual.trunk"))
+    monkeypatch.setitem(wrappers.ROOTS, f"{__name__}.Root", wrappers.Root("visual.trunk"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Root().eval()

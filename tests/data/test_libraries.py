@@ -16,7 +16,7 @@ from gtp_vit.backbones import BACKBONES, hf_library, libraries, small_models
 from gtp_vit.backbones.host import find
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import DataSettings, open_images
-from gtp_vit.engines.metadata import read_about
+from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.models import sources
 from gtp_vit.models.factory import names, refusal
 from gtp_vit.patching import tower_of
@@ -92,7 +92,7 @@ def test_a_folder_of_hugging_face_is_exported_with_its_preparation_and_labels(sa
     code, _, err = run(capsys, *words)
     assert code == Exit.OK, err
     path = tmp_path / "hf_small-vit-gtp_plus-f32.onnx"
-    about = read_about(path).to_dict()
+    about = ExportedFile.read(path).metadata.to_dict()
     assert about["model"] == "hf:small-vit"
     assert about["classes"] == ["cat", "dog"]
     assert about["input"]["crop_mode"] == "squash"
@@ -254,7 +254,7 @@ def test_a_hugging_face_encoder_is_exported(tmp_path):
     if not small_models.HAS_TRANSFORMERS:
         pytest.skip("transformers needs Python 3.11")
     found = export(patch(families.make("hf_clip_projection"), REDUCING), tmp_path / "clip.onnx")
-    assert found.about["output"] == {"name": "embedding", "kind": "embedding", "width": 16}
+    assert found.metadata.output == ("embedding", 16)
     assert max(check.difference for check in found.checks) < 1e-4
 
 

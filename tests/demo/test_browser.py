@@ -39,7 +39,8 @@ def page(tmp_path_factory):
         Section("Picture", picture(png(Image.new("RGB", (1200, 300), "navy")), "A wide picture.")),
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(path, "A <title>", "Made by a test.", sections, "gtp-vit compare --output 'a b'")
+    made = {"command": "gtp-vit compare --output 'a b'", "date": "today", "commit": "c", "torch": "2", "cpu": "a <cpu>"}
+    write_report(path, "A <title>", "Made by a test.", sections, made)
     return path
 
 

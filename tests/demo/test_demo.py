@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 import timm
@@ -12,8 +13,9 @@ import torch
 from PIL import Image
 
 import gtp_vit
-from gtp_vit import METHODS, create_model, patch, trace
+from gtp_vit import METHODS, ToMe, create_model, patch, trace
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.core.backbone import Output
 from gtp_vit.data.image_file import ORIENTATION
 from gtp_vit.demo import serve, upload
 from gtp_vit.demo.demo_model import (
@@ -28,7 +30,9 @@ from gtp_vit.demo.demo_model import (
 from gtp_vit.demo.exported_model import look_at_file, make_filed
 from gtp_vit.demo.inspection import look, time_columns
 from gtp_vit.demo.markup import data_url, file_html, study_html, trace_data
-from gtp_vit.engines.description import Description
+from gtp_vit.engines.exported_file import ExportedFile
+from gtp_vit.engines.metadata import ExportMetadata
+from gtp_vit.engines.preparation import Preparation
 from gtp_vit.errors import GTPError
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.models import bundled
@@ -237,25 +241,25 @@ class Doubled(torch.nn.Module):
 
 def test_a_file_shows_its_output_and_says_what_it_cannot_show(subject):
     model, picture = subject.model, subject.examples[0].picture
-    about = Description(
+    metadata = ExportMetadata(
         model="fashion_vit",
         weights="",
         fingerprint="0" * 16,
-        method={"method": "tome"},
-        unreduced=100,
-        exported=60,
+        method=ToMe(),
+        unreduced_macs=100,
+        exported_macs=60,
         precision="f32",
         engine="onnxruntime",
+        batch=None,
         channels=1,
         size=(28, 28),
-        preparation={"mean": [0.286], "std": [0.353], "crop_pct": 1.0},
-        kind="classes",
-        width=10,
+        preparation=Preparation(mean=(0.286,), std=(0.353,), crop_pct=1.0),
+        output=Output("classes", 10),
         classes=bundled.CLASSES,
-        opset=18,
         versions={},
     )
-    alone = make_filed("a.onnx", about, Doubled(model), [], None, "the weights are not here")
+    file = ExportedFile(Path("a.onnx"), metadata)
+    alone = make_filed(file, Doubled(model), [], None, "the weights are not here")
     study = look_at_file(alone, picture, timed=True)
     assert study.damage is None
     assert not study.before
@@ -263,15 +267,16 @@ def test_a_file_shows_its_output_and_says_what_it_cannot_show(subject):
     assert "the weights are not here" in html
     assert "Where patches went is not in it" in html
     assert "<th>before</th>" not in html
-    both = make_filed("a.onnx", about, Doubled(model), [], model)
+    both = make_filed(file, Doubled(model), [], model)
     study = look_at_file(both, picture, timed=True)
     assert study.after[0].name == study.before[0].name == "T-shirt"
     assert study.after[0].probability > study.before[0].probability
     assert study.damage > 0
     assert "rounds in turns" in file_html(both, study, [])
     assert both.python.splitlines()[-1].startswith("outputs = session.run")
+    tokens = dataclasses.replace(metadata, output=Output("tokens", 3))
     with pytest.raises(GTPError, match="for every token"):
-        make_filed("a.onnx", dataclasses.replace(about, kind="tokens", width=3), Doubled(model), [])
+        make_filed(ExportedFile(file.path, tokens), Doubled(model), [])
 
 
 # Serving

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import gtp_vit
 from gtp_vit.cli.app import main
-from gtp_vit.engines.onnx_export import torch_can_export
+from gtp_vit.engines.program import torch_can_export
 from gtp_vit.models import bundled
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -26,7 +26,7 @@ import gtp_vit
 from gtp_vit import METHODS
 from gtp_vit.backbones import small_models
 from gtp_vit.cli.app import COMMANDS, main
-from gtp_vit.engines.onnx_export import torch_can_export
+from gtp_vit.engines.program import torch_can_export
 from gtp_vit.models import bundled
 from gtp_vit.testing import families
 from reproduction.__main__ import main as reproduction
@@ -272,19 +272,19 @@ def lacks(code):
 @pytest.fixture
 def fashion_when_needed(request, monkeypatch):
     """The exported file of the embedded model; what is exported here is not traced again."""
-    from gtp_vit.engines import export as exporting
+    from gtp_vit.engines import program
 
     def folder():
         made = request.getfixturevalue("fashion")
 
-        def traced(model, path):
+        def traced(_, path):
             import onnx
 
             stored = onnx.load(made / "fashion_vit-gtp_plus-f32.onnx")
             del stored.metadata_props[:]
             onnx.save(stored, path)
 
-        monkeypatch.setattr(exporting, "write_onnx", traced)
+        monkeypatch.setattr(program, "write_onnx", traced)
         return made
 
     return folder

@@ -13,9 +13,11 @@ import gtp_vit
 from gtp_vit import GTPError, create_model, export, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import make_transform
-from gtp_vit.engines import ENGINES
-from gtp_vit.engines import export as exporting
-from gtp_vit.engines.metadata import file_fingerprint, read_about
+from gtp_vit.engines import ENGINES, output_check, program
+from gtp_vit.engines.export import ExportInfo
+from gtp_vit.engines.exported_file import ExportedFile, file_fingerprint
+from gtp_vit.engines.metadata import ExportMetadata
+from gtp_vit.engines.preparation import Preparation
 from gtp_vit.models import bundled
 from support.engines import needs, needs_onnxruntime
 
@@ -55,8 +57,7 @@ def seen(monkeypatch):
             found.append(images)
             return self.fast(images)
 
-    for room in ("cli.exported", "cli.embed"):
-        monkeypatch.setattr(f"gtp_vit.{room}.ExportedModel", Stand)
+    monkeypatch.setattr("gtp_vit.engines.exported_file.ExportedModel", Stand)
     return found
 
 
@@ -173,7 +174,8 @@ WRONG = {
     "classes of features": (put("output", "kind", "features"), "it names classes, and its output is features"),
     "width": (put("output", "width", 9), "it names 10 classes, and its output has 9"),
     "class names": (put("classes", list(range(10))), "classes is [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]; it must be a list of"),
-    "opset": (put("opset", "new"), "opset is 'new'; it must be a whole number"),
+    "batch": (put("input", "batch", 0), "input.batch is 0; it must be a whole number from 1"),
+    "fixed batch": (put("input", "batch", 4), "it says that its input is 'images': float32 [4, 1, 28, 28], and in"),
     "version": (put("versions", {"torch": 2}), "versions is {'torch': 2}; it must be a version for each package"),
 }
 
@@ -183,7 +185,7 @@ def test_a_description_that_is_not_right_is_refused(edited, capsys, wrong):
     change, message = WRONG[wrong]
     path = edited(change)
     with pytest.raises(GTPError) as caught:
-        read_about(path)
+        ExportedFile.read(path)
     text = str(caught.value)
     assert message in text
     assert text.endswith("; export it again")
@@ -201,11 +203,11 @@ def test_the_kind_of_output_is_what_the_graph_calls_it(edited):
     with pytest.raises(
         GTPError, match=r"its output is 'features': float32 \[any, 10\], and in its graph it is 'logits'"
     ):
-        read_about(edited(features))
+        ExportedFile.read(edited(features))
     with pytest.raises(
         GTPError, match=r"its output is 'tokens': float32 \[any, any, 10\], and in its graph it is 'log"
     ):
-        read_about(
+        ExportedFile.read(
             edited(lambda about: about.update(classes=None, output={"name": "tokens", "kind": "tokens", "width": 10}))
         )
 
@@ -214,7 +216,7 @@ def test_the_number_of_outputs_is_the_graphs(edited):
     with pytest.raises(
         GTPError, match=r"its output is 'logits': float32 \[any, 9\], and in its graph it is 'logits': fl"
     ):
-        read_about(edited(lambda about: about.update(classes=None, output={**about["output"], "width": 9})))
+        ExportedFile.read(edited(lambda about: about.update(classes=None, output={**about["output"], "width": 9})))
 
 
 def test_a_graph_with_two_outputs_is_refused(edited):
@@ -222,7 +224,7 @@ def test_a_graph_with_two_outputs_is_refused(edited):
         graph.output.add().CopyFrom(graph.output[0])
 
     with pytest.raises(GTPError, match="its graph has 2 outputs, and one is right; export it again"):
-        read_about(edited(lambda _: None, another))
+        ExportedFile.read(edited(lambda _: None, another))
 
 
 def test_shapes_that_a_graph_claims_are_not_believed(edited):
@@ -234,7 +236,7 @@ def test_shapes_that_a_graph_claims_are_not_believed(edited):
                 dim.dim_value = 1
 
     with pytest.raises(GTPError, match=r"it says that it takes 1 MACs, and its graph takes 9\.181e\+07"):
-        read_about(edited(costs(100, 1), forge))
+        ExportedFile.read(edited(costs(100, 1), forge))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def test_weights_beside_an_openvino_file_are_named(tmp_path, fashion, harm):
     else:
         weights.write_bytes(weights.read_bytes()[: 0 if harm == "empty" else 1000])
     with pytest.raises(GTPError, match=r"^openvino cannot read .*x\.xml: .*x\.bin.*; export it again$") as caught:
-        read_about(tmp_path / "x.xml")
+        ExportedFile.read(tmp_path / "x.xml")
     assert "src/" not in str(caught.value)
 
 
@@ -278,25 +280,25 @@ def test_weights_beside_an_openvino_file_are_named(tmp_path, fashion, harm):
     ],
 )
 def test_a_preparation_that_makes_no_sense_is_not_exported(tmp_path, monkeypatch, preparation, message):
-    monkeypatch.setattr(exporting, "write_onnx", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr(program, "write_onnx", lambda *_: pytest.fail("it began to work"))
     with pytest.raises(GTPError, match=message):
-        export(create_model("fashion_vit"), tmp_path / "x.onnx", preparation=preparation)
+        export(create_model("fashion_vit"), tmp_path / "x.onnx", info=ExportInfo(preparation=preparation))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_would_contradict_itself_is_not_left_behind(tmp_path, fashion, monkeypatch):
     """The reduced program under the description of the unreduced model."""
-    monkeypatch.setattr(exporting, "write_onnx", lambda _, path: shutil.copy(fashion / FILE, path))
-    monkeypatch.setattr(exporting, "outputs_of", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(program, "write_onnx", lambda _, path: shutil.copy(fashion / FILE, path))
+    monkeypatch.setattr(output_check, "run_file", lambda *_: pytest.fail("it was run"))
     with pytest.raises(GTPError, match=r"^the exported file is not what it says: .* MACs.*; nothing was written$"):
         export(create_model("fashion_vit"), tmp_path / "x.onnx")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_read_as_it_was_written(fashion):
-    about = read_about(fashion / FILE)
-    assert about.to_dict() == json.loads(json.dumps(about.to_dict()))
-    assert about.preparation == {"mean": [bundled.MEAN], "std": [bundled.STD]}
+    metadata = ExportedFile.read(fashion / FILE).metadata
+    assert ExportMetadata.from_dict(json.loads(json.dumps(metadata.to_dict())), ENGINES["onnxruntime"]) == metadata
+    assert metadata.preparation == Preparation(mean=(bundled.MEAN,), std=(bundled.STD,))
     graph = ENGINES["onnxruntime"].open(fashion / FILE).graph()
     assert graph.macs == pytest.approx(gtp_vit.macs(patch(create_model("fashion_vit"), "deploy")).total, rel=0.04)
 
@@ -312,7 +314,7 @@ def test_the_identity_of_a_file_has_its_weights_under_whatever_name(tmp_path, fa
     link = tmp_path / "link.onnx"
     link.symlink_to(path)
     before = file_fingerprint(path), file_fingerprint(link)
-    assert read_about(path).model == "fashion_vit"
+    assert ExportedFile.read(path).metadata.model == "fashion_vit"
     weights = path.with_name("f32.onnx.data")
     content = bytearray(weights.read_bytes())
     content[-5] ^= 1

@@ -15,6 +15,7 @@ import sysconfig
 import warnings
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,11 +52,13 @@ from gtp_vit import (
 from gtp_vit.backbones import small_models
 from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.engines import ENGINES, engine_of, engine_process
+from gtp_vit.engines import ENGINES, engine_of, engine_process, output_check, program
 from gtp_vit.engines import export as exporting
 from gtp_vit.engines import openvino as ov
-from gtp_vit.engines.metadata import about, read_about
-from gtp_vit.engines.onnx_export import OPSET, torch_can_export
+from gtp_vit.engines.engine import OPSET
+from gtp_vit.engines.export import ExportInfo
+from gtp_vit.engines.exported_file import ExportedFile
+from gtp_vit.engines.program import torch_can_export
 from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.models import bundled
@@ -120,33 +123,32 @@ def traced(once, fashion):
 @pytest.fixture
 def ready(traced, monkeypatch):
     """The embedded model is not traced again for every export of it."""
-    monkeypatch.setattr(exporting, "write_onnx", lambda model, path: shutil.copy(traced, path))
+    monkeypatch.setattr(program, "write_onnx", lambda _, path: shutil.copy(traced, path))
 
 
 @pytest.fixture
 def untouched(monkeypatch):
     """Fails if a mistake is found only after the work has begun."""
-    monkeypatch.setattr(exporting, "write_onnx", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr(program, "write_onnx", lambda *_: pytest.fail("it began to work"))
 
 
 @pytest.fixture
 def trusted(fast, monkeypatch):
     """The file of the embedded model is not run; torch stands for its engine."""
 
-    def outputs_of(made, precision, inputs):
+    def run_file(engine, made, precision, batches):
         assert made.is_file()
-        return {name: outputs(fast, torch.from_numpy(given)).numpy() for name, given in inputs.items()}
+        return [outputs(fast, torch.from_numpy(given)).numpy() for given in batches]
 
-    monkeypatch.setattr(exporting, "outputs_of", outputs_of)
+    monkeypatch.setattr(output_check, "run_file", run_file)
 
 
 @pytest.fixture
 def exported(once, ready, fashion, fast, images, monkeypatch):
     """exported(engine, precision): the path of a file of the embedded model."""
 
-    def here(made, precision, inputs):
-        run = engine_of(made).load(made, precision, 1, None)
-        return {name: run(given) for name, given in inputs.items()}
+    def here(engine, made, precision, batches):
+        return list(map(engine.load(made, precision, 1, None), batches))
 
     def path(engine, precision):
         if (engine, precision) == ("onnxruntime", "f32"):
@@ -157,7 +159,7 @@ def exported(once, ready, fashion, fast, images, monkeypatch):
             with monkeypatch.context() as quick:
                 quick.setattr(ov, "SMOOTHING", ov.SMOOTHING[:1])
                 if precision != "f32":
-                    quick.setattr(exporting, "outputs_of", here)
+                    quick.setattr(output_check, "run_file", here)
                 export(fast, folder / name, precision=precision, images=images[:12])
 
         return once(f"{engine}-{precision}", make) / name
@@ -215,14 +217,14 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
     if method is not None and not isinstance(method, Identity):
         reduced, whole = outputs(model, others), outputs(plain, others)
         assert reduced.shape != whole.shape or difference(reduced, whole) > 10 * CLOSE
-    program = program_of(f"{layers} {family} {method}", lambda: model)
-    assert {node.domain for node in nodes_of(onnx.load(program).graph)} <= {"", "ai.onnx"}
+    traced = program_of(f"{layers} {family} {method}", lambda: model)
+    assert {node.domain for node in nodes_of(onnx.load(traced).graph)} <= {"", "ai.onnx"}
     for engine in ENGINES.values():
         if not lacking(engine.name):
             path = tmp_path / f"made{engine.suffix}"
-            engine.make(program, path, "f32", None, "")
-            described = about(model, engine, "f32", None, "", "", None)
-            assert described.refusal(engine.open(path).graph()) is None
+            engine.convert(SimpleNamespace(onnx=traced), path, "f32", None, "")
+            metadata = exporting._describe(model, engine, "f32", ExportInfo())
+            assert metadata.contradiction(engine.open(path).graph(), engine) is None
             run = engine.load(path, "f32", 1, None)
             for batch in (1, 3, 8):
                 found = torch.from_numpy(run(others[:batch].numpy()))
@@ -233,7 +235,7 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
 @each_engine
 def test_a_file_for_one_size_of_batch_computes_the_same(tmp_path, engine, traced, fast, images):
     path = tmp_path / f"made{ENGINES[engine].suffix}"
-    ENGINES[engine].make(traced, path, "f32", None, "")
+    ENGINES[engine].convert(SimpleNamespace(onnx=traced), path, "f32", None, "")
     run = ENGINES[engine].load(path, "f32", 1, 5)
     assert difference(torch.from_numpy(run(images[:5].numpy())), outputs(fast, images[:5])) <= CLOSE
 
@@ -288,7 +290,7 @@ def test_a_file_has_no_paths_of_this_machine(engine, exported):
 
 @each_engine
 def test_a_file_says_what_is_in_it(engine, exported, fast):
-    said = read_about(exported(engine, "f32")).to_dict()
+    said = ExportedFile.read(exported(engine, "f32")).metadata.to_dict()
     model = create_model("fashion_vit")
     assert said["model"] == "fashion_vit"
     assert gtp_vit.method_from_dict(said["method"]) == fast.reduction.method
@@ -300,8 +302,8 @@ def test_a_file_says_what_is_in_it(engine, exported, fast):
     assert said["classes"] == list(bundled.CLASSES)
     assert said["macs"]["exported"] == macs(fast).total
     assert said["macs"]["share"] == pytest.approx(macs(fast).total / macs(model).total, abs=1e-4)
-    assert (said["precision"], said["engine"], said["opset"]) == ("f32", engine, 18)
-    for name in ("gtp-vit", "torch", "timm", *ENGINES[engine].needs):
+    assert (said["precision"], said["engine"], said["versions"]["ONNX opset"]) == ("f32", engine, "18")
+    for name in ("gtp-vit", "torch", "timm", *ENGINES[engine].packages):
         assert said["versions"][name].split("+")[0] == metadata.version(name).split("+")[0]
 
 
@@ -372,7 +374,7 @@ def test_a_file_runs_without_torch_and_without_this_package(tmp_path, engine, ex
 @each_engine
 def test_eight_bits_change_little_and_take_less_space(engine, exported, fast, images):
     path, others = exported(engine, "int8"), images[100:250]
-    assert read_about(path).precision == "int8"
+    assert ExportedFile.read(path).metadata.precision == "int8"
     found, wanted = in_engine(path, "int8", others), outputs(fast, others)
     assert difference(found, wanted) > 1e-3  # it is not the float file
     assert float(kl_per_image(wanted, found).mean()) < 0.05
@@ -490,7 +492,7 @@ def test_bf16_in_openvino(exported, fast, images):
     import openvino
 
     path, others = exported("openvino", "bf16"), images[100:250]
-    assert read_about(path).precision == "bf16"
+    assert ExportedFile.read(path).metadata.precision == "bf16"
     found, wanted = in_engine(path, "bf16", others), outputs(fast, others)
     if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         assert difference(found, wanted) > 1e-3
@@ -511,11 +513,11 @@ def test_a_file_that_computes_something_else_is_not_left_behind(
             path.with_suffix(ending).write_text(f"an earlier {ending}")
     before = files_in(tmp_path)
 
-    def wrong(made, precision, inputs):
+    def wrong(engine, made, precision, batches):
         assert made.is_file()
-        return {name: outputs(fast, torch.from_numpy(given)).flip(1).numpy() for name, given in inputs.items()}
+        return [outputs(fast, torch.from_numpy(given)).flip(1).numpy() for given in batches]
 
-    monkeypatch.setattr(exporting, "outputs_of", wrong)
+    monkeypatch.setattr(output_check, "run_file", wrong)
     with pytest.raises(GTPError, match=r"not what torch computes: only 0 of 12 images .*; nothing was written$"):
         export(fast, path, images=images[:12], overwrite=True)
     assert files_in(tmp_path) == before
@@ -532,10 +534,10 @@ def test_a_file_that_computes_something_else_is_not_left_behind(
     ],
 )
 def test_other_outputs_of_an_engine_are_refused(tmp_path, ready, monkeypatch, fast, images, change, message):
-    def outputs_of(made, precision, inputs):
-        return {name: change(outputs(fast, torch.from_numpy(given)).numpy()) for name, given in inputs.items()}
+    def run_file(engine, made, precision, batches):
+        return [change(outputs(fast, torch.from_numpy(given)).numpy()) for given in batches]
 
-    monkeypatch.setattr(exporting, "outputs_of", outputs_of)
+    monkeypatch.setattr(output_check, "run_file", run_file)
     with pytest.raises(GTPError, match=message):
         export(fast, tmp_path / "fashion.onnx", images=images[:16])
     assert not list(tmp_path.iterdir())
@@ -569,7 +571,7 @@ def test_a_file_that_the_engine_cannot_run_is_one_line(tmp_path):
     path = tmp_path / "text.onnx"
     path.write_text("no model")
     with pytest.raises(GTPError, match=r"^onnxruntime cannot run the exported file: .+; nothing was written$"):
-        engine_process.outputs_of(path, "f32", {"1": np.zeros((1, 1, 28, 28), np.float32)})
+        output_check.run_file(engine_of(path), path, "f32", [np.zeros((1, 1, 28, 28), np.float32)])
 
 
 @pytest.fixture
@@ -594,7 +596,8 @@ def test_a_file_that_is_used_runs_in_a_process_whose_end_is_one_line(doubling):
         other(torch.randn(1, 3))
     model.run.process.send_signal(signal.SIGSEGV)
     with pytest.raises(
-        GTPError, match=r"^onnxruntime crashed on .*doubling.onnx \(SIGSEGV\)\. gtp-vit check shows why$"
+        GTPError,
+        match=r"^onnxruntime crashed on .*doubling.onnx \(SIGSEGV\); export it again\. gtp-vit check .*$",
     ):
         model(torch.randn(1, 2))
     doubling.write_text("no model")
@@ -602,12 +605,14 @@ def test_a_file_that_is_used_runs_in_a_process_whose_end_is_one_line(doubling):
         ExportedModel(doubling, "f32", 1)
 
 
-def test_the_name_of_every_signal_is_known(tmp_path, monkeypatch):
-    for number in (signal.SIGILL, signal.SIGSEGV, signal.SIGKILL):
-        done = subprocess.CompletedProcess([], -number, "", "")
-        monkeypatch.setattr(engine_process.subprocess, "run", lambda *_, done=done, **__: done)
-        with pytest.raises(GTPError, match=f"openvino crashed on the exported file .{number.name}.; nothing"):
-            engine_process.outputs_of(tmp_path / "x.xml", "f32", {})
+@pytest.mark.parametrize("name", ["ILL", "SEGV", "KILL"])
+def test_the_name_of_every_signal_is_known(tmp_path, monkeypatch, name):
+    killed = tmp_path / "python"
+    killed.write_text(f"#!/bin/sh\nkill -{name} $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(engine_process.sys, "executable", str(killed))
+    with pytest.raises(GTPError, match=f"openvino crashed on the exported file .SIG{name}.; nothing"):
+        output_check.run_file(ENGINES["openvino"], tmp_path / "x.xml", "f32", [])
 
 
 def full(*_, **__):
@@ -628,14 +633,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, ready, trusted, mo
     monkeypatch.undo()
     assert files_in(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == 1
-
-
-@needs_onnxruntime
-def test_a_disk_that_is_full_when_the_file_is_checked(tmp_path, ready, monkeypatch, fast, images):
-    monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(GTPError, match=f"^cannot write {tmp_path}/fashion.onnx: No space left on device; [^\n]*$"):
-        export(fast, tmp_path / "fashion.onnx", images=images[:16])
-    assert not list(tmp_path.iterdir())
 
 
 @needs_onnxruntime
@@ -679,7 +676,12 @@ def mistakes():
         "no images": (vit, onnx, {"images": good[:0]}, r"images are \[0, 3, 64, 64\]"),
         "an array": (vit, onnx, {"images": good.numpy()}, "images are ndarray"),
         "nan": (vit, onnx, {"images": wrong}, "some images are not finite"),
-        "classes": (vit, onnx, {"classes": ["one", "two"]}, "2 class names are given, and the model has 10 classes"),
+        "classes": (
+            vit,
+            onnx,
+            {"info": ExportInfo(classes=["one", "two"])},
+            "2 class names are given, and the model has 10 classes",
+        ),
         "no vit": (torch.nn.Linear(2, 2), onnx, {}, "not a supported ViT"),
     }
 
@@ -696,13 +698,13 @@ def test_mistakes_are_refused_before_any_work(tmp_path, untouched, mistake):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, untouched, monkeypatch, engine):
-    missing, find = ENGINES[engine].needs[-1], importlib.util.find_spec
+    missing, find = ENGINES[engine].packages[-1], importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == missing else find(name, *rest))
     wanted = rf"{engine} needs .*{missing}.*, which is not installed: pip install 'gtp-vit\[{ENGINES[engine].extra}\]'"
     with pytest.raises(GTPError, match=wanted):
         export(families.make("vit"), tmp_path / f"x{ENGINES[engine].suffix}")
     with pytest.raises(GTPError, match=wanted):
-        read_about(tmp_path / f"x{ENGINES[engine].suffix}")
+        ExportedFile.read(tmp_path / f"x{ENGINES[engine].suffix}")
     assert not list(tmp_path.iterdir())
 
 
@@ -728,8 +730,8 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, untouched):
 def test_export_by_command(fashion, fast, images):
     answer = json.loads((fashion.parent / "answer.json").read_text())
     assert {Path(file).name for file in answer["files"]} == {FILE, f"{FILE}.md"} == set(files_in(fashion))
-    assert answer["about"] == read_about(fashion / FILE).to_dict()
-    assert answer["about"]["weights"]["from"] == "the package"
+    assert answer["metadata"] == json.loads(json.dumps(ExportedFile.read(fashion / FILE).metadata.to_dict()))
+    assert answer["metadata"]["weights"]["from"] == "the package"
     assert [check["batch"] for check in answer["checks"]] == [1, 3, 8]
     assert max(check["difference"] for check in answer["checks"]) <= CLOSE
     assert all(check["agreement"] == 100 for check in answer["checks"])
@@ -772,7 +774,7 @@ def test_images_that_cannot_be_read_are_named_and_the_file_is_written(tmp_path, 
     assert "1 of the images could not be read and were left out: " in err
     assert "03.png" in err
     assert FILE in files_in(tmp_path / "out")
-    assert json.loads(out)["about"]["model"] == "fashion_vit"
+    assert json.loads(out)["metadata"]["model"] == "fashion_vit"
 
 
 @needs_onnxruntime
@@ -805,11 +807,23 @@ def test_too_few_images_are_refused(tmp_path, untouched, pictures, capsys):
         (["evaluate", "OUT/none.onnx"], "there is no file OUT/none.onnx; make one with gtp-vit export"),
         (["evaluate", "OUT/text.onnx"], "onnxruntime cannot read OUT/text.onnx: "),
         (["evaluate", "OUT/empty.onnx"], "OUT/empty.onnx was not made by gtp-vit export"),
-        (["evaluate", "FASHION", "--method", "gtp"], "has its own method and sizes; leave out --method"),
-        (["evaluate", "FASHION", "--method=gtp_plus"], "has its own method and sizes; leave out --method"),
-        (["evaluate", "FASHION", "--propagate", "4"], "has its own method and sizes; leave out --propagate"),
+        (
+            ["evaluate", "FASHION", "--method", "gtp"],
+            "--method was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
+        ),
+        (
+            ["evaluate", "FASHION", "--method=gtp_plus"],
+            "--method was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
+        ),
+        (
+            ["evaluate", "FASHION", "--propagate", "4"],
+            "--propagate was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
+        ),
         (["evaluate", "FASHION", "--device", "cuda"], "--device is cuda; exported files run on a CPU"),
-        (["benchmark", "--precision", "int8"], "--precision is int8, which is for engines; in torch give --dtype"),
+        (
+            ["benchmark", "--precision", "int8"],
+            "--precision is int8, which is for engines; give --engine, or in",
+        ),
         (["benchmark", "--engine", "onnxruntime", "--precision", "bf16"], "onnxruntime has no bf16 on a CPU"),
         (["benchmark", "--engine", "onnxruntime", "--compile"], "--compile is for torch; leave it out with --engine"),
         (["benchmark", "--engine", "onnxruntime", "--dtype", "bfloat16"], "--dtype is for torch; leave it out"),
@@ -878,7 +892,7 @@ def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashi
     capsys.readouterr()
     for flag in ("--scores", "--pretrained"):
         assert main(["embed", str(fashion / FILE), flag, *words, str(tmp_path / "x")]) == Exit.USAGE
-        assert f"has its own engine, weights, method and output; leave out {flag}" in capsys.readouterr().err
+        assert f"{flag} was fixed when {FILE} was exported; leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -1101,7 +1115,7 @@ def test_a_file_is_benchmarked_in_its_engine(fashion, capsys):
     assert [timing["name"] for timing in timed["timings"]] == ["unreduced", FILE, "eager torch, unreduced"]
     assert found["settings"]["method"] == "gtp_plus"
     assert main(["benchmark", str(fashion / FILE), "--engine", "openvino"]) == Exit.USAGE
-    assert "has its own engine, precision and weights; leave out --engine" in capsys.readouterr().err
+    assert f"--engine was fixed when {FILE} was exported; leave it out" in capsys.readouterr().err
     assert main(["benchmark", "nowhere.onnx"]) == Exit.USAGE
     assert "there is no file nowhere.onnx" in capsys.readouterr().err
 
@@ -1112,7 +1126,8 @@ def test_an_export_that_is_killed_between_its_files_leaves_no_mixed_pair(ready, 
     path = tmp_path / "model.xml"
     for each in (path, path.with_suffix(".bin"), tmp_path / "model.xml.md"):
         each.write_bytes(b"of an earlier export")
-    monkeypatch.setattr(exporting, "_check", lambda *_: (exporting.Checked(1, 0.0, 1.0, 1, 1.0, None, None),))
+    checks = (exporting.OutputCheck(1, 0.0, 1.0, 1, 1.0, None, None),)
+    monkeypatch.setattr(exporting, "check_outputs", lambda *_: checks)
     replace, calls = os.replace, []
 
     def killed(one, other):

@@ -20,11 +20,10 @@ from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import verify
 from gtp_vit.embeddings.writer import embed_to_folder
 from gtp_vit.engines import engine_of
-from gtp_vit.engines import metadata as descriptions
-from gtp_vit.engines.graph import Graph, Port, Stored
-from gtp_vit.engines.metadata import read_about
+from gtp_vit.engines.exported_file import ExportedFile
+from gtp_vit.engines.graph import Graph, Port, StoredFile
 from gtp_vit.kernels import native, reference
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.runs.journal import Journal
@@ -50,11 +49,18 @@ DESCRIPTION = {
     "macs": {"unreduced": 200, "exported": 100, "share": 0.5},
     "precision": "f32",
     "engine": "onnxruntime",
-    "input": {"name": "images", "layout": "", "channels": 3, "size": [28, 32], "mean": [0.5] * 3, "std": [0.2] * 3}
+    "input": {
+        "name": "images",
+        "layout": "",
+        "batch": None,
+        "channels": 3,
+        "size": [28, 32],
+        "mean": [0.5] * 3,
+        "std": [0.2] * 3,
+    }
     | {"crop_pct": 0.9, "crop_mode": "center", "interpolation": "bicubic"},
     "output": {"name": "logits", "kind": "classes", "width": 3},
     "classes": ["a", "b", "c"],
-    "opset": 18,
     "versions": {"torch": "2.15"},
 }
 GRAPH = Graph(
@@ -73,15 +79,15 @@ def test_metadata_is_as_its_graph_or_refused(tmp_path, monkeypatch):
     path = tmp_path / "x.onnx"
     path.touch()
     engine = engine_of(path)
-    monkeypatch.setattr(descriptions, "check_installed", lambda _: None)
+    monkeypatch.setattr(type(engine), "check_installed", lambda _: None)
     accepted = 0
     for number, chance in cases():
         text = json.dumps(damaged(DESCRIPTION, chance) if number else DESCRIPTION)
         if chance.random() < 0.2:
             text = harmed(text.encode(), chance).decode(errors="replace")
-        monkeypatch.setattr(type(engine), "open", lambda *_, text=text: Stored(text, lambda: GRAPH))
+        monkeypatch.setattr(type(engine), "open", lambda *_, text=text: StoredFile(text, lambda: GRAPH))
         try:
-            found = read_about(path)
+            found = ExportedFile.read(path).metadata
         except GTPError as error:
             refused = one_line(error)
         else:
@@ -90,11 +96,14 @@ def test_metadata_is_as_its_graph_or_refused(tmp_path, monkeypatch):
             assert refused.endswith("; export it again"), (number, text)
             continue
         accepted += 1
-        assert (found.channels, found.size, found.kind, found.width) == (3, (28, 32), "classes", 3), (number, text)
-        assert 80 <= found.exported <= 104, (number, text)
+        assert (found.channels, found.size, found.output) == (3, (28, 32), Output("classes", 3)), (number, text)
+        assert 80 <= found.exported_macs <= 104, (number, text)
         assert found.precision == "f32", (number, text)
         assert found.classes is None or len(found.classes) == 3, (number, text)
-        assert has(json.loads(text), found.to_dict()), (number, text)
+        stored, read = json.loads(text), found.to_dict()
+        method = stored.pop("method")
+        assert found.method == (None if method is None else method_from_dict(method)), (number, text)
+        assert has(stored, {key: value for key, value in read.items() if key != "method"}), (number, text)
     assert accepted
 
 

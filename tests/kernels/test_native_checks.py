@@ -8,10 +8,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gtp_vit import GTPError, kernels
 from gtp_vit.kernels import Ops, checks, native, reference
-from gtp_vit.methods.gtp_plus.merge import conserve
+from gtp_vit.methods.atc import cluster
+from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
-OPERATORS = {each.name: each for each in (kernels.attention, kernels.reduce, conserve, kernels.neighbours)}
+OPERATORS = {
+    each.name: each
+    for each in (kernels.attention, kernels.reduce, conserve, conserve_by_probe, kernels.neighbours, cluster)
+}
 LISTS = reference.neighbours(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
 
 
@@ -24,12 +28,17 @@ def good(operator: str) -> dict:
     norm = {"norm_weight": torch.rand(16), "norm_bias": torch.rand(16), "epsilon": 1e-6}
     asked = {"asked": [True, True, True], "heads": 1, "first": 1}
     position, (neighbours, root) = torch.arange(9).repeat(2, 1), LISTS
+    distance = torch.rand(2, 9, 9)
     return {
         "attention": {"q": q, "k": k, "v": v, "size": size, "scale": 0.3, "removed": 0, "queries": 10, **asked},
         "reduce": {"x": x, "branch": branch, "scores": scores, "position": position, "size": size}
         | {"neighbours": neighbours, "root": root, "removed": 3, "alpha": 0.2, "with_size": True, **norm},
         "conserve": {"x": x, "branch": branch, "importance": scores, "size": size[:, 1:].contiguous()}
         | {"removed": 3, "floor": 0.5, "keep_norm": True, **norm},
+        "conserve_by_probe": {"x": x, "branch": branch, "probe": torch.randn(16), "size": size[:, 1:].contiguous()}
+        | {"protected": (torch.arange(9) == 4).float().repeat(2, 1), "removed": 3, "floor": 0.5, "keep_norm": True}
+        | norm,
+        "cluster": {"distance": distance + distance.transpose(1, 2), "removed": 3, "linkage": 0},
         "neighbours": {"similarity": torch.rand(2, 9, 9), "rows": 3, "columns": 3, "spatial": 8, "semantic": 2},
     }[operator]
 
@@ -167,6 +176,12 @@ FOR_THE_TWIN = {
         lambda given: given | {"removed": 0},
         lambda given: given | {"norm_bias": None},
     ],
+    "conserve_by_probe": [
+        dtype(torch.float16, "x", "branch", "norm_weight", "norm_bias"),
+        lambda given: given | {"removed": 0},
+        lambda given: given | {"norm_bias": None},
+    ],
+    "cluster": [dtype(torch.float64, "distance"), lambda given: given | {"distance": given["distance"][:0]}],
     "neighbours": [],
 }  # fmt: skip
 
@@ -176,7 +191,7 @@ def test_what_native_code_cannot_take_goes_to_the_twin(operator, monkeypatch):
     def never(*_):
         raise AssertionError("this went into native code")
 
-    for name in ("_attention", "_reduce", "_conserve", "_graph"):
+    for name in ("_attention", "_reduce", "_conserve", "_graph", "_cluster"):
         monkeypatch.setattr(native, name, never)
     for change in FOR_THE_TWIN[operator]:
         arguments = change(good(operator)).values()
@@ -198,6 +213,11 @@ FITS = {
         checks.fits_conserve,
         ["x", "branch", "importance", "size", "removed", "norm_weight", "norm_bias"],
     ),
+    "conserve_by_probe": (
+        checks.fits_conserve_by_probe,
+        ["x", "branch", "probe", "size", "protected", "removed", "norm_weight", "norm_bias"],
+    ),
+    "cluster": (checks.fits_cluster, ["distance"]),
     "neighbours": (checks.fits_neighbours, ["similarity"]),
 }
 
@@ -221,7 +241,7 @@ def test_types_and_devices_that_make_no_sense_are_refused(operator):
             for kind in (torch.int32, torch.complex64):
                 with pytest.raises(GTPError, match="must be of floating point"):
                     call(*(arguments | {name: given.to(kind)}).values())
-        if isinstance(given, torch.Tensor) and operator != "neighbours":
+        if isinstance(given, torch.Tensor) and operator not in ("neighbours", "cluster"):  # of one tensor
             with pytest.raises(GTPError, match="all tensors must be on one device"):
                 call(*(arguments | {name: given.to("meta")}).values())
     if operator == "attention":
@@ -256,18 +276,76 @@ def test_shapes_that_are_checked_are_enough_for_every_operator():
 
 TWICE = LISTS[0].clone()
 TWICE[1, 4, 1] = TWICE[1, 4, 0]
+
+
+def with_one(value: float, of: str):
+    """One entry of the last image, or of its only row."""
+
+    def change(arguments: dict) -> dict:
+        changed = arguments[of].clone()
+        changed.view(-1)[-3] = value
+        return {of: changed}
+
+    return change
+
+
+def last_image(value: float, of: str):
+    return lambda arguments: {of: torch.cat([arguments[of][:-1], torch.full_like(arguments[of][-1:], value)])}
+
+
 # operator -> numbers on which native code and its twin would differ
 VALUES = {
     "attention": [
-        {"size": torch.cat([tensor(1, 10), 0 * tensor(1, 10)])},
-        {"size": -tensor(2, 10)},
-        {"size": torch.nan * tensor(2, 10)},
+        last_image(0, "size"),
+        with_one(-1, "size"),
+        with_one(torch.nan, "size"),
+        with_one(torch.inf, "size"),
+        lambda _: {"scale": torch.nan},
     ],
     "reduce": [
-        {"neighbours": TWICE},
-        {"alpha": torch.nan},
-        {"alpha": torch.inf},
-        {"position": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 7]] * 2)},
+        lambda _: {"neighbours": TWICE},
+        lambda _: {"alpha": torch.nan},
+        lambda _: {"alpha": torch.inf},
+        lambda _: {"position": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 7]] * 2)},
+        lambda _: {"position": torch.tensor([[7, 1, 2, 3, 4, 5, 6, 0, 7]] * 2)},  # in no order
+        with_one(torch.inf, "size"),
+        with_one(torch.nan, "size"),
+        with_one(torch.inf, "root"),
+        with_one(torch.nan, "root"),
+        with_one(3e38, "root"),
+        with_one(-0.5, "root"),
+        lambda _: {"epsilon": torch.nan},
+    ],
+    "conserve": [
+        last_image(0, "size"),
+        with_one(0, "size"),
+        with_one(-1, "size"),
+        with_one(torch.nan, "size"),
+        with_one(torch.inf, "size"),
+        lambda _: {"floor": torch.nan},
+        lambda _: {"floor": -torch.inf},
+        lambda _: {"epsilon": torch.nan},
+    ],
+    "conserve_by_probe": [
+        last_image(0, "size"),
+        with_one(-1, "size"),
+        with_one(torch.nan, "size"),
+        with_one(3e38, "size"),
+        with_one(torch.nan, "protected"),
+        with_one(torch.inf, "protected"),
+        with_one(-1, "protected"),
+        with_one(0.5, "protected"),
+        with_one(torch.nan, "probe"),
+        with_one(3e38, "probe"),
+        lambda _: {"floor": torch.nan},
+    ],
+    "neighbours": [with_one(-torch.inf, "similarity"), with_one(torch.inf, "similarity")],
+    "cluster": [
+        last_image(torch.inf, "distance"),
+        with_one(torch.inf, "distance"),
+        with_one(-torch.inf, "distance"),
+        lambda given: {"distance": given["distance"].tril()},
+        with_one(7, "distance"),  # from here to there it is not as far as back
     ],
 }
 
@@ -275,11 +353,40 @@ VALUES = {
 @pytest.mark.parametrize(("operator", "change"), [(name, change) for name, each in VALUES.items() for change in each])
 @pytest.mark.parametrize("gradients", [False, True])
 def test_numbers_on_which_implementations_would_differ_are_refused(operator, change, gradients):
-    arguments = good(operator) | change
-    first = "q" if operator == "attention" else "x"
+    arguments = good(operator)
+    arguments |= change(arguments)
+    first = next(iter(arguments))
     arguments[first] = arguments[first].clone().requires_grad_(gradients)
-    with pytest.raises(GTPError, match=f"gtp_vit.{operator}: "):
+    with pytest.raises(GTPError, match=f"gtp_vit.{operator}: ") as refused:
         getattr(torch.ops.gtp_vit, operator)(*arguments.values())
+    assert "\n" not in str(refused.value)
+
+
+def test_lists_that_were_found_good_are_looked_at_again_when_they_change():
+    arguments = good("reduce")
+    arguments["neighbours"] = arguments["neighbours"].clone()
+    torch.ops.gtp_vit.reduce(*arguments.values())
+    arguments["neighbours"].copy_(TWICE)  # the same memory
+    with pytest.raises(GTPError, match="no cell may be twice in a row of neighbours"):
+        torch.ops.gtp_vit.reduce(*arguments.values())
+
+
+@pytest.mark.parametrize("operator", VALUES)
+def test_numbers_that_are_only_odd_get_the_twins_result(operator):
+    """NaN among features, similarities or distances has a meaning: it is similar to nobody."""
+    odd = {
+        "reduce": [lambda given: {"position": given["position"].flip(1)}, with_one(torch.nan, "scores")],
+        "conserve": [with_one(torch.nan, "importance")],
+        "conserve_by_probe": [with_one(1, "protected"), lambda _: {"protected": None}],
+        "neighbours": [with_one(torch.nan, "similarity"), with_one(3e38, "similarity")],
+        "cluster": [last_image(torch.nan, "distance"), last_image(3e38, "distance")],
+    }
+    for change in [lambda _: {}, *odd.get(operator, [with_one(0, "size"), lambda _: {"size": None}])]:
+        arguments = good(operator)
+        arguments |= change(arguments)
+        found = getattr(torch.ops.gtp_vit, operator)(*arguments.values())
+        for one, other in zip(found, OPERATORS[operator].twin(*arguments.values()), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -38,9 +38,9 @@ from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.metrics.registry import check_class_output
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
+from gtp_vit.profiling import environment
 from gtp_vit.profiling.benchmark import benchmark_models
 from gtp_vit.recipes import sizes_of_vit
-from gtp_vit.report import page as report
 from gtp_vit.report.plot import curves
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
@@ -427,7 +427,7 @@ def test_visualise_says_what_share_of_the_removed_tokens_is_lost(tmp_path, capsy
 
 
 def test_the_commit_of_a_page_is_not_that_of_the_users_repository(tmp_path, monkeypatch):
-    installed = tmp_path / ".venv" / "lib" / "python3" / "site-packages" / "gtp_vit" / "tools" / "report.py"
+    installed = tmp_path / ".venv" / "lib" / "python3" / "site-packages" / "gtp_vit" / "profiling" / "environment.py"
     installed.parent.mkdir(parents=True)
 
     def git(*words):
@@ -436,14 +436,14 @@ def test_the_commit_of_a_page_is_not_that_of_the_users_repository(tmp_path, monk
 
     git("init")
     git("commit", "--allow-empty", "-m", "the user's own")
-    monkeypatch.setattr(report, "__file__", str(installed))
-    assert report.commit() == "installed package"
-    source = tmp_path / "src" / "gtp_vit" / "tools" / "report.py"
-    monkeypatch.setattr(report, "__file__", str(source))
-    assert len(report.commit()) >= 7
+    monkeypatch.setattr(environment, "__file__", str(installed))
+    assert environment.commit() == "installed package"
+    source = tmp_path / "src" / "gtp_vit" / "profiling" / "environment.py"
+    monkeypatch.setattr(environment, "__file__", str(source))
+    assert len(environment.commit()) >= 7
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # as git sets it for its hooks
-    monkeypatch.setattr(report, "__file__", str(installed))
-    assert report.commit() == "installed package"
+    monkeypatch.setattr(environment, "__file__", str(installed))
+    assert environment.commit() == "installed package"
 
 
 def test_benchmark_names_the_kernels_that_it_timed(capsys):

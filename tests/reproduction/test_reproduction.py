@@ -94,7 +94,10 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(capsys, tmp_p
 
 def test_the_page_says_how_it_was_made(tmp_path):
     assert main(["figure-complexity", "--report", str(tmp_path / "x.html")]) == Exit.OK
-    assert "python -m reproduction figure-complexity" in (tmp_path / "x.html").read_text()
+    page = (tmp_path / "x.html").read_text()
+    assert "python -m reproduction figure-complexity" in page
+    for what in ("torch", "cpu", "commit", "date"):
+        assert f"<td>{what}</td>" in page
 
 
 def test_a_figure_that_is_missing_says_why():

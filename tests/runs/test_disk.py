@@ -69,10 +69,10 @@ def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path):
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
-    write_state(tmp_path, {"run": 1}, {"step": 1, "weights": torch.zeros(4)})
+    write_state(tmp_path, {"run": {"a": 1}, "step": 1, "student": torch.zeros(4)})
     with full_at(4000), pytest.raises(GTPError, match=r"cannot write"):
-        write_state(tmp_path, {"run": 1}, {"step": 2, "weights": torch.zeros(4000)})
-    assert read_state(tmp_path, {"run": 1})["step"] == 1
+        write_state(tmp_path, {"run": {"a": 1}, "step": 2, "student": torch.zeros(4000)})
+    assert read_state(tmp_path, {"a": 1})["step"] == 1
     assert [each.name for each in tmp_path.iterdir()] == [STATE]
 
 

@@ -21,7 +21,7 @@ from gtp_vit.data.dataset import InMemory, batches
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
 from gtp_vit.testing import families
-from gtp_vit.training.trainer import Trainee
+from gtp_vit.training.trainer import Trainer
 
 SETTINGS = {"epochs": 2, "batch_size": 8, "micro_batch": 2, "repeats": 1, "lr": 1e-3, "distill": 0.5, "save_every": 2}
 SCRIPT = """
@@ -32,22 +32,22 @@ import torch
 import test_distributed as own
 from gtp_vit.cli.app import main
 from gtp_vit.runs import distributed
-from gtp_vit.training.trainer import Trainee
+from gtp_vit.training.trainer import Trainer
 
 torch.set_num_threads(1)
-take = Trainee.take
+train_step = Trainer.train_step
 
 def die(self, step, *rest):
     if step == 5 and distributed.rank_and_world_size()[0] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return take(self, step, *rest)
+    return train_step(self, step, *rest)
 
 if sys.argv[2] == "resume":
     with distributed.process_group():
         own.stop_and_resume(Path(sys.argv[3]))
     sys.exit(0)
 if sys.argv[2] == "kill":
-    Trainee.take = die
+    Trainer.train_step = die
     from gtp_vit.cli import finetune
     finetune.main = lambda words: own.go_together(sys.argv[3])
     sys.exit(main(["finetune"]))
@@ -78,15 +78,15 @@ def stop_and_resume(output):
         monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", 0)
         go(output / "whole")
     own = output / ("parts" if distributed.is_rank_zero() else "unseen")  # as on two machines without a common disk
-    take, sent = Trainee.take, []
+    train_step, sent = Trainer.train_step, []
 
     def stop(self, step, *rest):
         if step == 4:
             raise KeyboardInterrupt
-        return take(self, step, *rest)
+        return train_step(self, step, *rest)
 
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Trainee, "take", stop)
+        monkey.setattr(Trainer, "train_step", stop)
         with pytest.raises(KeyboardInterrupt):
             go(own)
     assert own.exists() == distributed.is_rank_zero()
@@ -104,7 +104,8 @@ def stop_and_resume(output):
         monkey.setattr(torch.distributed, "broadcast_object_list", weigh)
         monkey.setattr(torch.distributed, "all_gather_object", weigh_gathered)
         found = go(own)
-    (output / f"{distributed.rank_and_world_size()[0]}.json").write_text(json.dumps({"sent": sent, "log": found.log}))
+    log = [entry.to_dict() for entry in found.log]
+    (output / f"{distributed.rank_and_world_size()[0]}.json").write_text(json.dumps({"sent": sent, "log": log}))
     torch.save({"student": found.model.state_dict()}, output / f"{distributed.rank_and_world_size()[0]}.pt")
 
 
@@ -142,15 +143,15 @@ def assert_same_run(folder, alone):
         if key.endswith("attn.qkv.bias"):
             continue  # that of keys changes nothing; its gradient is rounding, of which AdamW makes whole steps
         torch.testing.assert_close(other["student"][key], value, rtol=0, atol=2e-5)
-    for key, moments in one["optimiser"]["state"].items():
+    for key, moments in one["optimizer"]["state"].items():
         mean = moments["exp_avg"]
-        error = (other["optimiser"]["state"][key]["exp_avg"] - mean).abs().max()
+        error = (other["optimizer"]["state"][key]["exp_avg"] - mean).abs().max()
         assert error <= 1e-4 * mean.abs().max() + 1e-7
     figures = {entry["step"]: entry for entry in other["log"] if entry["kind"] == "validation"}
     assert set(figures) == {0, 3, 6}
-    for entry in alone[1].figures():
+    for entry in alone[1].validations():
         for key in ("top1", "agreement", "kl"):
-            assert figures[entry["step"]][key] == pytest.approx(entry[key], rel=1e-3, abs=1e-6)
+            assert figures[entry.step][key] == pytest.approx(entry.figures[key], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -215,8 +216,8 @@ def test_two_processes_resume_bit_for_bit_and_send_no_checkpoint_through_pickle(
     assert whole["student"].keys() == parts["student"].keys()
     for key, value in whole["student"].items():
         assert torch.equal(value, parts["student"][key]), key
-    for key, moments in whole["optimiser"]["state"].items():
-        assert all(torch.equal(value, parts["optimiser"]["state"][key][name]) for name, value in moments.items())
+    for key, moments in whole["optimizer"]["state"].items():
+        assert all(torch.equal(value, parts["optimizer"]["state"][key][name]) for name, value in moments.items())
     figures = [[entry for entry in each["log"] if entry["kind"] == "validation"] for each in (whole, parts)]
     assert figures[0] == figures[1]  # to the last digit, though one keeps the unreduced model's outputs
     size = (tmp_path / "parts" / "state.pt").stat().st_size

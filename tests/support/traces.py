@@ -5,13 +5,14 @@ They lie in build/traces, under a hash of the sources and the versions that they
 
 import functools
 import hashlib
+import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 from torch import nn
 
-from gtp_vit.engines.onnx_export import write_onnx
+from gtp_vit.engines.program import Program
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/traces"
@@ -40,7 +41,6 @@ def traced(name: str, make: Callable[[], nn.Module]) -> Path:
     path = FOLDER / f"{key}.onnx"
     if not path.is_file():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        begun = path.with_suffix(".begun.onnx")
-        write_onnx(make(), begun)
-        begun.replace(path)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+            Program(make(), Path(folder)).onnx.replace(path)
     return path

@@ -51,10 +51,10 @@ from gtp_vit.testing import families
 from gtp_vit.training import dynamicvit
 from gtp_vit.training.checkpoint import locked
 from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
-from gtp_vit.training.log import Log
-from gtp_vit.training.loop import check_processes
+from gtp_vit.training.log import Log, LogEntry
+from gtp_vit.training.loop import Output, check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
-from gtp_vit.training.trainer import NotFinite, Trainee, install
+from gtp_vit.training.trainer import NotFinite, Trainer, install
 from support.process import start_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -99,7 +99,9 @@ def words(folder, tmp_path_factory):
 
 def go(model, images, output, method=None, *, restart=False, **settings):
     settings = Training(**QUICK | settings)
-    return finetune(model, method or GTP(propagate=8), images, settings, output=output, workers=0, restart=restart)
+    return finetune(
+        model, method or GTP(propagate=8), images, settings, output=Output(output, restart=restart), workers=0
+    )
 
 
 def state(folder):
@@ -109,15 +111,15 @@ def state(folder):
 @contextlib.contextmanager
 def stopped_at(step):
     """A run that ends before this step."""
-    take = Trainee.take
+    train_step = Trainer.train_step
 
     def stop(self, now, *rest):
         if now == step:
             raise KeyboardInterrupt
-        return take(self, now, *rest)
+        return train_step(self, now, *rest)
 
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Trainee, "take", stop)
+        monkey.setattr(Trainer, "train_step", stop)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -133,11 +135,11 @@ def same(one, other):
     return one == other
 
 
-def trainee(model, method, **settings):
+def trainer_of(model, method, **settings):
     settings = Training(**{**QUICK, "batch_size": 4, **settings})
     settings.check()
-    found = Trainee(model, method, protocol_of(method, settings), settings, 4)
-    found.begin_epoch(method)
+    found = Trainer(model, method, settings, 4)
+    found.start_epoch(method)
     return found
 
 
@@ -170,7 +172,7 @@ def test_every_method_learns_from_the_unreduced_model_without_labels(model, imag
     plain = {"mixup": 0, "cutmix": 0, "drop_path": 0.0, "epochs": 4, "warmup": 0.0}
     before = copy.deepcopy(model.state_dict())
     found = go(model, unlabelled, tmp_path, method, labels=False, lr=lr, **plain)
-    losses = [entry["loss"] for entry in found.log]
+    losses = [entry.figures["loss"] for entry in found.log]
     if name != "identity":  # which is the teacher from the beginning
         assert losses[-1] < losses[0]
     assert same(before, dict(model.state_dict()))
@@ -186,14 +188,14 @@ def test_every_method_learns_from_the_unreduced_model_without_labels(model, imag
 def test_every_parameter_has_a_part_in_the_loss(family, distill):  # torch's distribution relies on it
     model = families.make(family)
     for name in ("gtp", "dynamicvit", "evovit") if families.has_class_token(family) else ("gtp", "dynamicvit"):
-        own = trainee(model, METHODS[name](), distill=distill)
-        own.take(0, 1, [batch(family)])
+        own = trainer_of(model, METHODS[name](), distill=distill)
+        own.train_step(0, 1, [batch(family)])
         assert not [key for key, p in own.student.named_parameters() if p.requires_grad and p.grad is None]
 
 
 def test_the_loss_is_cross_entropy_and_the_distance_from_the_teacher(model):
-    own = trainee(model, ToMe(r=4), distill=0.3, mixup=0, cutmix=0, smoothing=0.0, drop_path=0.0)
-    terms = own.terms(batch())
+    own = trainer_of(model, ToMe(r=4), distill=0.3, mixup=0, cutmix=0, smoothing=0.0, drop_path=0.0)
+    terms = own.compute_loss(batch())
     logits, teacher = patch(model, ToMe(r=4))(batch().images), model(batch().images)
     cross = torch.nn.functional.cross_entropy(logits, batch().labels)
     kl = (teacher.softmax(1) * (teacher.log_softmax(1) - logits.log_softmax(1))).sum(1).mean()
@@ -206,50 +208,50 @@ def test_the_loss_is_cross_entropy_and_the_distance_from_the_teacher(model):
 def test_a_weight_of_0_for_the_teacher_means_0(model):
     plain = {"mixup": 0, "cutmix": 0, "smoothing": 0.0, "drop_path": 0.0}
     for distill, weight in ((0.0, 0.0), (0.25, 0.25), (None, 0.5)):  # None: as the authors of DynamicViT
-        own = trainee(model, DynamicViT(keep_ratio=0.5), distill=distill, **plain)
-        terms = own.terms(batch())
+        own = trainer_of(model, DynamicViT(keep_ratio=0.5), distill=distill, **plain)
+        terms = own.compute_loss(batch())
         wanted = terms["cross_entropy"] + 2 * terms["ratio"] / 3
         if weight:
             wanted = wanted + weight * (terms["kl"] + terms["token"])
         torch.testing.assert_close(terms["loss"], wanted)
         assert ("kl" in terms) == own.protocol.needs_teacher(own.settings) == (weight > 0)
     for method in (GTP(propagate=8), EvoViT(keep_ratio=0.5)):
-        assert "kl" not in trainee(model, method, distill=0.0, **plain).terms(batch())
-        assert "kl" not in trainee(model, method, **plain).terms(batch())
-        terms = trainee(model, method, labels=False, **plain).terms(batch())
+        assert "kl" not in trainer_of(model, method, distill=0.0, **plain).compute_loss(batch())
+        assert "kl" not in trainer_of(model, method, **plain).compute_loss(batch())
+        terms = trainer_of(model, method, labels=False, **plain).compute_loss(batch())
         torch.testing.assert_close(terms["loss"], terms["kl"])
     for method in (GTP(), DynamicViT()):
         with pytest.raises(GTPError, match="distill is 0 and labels are not used: nothing is left to learn from"):
-            trainee(model, method, distill=0.0, labels=False)
+            trainer_of(model, method, distill=0.0, labels=False)
 
 
 def test_evit_is_finetuned_in_eval_mode(model):
-    own = trainee(model, EViT(keep_rate=0.5))
+    own = trainer_of(model, EViT(keep_rate=0.5))
     assert not own.model.training
     assert own.protocol.warmup == own.protocol.drop_path == 0
-    assert trainee(model, GTP(propagate=8)).model.training
+    assert trainer_of(model, GTP(propagate=8)).model.training
 
 
 def test_dynamicvit_trains_its_predictors_alone_at_first(model):
-    own = trainee(model, DynamicViT(keep_ratio=0.5), lr=1e-5, epochs=2)
+    own = trainer_of(model, DynamicViT(keep_ratio=0.5), lr=1e-5, epochs=2)
     start = copy.deepcopy(own.model.state_dict())
-    figures = own.take(1, 2, [batch()])  # in the first of two epochs; step 0 is the warm-up's first
+    figures = own.train_step(1, 2, [batch()])  # in the first of two epochs; step 0 is the warm-up's first
     changed = {key for key, value in own.model.state_dict().items() if not torch.equal(value, start[key])}
     assert changed
     assert all(key.startswith("reducer.predictors") for key in changed)
-    rates = {group["frozen"]: group["initial_lr"] for group in own.optimiser.param_groups}
+    rates = {group["frozen"]: group["initial_lr"] for group in own.optimizer.param_groups}
     assert rates[False] == pytest.approx(100 * rates[True])
     assert {"loss", "cross_entropy", "ratio", "kl", "token"} < figures.keys()
-    own.take(2, 2, [batch()])  # in the second epoch
+    own.train_step(2, 2, [batch()])  # in the second epoch
     changed = {key for key, value in own.model.state_dict().items() if not torch.equal(value, start[key])}
     assert "blocks.0.attn.qkv.weight" in changed
     assert not {"cls_token", "pos_embed"} & changed
 
 
 def test_dynamicvits_loss_is_the_one_that_equals_the_goldens(model):
-    own = trainee(model, DynamicViT(keep_ratio=0.5), mixup=0, cutmix=0, smoothing=0.0)
+    own = trainer_of(model, DynamicViT(keep_ratio=0.5), mixup=0, cutmix=0, smoothing=0.0)
     torch.manual_seed(3)
-    found = own.terms(batch())
+    found = own.compute_loss(batch())
     torch.manual_seed(3)
     student = dynamicvit.outputs(own.model, batch().images)
     labels = torch.nn.functional.one_hot(batch().labels, 10).float()
@@ -260,13 +262,13 @@ def test_dynamicvits_loss_is_the_one_that_equals_the_goldens(model):
 @pytest.mark.parametrize("head", ["class", "pooled"])
 def test_evovit_has_two_heads_in_training_and_one_outside(model, head):
     method = EvoViT(keep_ratio=0.5, head=head)
-    own = trainee(model, method, mixup=0, cutmix=0, smoothing=0.0, drop_path=0.0)
-    loss = own.terms(batch())["loss"]
+    own = trainer_of(model, method, mixup=0, cutmix=0, smoothing=0.0, drop_path=0.0)
+    loss = own.compute_loss(batch())["loss"]
     x = run(own.model, batch().images)
     logits = [model.head(model.norm(token)) for token in (x.x[:, 0], x.image.mean(dim=1))]
     wanted = sum(0.5 * torch.nn.functional.cross_entropy(each, batch().labels) for each in logits)
     torch.testing.assert_close(loss, wanted)
-    assert own.result().state_dict().keys() == model.state_dict().keys()
+    assert own.eval_model().state_dict().keys() == model.state_dict().keys()
     protocol = protocol_of(method, Training())
     assert protocol.method_at(method, 0.5).layer_wise
     assert not protocol.method_at(method, 0.7).layer_wise
@@ -341,9 +343,9 @@ def test_a_growing_reduction_is_the_one_that_the_model_carries(model, method):
 
 def test_growing_reduction_is_used_and_the_whole_one_is_evaluated(model, images, tmp_path):
     seen = []
-    begin = Trainee.begin_epoch
+    begin = Trainer.start_epoch
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Trainee, "begin_epoch", lambda self, method: seen.append(method) or begin(self, method))
+        monkey.setattr(Trainer, "start_epoch", lambda self, method: seen.append(method) or begin(self, method))
         found = go(model, images, tmp_path, EViT(keep_rate=0.5), epochs=3, shrink_start=1, shrink_epochs=1)
     assert [method.keep_rate for method in seen] == [1.0, 1.0, 0.5]
     assert found.model.reducer.method.keep_rate == 0.5
@@ -428,9 +430,9 @@ def test_grey_images_of_torchvisions_data_sets(tmp_path):
 
 def test_parts_of_one_image(model, images, tmp_path):
     assert go(model, images, tmp_path, epochs=1, micro_batch=1, mixup=0, cutmix=0).log
-    own = trainee(model, GTP(propagate=8))
+    own = trainer_of(model, GTP(propagate=8))
     with pytest.raises(GTPError, match="too few images of one part could be read: a"):
-        own.terms(batch(count=4)._replace(images=torch.zeros(1, 3, 64, 64), unreadable={3: "a.png: broken"}))
+        own.compute_loss(batch(count=4)._replace(images=torch.zeros(1, 3, 64, 64), unreadable={3: "a.png: broken"}))
 
 
 def test_mixing_copes_with_an_image_that_could_not_be_read():
@@ -541,7 +543,7 @@ def test_validation_images_need_no_labels_where_nobody_reads_them(model, images,
     pictures = Pictures(5, label=label)
     for number, held_out in enumerate((InMemory(pictures.images, torch.full((5,), label)), pictures)):
         found = finetune(model, GTP(), images, settings, output=tmp_path / str(number), validation=held_out, workers=0)
-        assert found.figures()[-1].keys() == {"kind", "step", "epoch", "agreement", "kl"}
+        assert found.validations()[-1].figures.keys() == {"agreement", "kl"}
 
 
 def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
@@ -599,8 +601,8 @@ def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
             written.append("closed")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    log = Log(tmp_path, [{"kind": "step", "step": 4, "epoch": 1.0, "loss": 2.0}])
-    log.add({"kind": "step", "step": 5, "epoch": 1.25, "loss": 1.0})
+    log = Log(tmp_path, [LogEntry("step", 4, 1.0, {"loss": 2.0})])
+    log.add(LogEntry("step", 5, 1.25, {"loss": 1.0}))
     log.close()
     assert written == [("tensorboard", 5), ("step/epoch", 1.25, 5), ("step/loss", 1.0, 5), "closed"]
     written.clear()
@@ -725,20 +727,20 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(model, ima
     stored = state(tmp_path)
     assert stored["step"] == 3
     assert all(value.isfinite().all() for value in stored["student"].values())
-    assert go(model, images, tmp_path).log[-1]["step"] == 6  # and resumes from there
+    assert go(model, images, tmp_path).log[-1].step == 6  # and resumes from there
 
 
 def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):
-    take = Trainee.take
+    train_step = Trainer.train_step
 
     def explode(self, step, *rest):
-        found = take(self, step, *rest)
+        found = train_step(self, step, *rest)
         if step == 5:
             self.model.head.weight.data[0, 0] = float("inf")
         return found
 
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Trainee, "take", explode)
+        monkey.setattr(Trainer, "train_step", explode)
         with pytest.raises(NotFinite, match=r"a weight is not finite any more; .*of step 3, is kept"):
             go(model, images, tmp_path)
     assert state(tmp_path)["step"] == 3
@@ -787,7 +789,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(model, images, tmp_path):
         with pytest.raises(GTPError, match="is damaged, or no checkpoint of a finetuning run; --restart discards it"):
             go(model, images, tmp_path, epochs=1)
         assert (tmp_path / "state.pt").read_bytes() == damaged
-    assert go(model, images, tmp_path, epochs=1, restart=True).log[-1]["step"] == 3
+    assert go(model, images, tmp_path, epochs=1, restart=True).log[-1].step == 3
     assert state(tmp_path)["step"] == 3
 
 
@@ -803,7 +805,7 @@ def test_a_restarted_run_begins_anew_and_loses_nothing_before_its_first_checkpoi
     assert again.log == before.log
     assert (tmp_path / "log.jsonl").read_bytes() == log
     anew = go(model, images, tmp_path, epochs=2, restart=True)
-    assert [entry["step"] for entry in anew.log] == [3, 6]
+    assert [entry.step for entry in anew.log] == [3, 6]
     go(model, images, tmp_path / "empty", epochs=2, restart=True)  # where there is nothing to discard
     assert same(state(tmp_path)["student"], state(tmp_path / "empty")["student"])
 
@@ -824,17 +826,17 @@ KILLED = """
 import os, signal, sys
 import torch
 from gtp_vit.cli.app import main
-from gtp_vit.training.trainer import Trainee
+from gtp_vit.training.trainer import Trainer
 
 torch.set_num_threads(1)
-take = Trainee.take
+train_step = Trainer.train_step
 
 def die(self, step, *rest):
     if step == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return take(self, step, *rest)
+    return train_step(self, step, *rest)
 
-Trainee.take = die
+Trainer.train_step = die
 main(sys.argv[1:])
 """
 
@@ -855,7 +857,7 @@ def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_
 
 @pytest.mark.slow
 def test_no_space_left(model, images, tmp_path):
-    sync, take, full = os.fsync, Trainee.take, []
+    sync, train_step, full = os.fsync, Trainer.train_step, []
 
     def fill(number):
         if full:
@@ -864,16 +866,16 @@ def test_no_space_left(model, images, tmp_path):
 
     def fourth(self, step, *rest):
         full.extend([1] * (step == 3))
-        return take(self, step, *rest)
+        return train_step(self, step, *rest)
 
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(os, "fsync", fill)
-        monkey.setattr(Trainee, "take", fourth)
+        monkey.setattr(Trainer, "train_step", fourth)
         with pytest.raises(GTPError, match="No space left on device; choose another place or make room"):
             go(model, images, tmp_path)
     assert state(tmp_path)["step"] == 3  # whole, of the epoch before
     assert {path.name for path in tmp_path.iterdir()} == FILES
-    assert go(model, images, tmp_path).log[-1]["step"] == 6
+    assert go(model, images, tmp_path).log[-1].step == 6
 
 
 def test_two_runs_do_not_write_into_one_folder(model, images, tmp_path):

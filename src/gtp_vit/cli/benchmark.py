@@ -11,31 +11,32 @@ from typing import Annotated, Any, Literal
 import torch
 
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import ExportedFile, timed_file
-from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
+from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes, named_file
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.cli.parser import Short
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.dataset import Batch, batches
-from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
-from gtp_vit.engines.runtime import Sized, in_engine
+from gtp_vit.engines import TORCH, is_exported
+from gtp_vit.engines.exported_file import ExportedFile
+from gtp_vit.engines.runtime import CompiledFile, compile_for_engine
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.methods import method_from_dict
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import PAUSE, against, interleave
-from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.macs import layer_costs
 from gtp_vit.profiling.slicing import slicing_of
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.timing import Timed, cost_table, timing_table, verdict
 from gtp_vit.runs.files import check_writable
 
 EAGER = "eager torch, unreduced"
+OF_A_FILE = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")  # what it has itself
 
 
 @dataclass(frozen=True)
-class Benchmark(OutputFlags, MethodFlags, DataFlags):
+class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
     """Time a model with and without token reduction, interleaved in one process; in torch or in an engine.
 
     Slicing, timed beside it, drops as many tokens without looking at them: what the method would reach if its own work
@@ -60,10 +61,6 @@ class Benchmark(OutputFlags, MethodFlags, DataFlags):
     """Compile both models with torch.compile first."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of weights and images in torch."""
-    engine: Literal["torch", "onnxruntime", "openvino"] = "torch"
-    """What runs the models. In an engine all are exported first, for a fixed batch, and eager torch is timed, too."""
-    precision: Literal["f32", "bf16", "int8"] = "f32"
-    """Precision in an engine."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -74,22 +71,25 @@ def main(words: Sequence[str]) -> None:
     check_writable(flags.report)
     file = None
     if is_exported(flags.model):
-        file, flags = _named_file(flags, chosen, words)
-    check_engine(flags)
+        file = named_file(flags, chosen, words, *OF_A_FILE)
+        flags = flags_with_sizes(flags, file)
+        flags = dataclasses.replace(flags, engine=file.engine.name, precision=file.metadata.precision)
+    _check(flags)
     dtype = getattr(torch, flags.dtype)
     model = make_model(flags).to(dtype)
-    method = chosen.for_model(model) if file is None else method_of(file)
+    method = chosen.for_model(model) if file is None else file.metadata.method or Identity()
     fast: Any = patch(model, method)
     inputs, device = host_of(model).inputs, next(model.parameters()).device
     images = torch.randn(max(flags.batch_size), inputs.channels, *inputs.size, dtype=dtype, device=device)
-    layers = cost_table(model, fast, images=images[:8])
+    costs = layer_costs(model, fast, images=images[:8])
+    layers = cost_table(costs)
     timed = measure(flags, method, model, fast, images, file)
     times = timing_table(timed)
-    precise = flags.dtype if flags.engine == "torch" else flags.precision
+    precise = flags.dtype if flags.engine == TORCH else flags.precision
     lead = f"{flags.engine}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {precise}"
     with torch.inference_mode():  # as it was timed: with gradients on, other kernels would run
-        verdicts = [verdict(entry, model, fast, images) for entry in timed]
-        cost = {"unreduced": int(macs(model)), method.name: int(macs(fast, images=images[:8]))}
+        verdicts = [verdict(entry, costs, fast.kernels) for entry in timed]
+        cost = {"unreduced": costs.unreduced.total, method.name: costs.reduced.total}
         result = {"flags": flags, "settings": method.to_dict(), "threads": torch.get_num_threads()}
         result |= {"kernels": fast.kernels, "macs": cost, "timed": timed, "verdicts": verdicts}
     title = f"{flags.model}, {method.name}: cost of each layer"
@@ -101,32 +101,11 @@ def main(words: Sequence[str]) -> None:
     write_page(flags, words, flags.report, f"{flags.model} with {method}", lead, sections)
 
 
-def _named_file(flags: Benchmark, chosen: Chosen, words: Sequence[str]) -> tuple[ExportedFile, Benchmark]:
-    """The file that is named in place of a model, and the flags of the model it was made from, in its engine."""
-    own = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")
-    wrong = [word for word in words if word.partition("=")[0] in own]
-    if wrong:
-        raise GTPError(f"{flags.model} has its own engine, precision and weights; leave out {wrong[0]}")
-    file, flags = timed_file(flags, chosen, words)
-    engine, precision = engine_of(file.path), file.about.precision
-    return file, dataclasses.replace(flags, engine=engine.name, precision=precision)  # type: ignore[arg-type]
-
-
-def method_of(file: ExportedFile) -> Method:
-    """What a file was reduced by."""
-    stored = file.about.method
-    return Identity() if stored is None else method_from_dict(stored)
-
-
-def check_engine(flags: Benchmark) -> None:
+def _check(flags: Benchmark) -> None:
     """Refuse combinations that make no sense."""
-    if flags.engine == "torch":
-        if flags.precision != "f32":
-            raise GTPError(f"--precision is {flags.precision}, which is for engines; in torch give --dtype")
-        return
-    check_precision(ENGINES[flags.engine], flags.precision)
-    others = {"--compile": flags.compile, "--dtype": flags.dtype != "float32", "--device": flags.device != "cpu"}
-    wrong = [name for name, given in others.items() if given]
+    check_engine(flags.engine, flags.precision, flags.device)
+    for_torch = {"--compile": flags.compile, "--dtype": flags.dtype != "float32"}
+    wrong = [name for name, given in for_torch.items() if given and flags.engine != TORCH]
     if wrong:
         raise GTPError(f"{' and '.join(wrong)} is for torch; leave it out with --engine {flags.engine}")
 
@@ -142,14 +121,13 @@ def measure(
     sliced = None if file is not None else slicing_of(fast.reducer)
     if sliced is not None and method.name != "identity":
         models[sliced.name] = patch(model, sliced, quiet=True)
-    if flags.engine != "torch":
+    if flags.engine != TORCH:
         with render.steps("exporting") as step:
             step(f"{len(models)} models, some seconds each" if len(models) > 1 else "the unreduced model, some seconds")
             threads = torch.get_num_threads()
-            loaded = in_engine(flags.engine, flags.precision, models, images, threads)
-            with loaded as ready:
+            with compile_for_engine(flags.engine, flags.precision, models, images, threads) as ready:
                 if file is not None:
-                    ready[file.path.name] = Sized(ENGINES[flags.engine], file.path, flags.precision, threads)
+                    ready[file.name] = CompiledFile(file.engine, file.path, flags.precision, threads)
                 return _measure(flags, {**ready, EAGER: model}, model, images)
     if flags.compile:
         models = {name: torch.compile(one) for name, one in models.items()}
@@ -181,7 +159,7 @@ def _load_and_run(model: Any, cycle: Cycle) -> object:
 
 
 def _timed(flags: Benchmark, size: int, loading: bool, calls: Any, progress: Any) -> Timed:
-    if flags.engine == "torch":
+    if flags.engine == TORCH:
         return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
     samples = interleave(calls, rounds=flags.rounds, pause=PAUSE, progress=progress)
     over_torch = {timing.name: timing.speedup for timing in against(samples, EAGER)}

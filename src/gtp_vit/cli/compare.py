@@ -15,8 +15,16 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
-from gtp_vit.cli.output import answer, check_complete, check_readable, write_page
-from gtp_vit.cli.resume import ResumeFlags, open_journal
+from gtp_vit.cli.output import (
+    JsonFlags,
+    ResumeFlags,
+    answer,
+    check_complete,
+    check_readable,
+    model_columns,
+    open_journal,
+    write_page,
+)
 from gtp_vit.data.dataset import first_images
 from gtp_vit.errors import GTPError, check_range, counted
 from gtp_vit.metrics.base import Measure
@@ -28,12 +36,12 @@ from gtp_vit.report.results import write_results
 from gtp_vit.report.scores import explain_scores
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.tuning.all_methods import searchable, tune_each
-from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan
+from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan, traces_at_tightest_budget
 from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
 
 
 @dataclass(frozen=True)
-class Compare(MeasureFlags, ResumeFlags, DataFlags):
+class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """All methods at equal MACs on the same images: damage, GMACs and speed, as a table and a page.
 
     Damage is what the measure for the model's kind of output says: of classes KL and agreement, of embeddings cosines
@@ -72,8 +80,6 @@ class Compare(MeasureFlags, ResumeFlags, DataFlags):
     """Images in a batch while timing."""
     output: Path | None = None
     """Folder for results.csv, results.json and report.html; an interrupted run resumes from there."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -130,12 +136,13 @@ def run(
                 journal=journal,
                 progress=progress,
             )
-        stored = comparison_rows(flags.model, model, data_settings(flags), rows, found)
+        stored = comparison_rows(model_columns(flags.model, model, data_settings(flags)), rows, found)
         text = [explain_scores(found), *(f"Left out: {reason}" for reason in left_out)]
         if flags.output is not None:
             for name in ("results.csv", "results.json"):
                 write_results(flags.output / name, stored)
-            sections = comparison_sections(model, rows, found, timing_images, left_out)
+            traces = traces_at_tightest_budget(model, rows, timing_images[:1])
+            sections = comparison_sections(rows, found, timing_images, traces, left_out)
             lead = f"All methods at equal MACs on the same {counted(found.scores[0].images, 'image', 'images')}."
             title = f"Token reduction on {flags.model}"
             write_page(flags, words, flags.output / "report.html", title, lead, sections)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import check_processor, from_file, load_file, named_file
+from gtp_vit.cli.engine_flags import flags_of_source, named_file
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
 from gtp_vit.data.preview import view_of
@@ -20,7 +20,7 @@ from gtp_vit.demo import page, serve
 from gtp_vit.demo.demo_model import Example, Subject, embedded_examples, make_subject, read_examples
 from gtp_vit.demo.exported_model import Filed, make_filed
 from gtp_vit.engines import is_exported
-from gtp_vit.engines.runtime import ExportedModel
+from gtp_vit.engines.file_images import check_processor
 from gtp_vit.errors import GTPError
 from gtp_vit.models import bundled
 from gtp_vit.models.sources import public_name
@@ -35,7 +35,7 @@ class Demo(ModelFlags):
     and restored features. It needs gradio: pip install 'gtp-vit[demo]'.
 
     Only this machine can open the page, and nothing is loaded from outside or sent there. A file that gtp-vit export
-    has written (.onnx, .xml) can be given instead of a model; where its patches went cannot be seen.
+    has written can be given instead of a model; where its patches went cannot be seen.
 
     examples:
       gtp-vit demo
@@ -105,18 +105,18 @@ def _python(flags: Demo) -> str:
 def _filed(flags: Demo, words: Sequence[str]) -> Filed:
     """An exported file, with the model it was made from if its weights are here."""
     file = named_file(flags, None, words)
-    name, about, examples = file.path.name, file.about, _examples(dataclasses.replace(flags, model=file.about.model))
+    examples = _examples(dataclasses.replace(flags, model=file.metadata.model))
     try:
-        _, settings = from_file(flags, None, words)
+        settings = flags_of_source(flags, file)
         check_weights(settings)
         model = make_model(settings)
     except GTPError as error:
         if flags.checkpoint is not None or flags.pretrained:  # asked for
             raise
-        run = ExportedModel(file.path, about.precision, flags.threads)
-        return make_filed(name, about, run, examples, None, str(error))
+        return make_filed(file, file.load(flags.threads), examples, None, str(error))
+    file.check_model(model)
     view = None
-    if "processor" in about.preparation:  # in no words that timm knows
+    if file.metadata.preparation.processor is not None:  # in no words that timm knows
         check_processor(file, settings.model)
         view = view_of(settings.model, model, img_size=settings.img_size)
-    return make_filed(name, about, load_file(file, model, flags.threads), examples, model, view=view)
+    return make_filed(file, file.load(flags.threads), examples, model, view=view)

@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import ExportedFile, images_of_file, named_file
+from gtp_vit.cli.engine_flags import check_engine, images_for_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import (
     DataFlags,
@@ -23,15 +23,15 @@ from gtp_vit.cli.model_flags import (
     make_dataset,
     make_model,
 )
-from gtp_vit.cli.output import answer, check_readable
-from gtp_vit.cli.resume import ResumeFlags
-from gtp_vit.core.backbone import Output
+from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
+from gtp_vit.cli.parser import Choices
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS
 from gtp_vit.embeddings.writer import Written, embed_to_folder
-from gtp_vit.engines import ENGINES, check_precision, engine_of, is_exported
+from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
 from gtp_vit.engines.export import export
+from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError, Incomplete, check_range, counted
 from gtp_vit.methods.identity import Identity
@@ -43,10 +43,11 @@ from gtp_vit.runs.identity import identity, images_identity
 from gtp_vit.version import __version__
 
 LARGEST_SHARD = 100_000
+OF_A_FILE = ("--engine", "--scores", "--unreduced", "--patches", "--checkpoint", "--pretrained")  # what it has itself
 
 
 @dataclass(frozen=True)
-class Embed(MethodFlags, ResumeFlags, DataFlags):
+class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """Embeddings of all images of a folder, WebDataset or Hugging Face data set, to a folder of files with their names.
 
     Of a classifier the pooled features in front of its last layer are taken, of CLIP the image embedding, of others
@@ -57,7 +58,7 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     twice, and the result is the same to the last bit. If weights, images or settings differ it is refused. Under
     torchrun, processes share the files to write; they may be on many machines.
 
-    A file that gtp-vit export has written (.onnx, .xml) takes the place of a model and runs in its engine.
+    A file that gtp-vit export has written takes the place of a model and runs in its engine.
 
     examples:
       gtp-vit embed --output vectors
@@ -86,15 +87,13 @@ class Embed(MethodFlags, ResumeFlags, DataFlags):
     shard_size: int = 0
     """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
     most the file it was at."""
-    engine: Literal["torch", "onnxruntime", "openvino"] = "torch"
+    engine: Annotated[str, Choices(engine_names)] = TORCH
     """Where the model runs. Engines other than torch run a file of it, which is exported first and then deleted; keep
     one with gtp-vit export, and name it in place of the model."""
     split: str = ""
     """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
     verify: Path | None = None
     """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +126,9 @@ def main(words: Sequence[str]) -> None:
     flags = dataclasses.replace(flags, split=_split(flags))
     if flags.patches and flags.scores:
         raise GTPError("--patches and --scores are two different outputs; leave one of them out")
-    if flags.patches and flags.engine != "torch":
+    if flags.patches and flags.engine != TORCH:
         raise GTPError(f"{flags.engine} runs a model as a whole, and --patches are from inside; leave out --engine")
-    if is_exported(flags.model):
-        own = ("--engine", "--scores", "--unreduced", "--patches", "--checkpoint", "--pretrained")
-        wrong = [flag for flag in own if flag in written]
-        if wrong:
-            raise GTPError(
-                f"{Path(flags.model).name} has its own engine, weights, method and output; leave out {wrong[0]}"
-            )
-    elif flags.engine != "torch":
-        check_precision(ENGINES[flags.engine], "f32")
-        if flags.device != "cpu":
-            raise GTPError(f"--device is {flags.device}; {flags.engine} runs on a CPU here, leave it out")
+    check_engine(flags.engine, "f32", flags.device)
     if not is_exported(flags.model):
         check_weights(flags)
     with distributed.process_group():
@@ -174,7 +163,7 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
     check_writable(output / MANIFEST)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(
-            _from_file(flags, named_file(flags, chosen, words))
+            _from_file(flags, named_file(flags, chosen, words, *OF_A_FILE))
             if is_exported(flags.model)
             else _from_model(flags, chosen)
         )
@@ -182,7 +171,7 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
         shard_size = -(-wanted // flags.batch_size) * flags.batch_size
         _warn_of_idle_processes(source.dataset, shard_size)
         first = distributed.is_rank_zero()
-        progress = stack.enter_context(render.progress("embedding", "{task.fields[best]}")) if first else None
+        progress = stack.enter_context(render.progress("embedding")) if first else None
         found = embed_to_folder(
             output,
             source.embedder,
@@ -218,7 +207,7 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
     known = identity(public_name(flags.model), {"": runs}, dataset, **own)
     title = f"{public_name(flags.model)} {'unreduced' if method is None else f'with {method}'}"
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
-        if flags.engine != "torch":
+        if flags.engine != TORCH:
             engine = ENGINES[flags.engine]
             known["engine"] = {"name": engine.name, **engine.versions()}
             path = Path(folder) / f"model{engine.suffix}"
@@ -231,20 +220,17 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
 @contextlib.contextmanager
 def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
     """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
-    about = file.about
-    check_precision(engine_of(file.path), about.precision)
-    runs = ExportedModel(file.path, about.precision, flags.threads)
-    output = Output(about.kind, about.width)  # type: ignore[arg-type]  # the kind was checked
-    embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
-    dataset = images_of_file(flags, file, labels=False)
+    metadata = file.metadata
+    embedder = Embedder(file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype)
+    dataset = images_for_file(flags, file, labels=False)
     known = {
         "version": __version__,
-        "model": about.model,
-        "weights": about.fingerprint,
+        "model": metadata.model,
+        "weights": metadata.fingerprint,
         **file.settings(),
         **images_identity(dataset),
     }
-    yield Source(embedder, dataset, known, file.path.name)
+    yield Source(embedder, dataset, known, file.name)
 
 
 def _warn_of_idle_processes(dataset: Any, shard_size: int) -> None:

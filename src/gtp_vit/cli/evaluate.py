@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
-from gtp_vit.cli.exported import ExportedFile, from_file, images_of_file, load_file
+from gtp_vit.cli.engine_flags import flags_of_source, images_for_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
-from gtp_vit.cli.output import OutputFlags, answer, check_complete, check_results_file, write_page
-from gtp_vit.cli.resume import ResumeFlags, open_journal
+from gtp_vit.cli.output import (
+    OutputFlags,
+    ResumeFlags,
+    answer,
+    check_complete,
+    check_results_file,
+    model_columns,
+    open_journal,
+    write_page,
+)
 from gtp_vit.data.dataset import first_images
 from gtp_vit.engines import is_exported
+from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
@@ -38,7 +47,7 @@ class Evaluate(OutputFlags, MethodFlags, MeasureFlags, ResumeFlags, DataFlags):
     intervals. An interrupted run resumes when it is started again with the same --results-file, also with a different
     number of processes; if weights, images or settings differ it is refused.
 
-    A file that gtp-vit export has written (.onnx, .xml) is run in its engine, and compared with the float model that it
+    A file that gtp-vit export has written is run in its engine, and compared with the float model that it
     was made from.
 
     examples:
@@ -59,7 +68,8 @@ def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(with_flags(Evaluate, measure_flags()), words)
     file = None
     if is_exported(flags.model):
-        file, flags = from_file(flags, chosen, words)
+        file = named_file(flags, chosen, words)
+        flags = flags_of_source(flags, file)
     check_weights(flags)
     check_results_file(flags.results_file)
     with distributed.process_group():
@@ -73,7 +83,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
     model = make_model(flags)
     measure = chosen_measure(flags, model)
     if file is not None and measure.restores:
-        raise GTPError(f"{file.path.name} returns what its model returns; dense features are measured in torch")
+        raise GTPError(f"{file.name} returns what its model returns; dense features are measured in torch")
     labels, read = measure.needs_labels, data_settings(flags)
     if file is None:
         dataset = make_dataset(flags, model, labels=labels)
@@ -81,12 +91,13 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
         fast: Any = patch(model, method, restore=measure.restores)
         name, title, own, cost = method.name, str(method), method.to_dict(), _cost(fast, dataset)
     else:
-        fast = load_file(file, model, flags.threads)
-        dataset = images_of_file(flags, file, labels=labels, model=model)
-        said = file.about.preparation
-        crop, how = (getattr(read, key) or said.get(key, "") for key in ("crop_pct", "interpolation"))
+        file.check_model(model)
+        fast = file.load(flags.threads)
+        dataset = images_for_file(flags, file, labels=labels, model=model)
+        said = file.metadata.preparation
+        crop, how = read.crop_pct or said.crop_pct, read.interpolation or said.interpolation or ""
         read = dataclasses.replace(read, crop_pct=crop, interpolation=how)
-        name, title, own, cost = file.path.name, file.path.name, file.settings(), file.about.exported
+        name, title, own, cost = file.name, file.name, file.settings(), file.metadata.exported_macs
     models = {UNREDUCED: model, name: fast}
     settings = {"methods": {name: own}, "batch_size": flags.batch_size, **measure.settings()}
     reading: dict[str, Any] = {"batch_size": flags.batch_size, "workers": flags.workers, "measure": measure}
@@ -99,7 +110,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
             found = evaluate(models, dataset, **reading, journal=journal, progress=progress)
         stored = {UNREDUCED: {}, name: own}
         rows = [
-            score_row(flags.model, model, read, found, each, costs[each]) | {"settings": stored[each]}
+            score_row(model_columns(flags.model, model, read), found, each, costs[each]) | {"settings": stored[each]}
             for each in models
         ]
         if flags.results_file is not None:

@@ -1,20 +1,23 @@
-"""gtp-vit export: a model as a file for ONNX Runtime or OpenVINO."""
+"""gtp-vit export: a model as a file for an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated
 
 import torch
+from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
-from gtp_vit.engines import FORMATS, check_precision
-from gtp_vit.engines.export import Exported, export
+from gtp_vit.cli.parser import Choices
+from gtp_vit.engines import check_precision, formats, precisions
+from gtp_vit.engines.engine import Engine
+from gtp_vit.engines.export import ExportInfo, ExportResult, export
 from gtp_vit.engines.model_card import CHECK_COLUMNS, check_row
 from gtp_vit.errors import GTPError, check_range, counted
 from gtp_vit.models import bundled
@@ -44,9 +47,9 @@ class Export(OutputFlags, MethodFlags, DataFlags):
 
     method: str = DEPLOY
     """A method or a recipe; its settings are flags too. deploy is gtp_plus with a schedule for engines: few layers."""
-    format: Literal["onnx", "openvino"] = "onnx"
-    """onnx (for ONNX Runtime, TensorRT and others) or openvino."""
-    precision: Literal["f32", "bf16", "int8"] = "f32"
+    format: Annotated[str, Choices(formats)] = "onnx"
+    """Of the file; each engine has its own. onnx is for ONNX Runtime, TensorRT and others."""
+    precision: Annotated[str, Choices(precisions)] = "f32"
     """Precision of the products with weights; which tokens stay is decided in floating point in all of them."""
     output: Path = Path()
     """Folder to write to; the names of the files say what is in them."""
@@ -60,7 +63,7 @@ class Export(OutputFlags, MethodFlags, DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Export, words)
-    engine = FORMATS[flags.format]
+    engine = formats()[flags.format]
     check_precision(engine, flags.precision)
     check_weights(flags)
     check_range("--images", flags.images, FEWEST_IMAGES, 10**5, whole=True)
@@ -76,50 +79,46 @@ def main(words: Sequence[str]) -> None:
     share = "" if method.name == "identity" else f"-{method.name}"
     name = public_name(flags.model)
     path = flags.output / f"{name.replace('/', '_').replace(':', '_')}{share}-{flags.precision}{engine.suffix}"
-    images, unreadable = _images(flags, model)
+    info = ExportInfo(name, _weights(flags), classes, preparation_of(flags.model))
+    images, unreadable = _images(flags, engine, model)
     with render.steps("exporting") as step:
         found = export(
             fast,
             path,
             precision=flags.precision,
             images=images,
-            classes=classes,
+            info=info,
             overwrite=flags.overwrite,
-            name=name,
-            weights=_weights(flags),
-            preparation=preparation_of(flags.model),
             progress=step,
         )
-    title, text = f"{path.name} in {engine.name} against torch", _told(found)
+    title, text = f"{path.name} in {engine.title} against torch", _summary(found)
     rows = [check_row(check) for check in found.checks]
     write_page(
         flags, words, flags.report, title, "", [Section("Checked", table(CHECK_COLUMNS, rows) + paragraph(text))]
     )
-    result = {"flags": flags, "files": found.files, "about": found.about, "checks": found.checks}
+    result = {"flags": flags, "files": found.files, "metadata": found.metadata.to_dict(), "checks": found.checks}
     answer(flags, result, (title, CHECK_COLUMNS, rows), text=text)
     check_readable(unreadable)
 
 
-def _told(found: Exported) -> str:
+def _summary(result: ExportResult) -> str:
     """What was written, in sentences."""
-    about = found.about
-    size = sum(path.stat().st_size for path in found.files) / 1e6
-    names = ", ".join(map(str, found.files))
-    classes = (
-        "" if about["classes"] or about["output"]["kind"] != "classes" else " The names of its classes are not known."
-    )
+    metadata, size = result.metadata, sum(path.stat().st_size for path in result.files) / 1e6
+    unknown = metadata.classes is None and metadata.output.kind == "classes"
     return (
-        f"Checked on {found.images}. Opset {about['opset']}, {about['macs']['share']:.0%} of the MACs, {size:.1f} MB."
-        f"{classes}\nWritten: {names}"
+        f"Checked on {result.images}. {metadata.share:.0%} of the MACs, {size:.1f} MB."
+        f"{' The names of its classes are not known.' if unknown else ''}\n"
+        f"Written: {', '.join(map(str, result.files))}"
     )
 
 
-def _images(flags: Export, model: Any) -> tuple[torch.Tensor | None, list[str]]:
+def _images(flags: Export, engine: Engine, model: nn.Module) -> tuple[torch.Tensor | None, list[str]]:
     """The images of the flags; None if there are none and none are needed."""
     if flags.data_dir is None and not flags.dataset and flags.model != bundled.NAME:
-        if flags.precision == "int8":
+        if engine.precisions[flags.precision].needs_images:
             raise GTPError(
-                "int8 needs images to find the ranges of its numbers; give --data-dir, a folder of some dozens"
+                f"{flags.precision} needs images to find the ranges of its numbers; give --data-dir, a folder of some "
+                "dozens"
             )
         return None, []
     images, unreadable = read_images(flags, model, flags.images, FEWEST_IMAGES)

@@ -13,19 +13,20 @@ from typing import Any
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, embedded_images, make_model
-from gtp_vit.cli.output import answer, check_readable, write_page
+from gtp_vit.cli.output import JsonFlags, answer, check_readable, write_page
 from gtp_vit.data.dataset import DataSettings, InMemory, open_images, spread_images
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.report.training_log import training_sections, training_text, validation_table
 from gtp_vit.runs import distributed
 from gtp_vit.training.checkpoint import WEIGHTS
 from gtp_vit.training.data import open_training_images
-from gtp_vit.training.loop import check_trainable, finetune
+from gtp_vit.training.log import LogEntry
+from gtp_vit.training.loop import Output, StepsDone, check_trainable, finetune
 from gtp_vit.training.settings import Training
 
 
 @dataclass(frozen=True)
-class Finetune(MethodFlags, Training, DataFlags):
+class Finetune(JsonFlags, MethodFlags, Training, DataFlags):
     """Finetune a model with a method active; the defaults of training are the paper's recipe, whose method is gtp.
 
     Without labels (--no-labels) it learns from the unreduced model. A run that was stopped resumes when the same
@@ -53,8 +54,6 @@ class Finetune(MethodFlags, Training, DataFlags):
     """Folder for the weights, what is needed to resume, the log, and a page with the curves."""
     restart: bool = False
     """Start over instead of resuming a run that was stopped."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -76,11 +75,9 @@ def main(words: Sequence[str]) -> None:
                 method,
                 dataset,
                 settings,
-                output=flags.output,
+                output=Output(flags.output, flags.model, flags.restart),
                 validation=validation,
                 workers=flags.workers,
-                name=flags.model,
-                restart=flags.restart,
                 progress=progress,
             )
         unreadable = sorted(set(itertools.chain(*distributed.all_gather(found.unreadable))))
@@ -90,7 +87,7 @@ def main(words: Sequence[str]) -> None:
         text, table = training_text(found.log), validation_table(found.log)
         write_page(flags, words, flags.output / "report.html", title, text, training_sections(found.log))
         text += f" Written: {flags.output / WEIGHTS}, the log and report.html beside it."
-        result = {"flags": flags, "log": found.log, "unreadable": unreadable}
+        result = {"flags": flags, "log": [entry.to_dict() for entry in found.log], "unreadable": unreadable}
         answer(flags, result, *([] if table is None else [(title, *table)]), text=text)
         check_readable(unreadable)
 
@@ -136,15 +133,16 @@ def has_split(folder: Path, *names: str) -> bool:
 
 
 @contextmanager
-def _training_bar() -> Iterator[Any]:
+def _training_bar() -> Iterator[StepsDone | None]:
     """A bar with the time that is left, in the first process."""
     if not distributed.is_rank_zero():
         yield None
         return
-    with render.progress("finetuning", "{task.fields[best]}") as update:
+    with render.progress("finetuning") as update:
 
-        def report(done: int, total: int, entry: Any) -> None:
-            text = "epoch {epoch:.2f}  loss {loss:.4f}  lr {lr:.2e}  {images_per_second:.0f} images/s".format(**entry)
+        def report(done: int, total: int, entry: LogEntry) -> None:
+            line = "epoch {epoch:.2f}  loss {loss:.4f}  lr {lr:.2e}  {images_per_second:.0f} images/s"
+            text = line.format(**entry.to_dict())
             update(done, total, best=text)
 
         yield report

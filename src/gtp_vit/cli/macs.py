@@ -12,7 +12,7 @@ from gtp_vit.core.costs import Convention
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
-from gtp_vit.profiling.macs import macs
+from gtp_vit.profiling.macs import layer_costs
 from gtp_vit.report.timing import cost_table
 
 
@@ -41,7 +41,8 @@ def main(words: Sequence[str]) -> None:
     model = create_model(flags.model, meta=True, img_size=flags.img_size)
     method = chosen.for_model(model)
     fast = patch(model, method, lossless=flags.lossless)
-    before, after = macs(model, convention=flags.convention), macs(fast, convention=flags.convention)
-    result = {"unreduced": before.total, method.name: after.total, "parts": after, "settings": method.to_dict()}
-    columns, rows = cost_table(model, fast, flags.convention)
-    answer_with_table(flags, words, f"{flags.model}, {method.name}", columns, rows, {"flags": flags, **result})
+    costs = layer_costs(model, fast, convention=flags.convention)
+    totals = {"unreduced": costs.unreduced.total, method.name: costs.reduced.total}
+    result = {"flags": flags, **totals, "parts": costs.reduced, "settings": method.to_dict()}
+    columns, rows = cost_table(costs)
+    answer_with_table(flags, words, f"{flags.model}, {method.name}", columns, rows, result)

@@ -1,28 +1,57 @@
-"""How commands answer: tables or JSON, a page beside it, and an error if something is missing."""
+"""How commands answer: tables or JSON, a page beside it, files to resume from, and an error if something is missing."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import shlex
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.help import program_of
+from gtp_vit.data.dataset import DataSettings, InMemory
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
+from gtp_vit.jsonable import jsonable
 from gtp_vit.metrics.evaluate import Evaluation
+from gtp_vit.patching import host_of
+from gtp_vit.profiling.environment import commit, environment
 from gtp_vit.report.page import Section, table, write_report
+from gtp_vit.report.scores import ModelColumns
+from gtp_vit.runs import distributed
+from gtp_vit.runs.identity import identity
+from gtp_vit.runs.journal import Journal
 
 
 @dataclass(frozen=True)
-class OutputFlags:
+class JsonFlags:
+    """How the answer is printed."""
+
+    GROUP: ClassVar[str] = "output"
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class OutputFlags(JsonFlags):
     """Where the answer goes."""
 
     report: Path | None = None
     """Write an HTML page here."""
-    json: bool = False
-    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class ResumeFlags:
+    """Whether to use the journal of an earlier run."""
+
+    restart: bool = False
+    """Discard what an interrupted run has finished, and start over instead of resuming it."""
 
 
 def answer_with_table(
@@ -47,12 +76,29 @@ def answer(
         render.say(text)
 
 
+def model_columns(name: str, model: nn.Module, settings: DataSettings) -> ModelColumns:
+    """What a results file says of a model, and of how its images were prepared."""
+    inputs = host_of(model).inputs
+    prepared = inputs.preparation or {}
+    return ModelColumns(
+        model=name,
+        param_count=round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
+        img_size=settings.img_size or inputs.size[-1],
+        crop_pct=settings.crop_pct or prepared.get("crop_pct", ""),
+        interpolation=settings.interpolation or prepared.get("interpolation", ""),
+        orientation="as stored" if settings.ignore_exif else "as EXIF says",
+    )
+
+
 def write_page(
     flags: Any, words: Sequence[str], path: Path | None, title: str, lead: str, sections: Sequence[Section]
 ) -> None:
     """Write a page, with the command as it was typed, unless there is no path."""
     if path is not None:
-        write_report(path, title, lead, sections, f"{program_of(type(flags))} {shlex.join(words)}".rstrip())
+        command = f"{program_of(type(flags))} {shlex.join(words)}".rstrip()
+        date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        made = {"command": command, "date": date, "commit": commit(), **dataclasses.asdict(environment())}
+        write_report(path, title, lead, sections, made)
 
 
 def check_results_file(path: Path | None) -> None:
@@ -74,3 +120,24 @@ def check_readable(unreadable: Sequence[str]) -> None:
     if unreadable:
         names = "; ".join(unreadable[:5])
         raise Unreadable(f"{len(unreadable)} of the images could not be read and were left out: {names}")
+
+
+def open_journal(
+    flags: ResumeFlags, results: Path | None, name: str, models: Any, dataset: Any, **settings: Any
+) -> AbstractContextManager[Journal | None]:
+    """The journal beside a file of results, opened by the first process.
+
+    All processes call this, and are refused if they were started with different weights, images or settings. Runs over
+    images in memory take seconds and need no journal.
+    """
+    needed = results is not None and not isinstance(dataset, InMemory)
+    if not needed and distributed.rank_and_world_size()[1] == 1:
+        return nullcontext()
+    run = jsonable(identity(name, models, dataset, **settings))
+    distributed.check_same("weights, images or settings", run)
+    if results is None or not needed or not distributed.is_rank_zero():
+        return nullcontext()
+    journal = Journal(results.with_name(f"{results.name}.journal"), run, restart=flags.restart)
+    if journal.note:
+        print(f"gtp-vit: {journal.note}", file=sys.stderr)
+    return journal

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,9 +37,12 @@ class Short:
 
 @dataclass(frozen=True)
 class Choices:
-    """The values that a flag takes: the names in a registry."""
+    """The values that a flag takes: the names in a registry, or a function that returns them."""
 
-    names: Iterable[str]
+    names: Iterable[str] | Callable[[], Iterable[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names() if callable(self.names) else self.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +138,7 @@ def flags_of(source: Any, *, group: str = "", taken: Iterable[str] = (), prefix:
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         hint, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        names = next((tuple(extra.names) for extra in extras if isinstance(extra, Choices)), ())
+        names = next((tuple(extra) for extra in extras if isinstance(extra, Choices)), ())
         spelling = spelled(field.name)
         spelling = spelled(f"{prefix}_{field.name}") if spelling in spellings else spelling
         found.append(
@@ -214,12 +217,13 @@ def _owners(kind: type, name: str) -> list[type]:
 
 
 def _group(kind: type, name: str) -> str:
-    """The heading of a field: by the first class that declared it; empty for a command's own.
+    """The heading of a field: GROUP or the name of the first class that declared it; empty for a command's own.
 
     A command with more flags, made while the program runs, has the command's name.
     """
     owner = _owners(kind, name)[-1]
-    return "" if owner.__name__ == kind.__name__ else owner.__name__.removesuffix("Flags").lower()
+    is_own = owner.__name__ == kind.__name__
+    return "" if is_own else vars(owner).get("GROUP") or owner.__name__.removesuffix("Flags").lower()
 
 
 def _help(kind: type, field: dataclasses.Field[Any]) -> str:

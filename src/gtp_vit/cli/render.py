@@ -1,8 +1,9 @@
-"""Results as tables for people, or as JSON for programs; the only file that imports rich."""
+"""What is printed: tables and sentences in the available width, JSON for programs, and how far the work is."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 import time
@@ -10,23 +11,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gtp_vit.cli.grid import lines_of
 from gtp_vit.cli.help import width
 from gtp_vit.errors import printable
-from gtp_vit.report.results import plain
+from gtp_vit.jsonable import jsonable
 
 PIPE = 220  # columns for a file or a pipe, which have no width
+NARROWEST = 12  # columns that a text needs to be readable
+# What a column of figures contains: numbers with their units and intervals, and words for missing ones.
+FIGURE = re.compile(r"[-+]?\d.*|[-+]?(nan|inf).*|-|not (timed|printed)|")
+GAP = "  "
+LOG_SECONDS, TERMINAL_SECONDS = 30, 0.1  # between two reports of progress
+
+Rows = Sequence[Sequence[str]]
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:
     """Print a table in the available width; figures are never cut."""
     room = width() if sys.stdout.isatty() else PIPE
-    text = "\n".join([*textwrap.wrap(title, room, break_long_words=False), *lines_of(columns, rows, room)])
-    text = printable(text)
+    lines = [*textwrap.wrap(title, room, break_long_words=False), "", *table_lines(columns, rows, room), ""]
+    text = printable("\n".join(lines))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # a terminal that cannot draw lines
-        text = text.translate(str.maketrans("─│┌┬┐├┼┤└┴┘", "-|+++++++++"))
+        text = text.replace("─", "-")
     print(text)
 
 
@@ -38,50 +45,117 @@ def say(text: str) -> None:
 
 def print_json(result: Any) -> None:
     """Print a result as JSON."""
-    print(json.dumps(plain(result), indent=2, allow_nan=False))
+    print(json.dumps(jsonable(result), indent=2, allow_nan=False))
 
 
 @contextmanager
-def progress(text: str, *columns: str) -> Iterator[Callable[..., None]]:
-    """A progress bar with the remaining time, on standard error, so that --json stays clean.
+def progress(text: str) -> Iterator[Callable[..., None]]:
+    """How much of the work is done, and the remaining time, on standard error, so that --json stays clean."""
+    begin = time.monotonic()
+    last = begin - TERMINAL_SECONDS
 
-    `columns` are more of rich's text columns, with the fields that updates give.
-    """
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn
+    def update(done: int, total: int | None = None, best: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done and now - last >= (TERMINAL_SECONDS if sys.stderr.isatty() else LOG_SECONDS):
+            last = now
+            minutes = (now - begin) * ((total or done) - done) / done / 60
+            part = f"{done} of {total}, {minutes:.1f} minutes left" if total else str(done)
+            _report(f"{text}: {part}  {best}".rstrip())
 
-    if not sys.stderr.isatty():  # a log: print a line now and then
-        yield _line_by_line(text)
-        return
-    shown = [*Progress.get_default_columns(), *(TextColumn(column) for column in columns)]
-    with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text, best="")
-        yield lambda done, total, **fields: bar.update(task, completed=done, total=total, **fields)
+    with steps(text):
+        yield update
 
 
 @contextmanager
 def steps(text: str) -> Iterator[Callable[[str], None]]:
     """For work of a few long steps: what is being done now, on standard error."""
-    from rich.console import Console
+    if sys.stderr.isatty():
+        _report(f"{text} ...")
+    try:
+        yield lambda step: _report(f"{text}: {step}")
+    finally:
+        if sys.stderr.isatty():
+            print(f"\r{'':<{width() - 1}}\r", end="", file=sys.stderr, flush=True)
 
-    if not sys.stderr.isatty():
-        yield lambda step: print(f"{text}: {step}", file=sys.stderr, flush=True)
-        return
-    with Console(stderr=True).status(text) as status:
-        yield lambda step: status.update(f"{text}: {step}")
+
+def _report(line: str) -> None:
+    """One line on standard error, in the place of the last one on a terminal."""
+    if sys.stderr.isatty():
+        room = width() - 1
+        print(f"\r{printable(line)[:room]:<{room}}", end="", file=sys.stderr, flush=True)
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
-def _line_by_line(text: str) -> Callable[..., None]:
-    """Progress for logs: at most one line in half a minute."""
-    begin = last = time.monotonic()
+def table_lines(columns: Sequence[str], rows: Rows, room: int) -> list[str]:
+    """A table as lines: texts broken between words if it is too wide, and one block for each row if it still is."""
+    cells = [[row[index] for row in rows] for index in range(len(columns))]
+    widths = _widths(columns, cells, room - len(GAP) * (len(columns) - 1))
+    if widths is None:
+        return [line for row in rows for line in _block(columns, row, room)]
+    right = [is_figures(column) for column in cells]
+    rule = GAP.join("─" * width for width in widths)
+    body = [line for row in rows for line in _row(row, widths, right)]
+    return [*_row(columns, widths, right), rule, *body]
 
-    def update(done: int, total: int | None, best: str = "") -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < 30 or not done:
-            return
-        last = now
-        left = f" of {total}, {(now - begin) * (total - done) / done / 60:.1f} minutes left" if total else ""
-        print(f"{text}: {done}{left}  {best}".rstrip(), file=sys.stderr, flush=True)
 
-    return update
+def is_figures(cells: Sequence[str]) -> bool:
+    """Does a column contain only figures?"""
+    return any(cells) and all(FIGURE.fullmatch(cell) for cell in cells)
+
+
+def _pieces(cell: str) -> list[str]:
+    """Where a cell may be broken: a figure in front of a bracket, a text between words and after : , ( and =."""
+    where = r" (?=[\[(])" if FIGURE.fullmatch(cell) else r"(?<=[\s:,(=])"
+    return [piece for piece in re.split(where, cell) if piece]
+
+
+def _fill(cell: str, room: int) -> list[str]:
+    """The lines of a cell in its column."""
+    if len(cell) <= room:
+        return [cell]
+    if FIGURE.fullmatch(cell):
+        return _pieces(cell)
+    lines = [""]
+    for piece in _pieces(cell):
+        if lines[-1] and len(lines[-1] + piece.rstrip()) > room:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def _widths(columns: Sequence[str], cells: Rows, room: int) -> list[int] | None:
+    """Widths of columns, the natural ones if there is room; None if even broken cells do not fit."""
+    natural = [max(map(len, (name, *column))) for name, column in zip(columns, cells, strict=True)]
+    widths = []
+    for name, column, full in zip(columns, cells, natural, strict=True):
+        words = [*name.split(), *(piece.rstrip() for cell in column for piece in _pieces(cell))]
+        widths.append(max([0 if is_figures(column) else min(full, NARROWEST), *map(len, words)]))
+    if sum(widths) > room:
+        return None
+    while sum(widths) < min(room, sum(natural)):  # what is left goes to the column that is broken most
+        widths[max(range(len(columns)), key=lambda index: natural[index] / max(widths[index], 1))] += 1
+    return widths
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+    """The lines of one row."""
+    filled = [_fill(cell, room) for cell, room in zip(cells, widths, strict=True)]
+    lines = []
+    for index in range(max(map(len, filled))):
+        parts = [cell[index] if index < len(cell) else "" for cell in filled]
+        padded = [p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right, strict=True)]
+        lines.append(GAP.join(padded).rstrip())
+    return lines
+
+
+def _block(columns: Sequence[str], row: Sequence[str], room: int) -> list[str]:
+    """One row: its first cell as a heading, and a line for each of the others that is not empty."""
+    names = max(map(len, columns))
+    lines = [f"{columns[0]}: {row[0]}" if row[0] else columns[0]]
+    for column, cell in zip(columns[1:], row[1:], strict=True):
+        if cell:
+            first, *more = _fill(cell, max(room - names - 4, NARROWEST))
+            lines += [f"  {column:<{names}}  {first}", *(f"{'':<{names + 4}}{line}" for line in more)]
+    return lines

@@ -16,7 +16,9 @@ from pathlib import Path
 from gtp_vit.errors import unknown_flag
 
 PACKAGE = Path(__file__).resolve().parent.parent
-DEFAULT_METHOD = "gtp_plus"
+# Flags that choose one of a registry, whose settings are flags too: the folder of its files, and the default.
+REGISTRIES = {"--method": ("methods", "gtp_plus"), "--measure": ("metrics", "auto")}
+OTHER_NAMES = ("deploy", "auto")
 
 
 @dataclass(frozen=True)
@@ -73,20 +75,23 @@ def read_source(path: Path) -> Module:
 
 
 def check_spelling(command: str, words: Sequence[str]) -> None:
-    """Raise UnknownName for a flag that neither the command nor any method has; all else is left to the parser."""
-    if {"-h", "--help"} & set(words):
-        return
-    methods = _methods()
-    method = value_of(words, "--method") or DEFAULT_METHOD
+    """Raise UnknownName for a flag that neither the command nor any method or measure has; the parser does the rest."""
     own = _flags(f"gtp_vit.cli.{command}", command.capitalize())
-    if own is None or method not in (*methods, "deploy"):  # a recipe, or a method of another package
+    if own is None or {"-h", "--help"} & set(words):
         return
-    takes_method = "--method" in own
-    known = {*own, "--model"}.union(*methods.values()) if takes_method else {*own, "--model"}
+    known = own | {"--model"}
+    near = own
+    for flag, (folder, default) in REGISTRIES.items():
+        settings = _settings(folder) if flag in own else {}
+        name = value_of(words, flag) or default
+        if settings and name not in settings and name not in OTHER_NAMES:  # a recipe, or of another package
+            return
+        known = known.union(*settings.values())
+        near = near.union(*[settings[name]] if name in settings else settings.values())
     for word in words:
         written = word.partition("=")[0]
         if looks_like_flag(word) and written not in known:
-            raise unknown_flag(written, own | methods.get(method, methods[DEFAULT_METHOD]) if takes_method else own)
+            raise unknown_flag(written, near)
 
 
 def value_of(words: Sequence[str], flag: str) -> str | None:
@@ -117,11 +122,11 @@ def _declaration(node: ast.ClassDef) -> Declaration:
 
 
 @cache
-def _methods() -> dict[str, frozenset[str]]:
-    """The flags of each method in the package, by its name."""
-    modules = map(read_source, (PACKAGE / "methods").rglob("*.py"))
-    found = [declaration for module in modules for declaration in module.classes.values()]
-    return {str(one.constants["name"]): _spellings(one) for one in found if "name" in one.constants}
+def _settings(folder: str) -> dict[str, frozenset[str]]:
+    """The flags of each method or measure in a folder of the package, by its name."""
+    modules = map(read_source, (PACKAGE / folder).rglob("*.py"))
+    declarations = [declaration for module in modules for declaration in module.classes.values()]
+    return {str(one.constants["name"]): _spellings(one) for one in declarations if "name" in one.constants}
 
 
 def _flags(module: str, name: str) -> frozenset[str] | None:

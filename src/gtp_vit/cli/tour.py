@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import answer, check_complete, write_page
+from gtp_vit.cli.output import JsonFlags, answer, check_complete, write_page
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.errors import check_range
 from gtp_vit.models import bundled
@@ -19,8 +19,8 @@ from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
 from gtp_vit.profiling.macs import macs
 from gtp_vit.profiling.trace import trace
-from gtp_vit.report.page import Section, paragraph, picture, table
-from gtp_vit.report.tokens import panels, png, some_layers
+from gtp_vit.report.page import Section, paragraph, table
+from gtp_vit.report.tokens import token_picture
 from gtp_vit.runs.files import check_writable
 from gtp_vit.tuning.compare import Row, compare, models_of, plan
 
@@ -43,7 +43,7 @@ Next, with your own model:
 
 
 @dataclass(frozen=True)
-class Tour:
+class Tour(JsonFlags):
     """A small model that is in the package, unreduced and with GTP, ToMe and GTP+ at the same cost: what it does to its
     answers, how much faster it is here, and a page with pictures of the tokens. It needs no network and no data.
 
@@ -57,8 +57,6 @@ class Tour:
     """How often each model is timed, interleaved."""
     output: Path = Path("tour")
     """Folder for report.html, the page with the pictures."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -131,7 +129,7 @@ def _pictures(model: nn.Module, rows: Sequence[Row], images: Tensor, pixels: Ten
             assert row.plan.method is not None
             fast = patch(model, row.plan.method, quiet=True)
             traced = trace(fast, pixels[index : index + 1])
-            canvas = panels(Image.fromarray(images[index].numpy()), traced, some_layers(len(traced.layers)))
             caption = f"{NAMES[row.plan.label]}: above what is left, with the sizes of tokens; below, patches of one "
-            drawn.append(picture(png(canvas), f"{caption}colour share a token."))
+            image = Image.fromarray(images[index].numpy())
+            drawn.append(token_picture(image, traced, f"{caption}colour share a token."))
     return drawn

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from gtp_vit.cli import render
+from gtp_vit.cli.engine_flags import EngineFlags, check_engine
 from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
-from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
-from gtp_vit.cli.resume import ResumeFlags, open_journal
-from gtp_vit.engines import ENGINES, check_precision
+from gtp_vit.cli.output import OutputFlags, ResumeFlags, answer, check_readable, open_journal, write_page
+from gtp_vit.engines import TORCH
 from gtp_vit.errors import GTPError, check_range
 from gtp_vit.models.sources import public_name
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
@@ -39,7 +39,7 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True)
-class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
+class Tune(OutputFlags, MeasureFlags, EngineFlags, ResumeFlags, DataFlags):
     """Find the schedule and settings that change a model least at a given cost, on a few hundred images without labels.
 
     Give one target: --macs, --speedup (measured here), or what the measure for the model's kind of output has: of
@@ -89,10 +89,6 @@ class Tune(OutputFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Keep numbers of tokens that are multiples of this, which some accelerators need; by default 1, in an engine 8."""
     timing_batch: int = 8
     """Images in a batch where speed is measured."""
-    engine: Literal["torch", "onnxruntime", "openvino"] = "torch"
-    """Where speed is measured and the result is checked; the search for the least damage is in torch."""
-    precision: Literal["f32", "bf16", "int8"] = "f32"
-    """Precision in the engine."""
     search_seed: int = 0
     """Seed of the search; --seed is a setting of some methods."""
     output: Path | None = None
@@ -108,7 +104,7 @@ def main(words: Sequence[str]) -> None:
         check_range("--multiple-of", flags.multiple_of, 1, 1024, whole=True)
     if flags.max_layers is not None:
         check_range("--max-layers", flags.max_layers, 1, 1000, whole=True)
-    check_engine(flags)
+    check_engine(flags.engine, flags.precision, flags.device)
     targets: dict[str, Any] = {key: getattr(flags, key) for key in TARGETS if getattr(flags, key) is not None}
     if flags.curve and targets:
         raise GTPError("--curve has targets of its own; leave out the other")
@@ -145,7 +141,7 @@ def main(words: Sequence[str]) -> None:
     timed: dict[str, Any] = {}
     if flags.speedup:
         timed = {"threads": torch.get_num_threads(), "timing_batch": flags.timing_batch}
-        timed |= {} if flags.engine == "torch" else {"engine": flags.engine, "precision": flags.precision}
+        timed |= {} if flags.engine == TORCH else {"engine": flags.engine, "precision": flags.precision}
     run = {"method": method.to_dict(), "learn": flags.learn, "target": targets, "limits": settings["limits"]}
     run |= {"seed": flags.search_seed, "curve": flags.curve, "batch_size": flags.batch_size, **timed}
     run |= measure.settings()
@@ -168,20 +164,9 @@ def main(words: Sequence[str]) -> None:
     check_readable(unreadable)
 
 
-def check_engine(flags: Tune) -> None:
-    """Refuse combinations that make no sense."""
-    if flags.engine == "torch":
-        if flags.precision != "f32":
-            raise GTPError(f"--precision is {flags.precision}, which is for engines; give --engine openvino as well")
-        return
-    check_precision(ENGINES[flags.engine], flags.precision)
-    if flags.device != "cpu":
-        raise GTPError(f"--device is {flags.device}; --engine {flags.engine} runs on a CPU, leave it out")
-
-
 def limits_of(flags: Tune) -> Limits:
     """What the schedule must respect: in an engine few layers and aligned numbers, unless the flags say otherwise."""
-    layers, multiple = (None, 1) if flags.engine == "torch" else (DEPLOY_LAYERS, DEPLOY_MULTIPLE)
+    layers, multiple = (None, 1) if flags.engine == TORCH else (DEPLOY_LAYERS, DEPLOY_MULTIPLE)
     return Limits(flags.max_layers or layers, flags.multiple_of or multiple)
 
 
@@ -197,7 +182,7 @@ def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
 
 @contextmanager
 def _tuning_bar() -> Iterator[Any]:
-    with render.progress("tuning", "{task.fields[best]}") as update:
+    with render.progress("tuning") as update:
 
         def report(now: Progress) -> None:
             update(round(1000 * now.done), 1000, best=f"{now.title} {now.damage:.4f} at {now.share:.3f} of the MACs")

@@ -11,7 +11,7 @@ import torch
 
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
-from gtp_vit.cli.output import answer, write_page
+from gtp_vit.cli.output import JsonFlags, answer, write_page
 from gtp_vit.cli.parser import Positional
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
@@ -30,7 +30,7 @@ from gtp_vit.runs.files import check_writable, write_atomically
 
 
 @dataclass(frozen=True)
-class Visualise(MethodFlags, ModelFlags):
+class Visualise(JsonFlags, MethodFlags, ModelFlags):
     """Draw which patches are left after each layer and where the others went: a PNG for each image, and one HTML page.
 
     examples:
@@ -49,8 +49,6 @@ class Visualise(MethodFlags, ModelFlags):
     """Take pictures as they are stored, not upright as their EXIF data say."""
     output: Path = Path("visualised")
     """Folder for the pictures and index.html."""
-    json: bool = False
-    """Print JSON instead of a sentence."""
 
 
 def main(words: Sequence[str]) -> None:

@@ -20,13 +20,13 @@ from gtp_vit.data.image_file import ENDINGS
 from gtp_vit.data.preview import Seen, view_of
 from gtp_vit.data.walk import Walk
 from gtp_vit.demo.upload import read_upload
-from gtp_vit.engines.metadata import class_names
 from gtp_vit.errors import GTPError, check_name, check_range
 from gtp_vit.methods import known_methods, method_class
 from gtp_vit.methods.identity import Identity
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.registry import measure_of
 from gtp_vit.models import bundled
+from gtp_vit.models.class_names import class_names
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.budget import at_cost
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, default_method, sizes_of_vit

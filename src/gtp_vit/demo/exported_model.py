@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import Output
 from gtp_vit.core.eval_mode import eval_mode
-from gtp_vit.data.dataset import make_transform
 from gtp_vit.data.preview import Seen, view_through
 from gtp_vit.demo.demo_model import Example
 from gtp_vit.demo.inspection import Likely, likely, rounds_for
-from gtp_vit.engines.description import Description
-from gtp_vit.engines.model_card import run_lines
+from gtp_vit.engines.exported_file import ExportedFile
+from gtp_vit.engines.file_images import transform_in_words
 from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError
 from gtp_vit.metrics.base import UNREDUCED, Measure, check_base
@@ -30,8 +28,7 @@ from gtp_vit.profiling.benchmark import Timing, benchmark_models
 class Filed:
     """An exported file to look at."""
 
-    name: str  # of the file
-    about: Description  # what it says of itself
+    file: ExportedFile
     run: ExportedModel
     original: nn.Module | None  # the model it was made from, if its weights are here
     why_alone: str  # why they are not
@@ -40,14 +37,17 @@ class Filed:
     examples: tuple[Example, ...]
 
     @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
     def python(self) -> str:
         """The lines that run the file."""
-        return run_lines(self.name, self.about)
+        return self.file.engine.examples(self.name, self.file.metadata.precision)[0].code
 
 
 def make_filed(
-    name: str,
-    about: Description,
+    file: ExportedFile,
     run: ExportedModel,
     examples: Sequence[Example],
     original: nn.Module | None = None,
@@ -55,22 +55,24 @@ def make_filed(
     view: Callable[[Any], Seen] | None = None,
 ) -> Filed:
     """A file with all that the page needs of it; without its model, pictures are prepared as the file says."""
-    measure = measure_for(Output(about.kind, about.width))(kind=about.kind)  # type: ignore[arg-type]  # checked when it was read
+    output = file.metadata.output
+    measure = measure_for(output)(kind=output.kind)
     if measure.restores:
-        raise GTPError(f"{name} returns something for every token; the demo shows files with one output for a picture")
-    return Filed(name, about, run, original, why_alone, view or view_of_file(name, about), measure, tuple(examples))
-
-
-def view_of_file(name: str, about: Description) -> Callable[[Any], Seen]:
-    """From a picture to what a file sees of it, as the file says."""
-    if "mean" not in about.preparation:
         raise GTPError(
-            f"{name} does not say how pictures are prepared; give --checkpoint, the weights it was made from"
+            f"{file.name} returns something for every token; the demo shows files with one output for a picture"
         )
-    words = {word: value for word, value in about.preparation.items() if word != "processor"}
-    if about.model == bundled.NAME:  # its pictures have no border to cut off
-        words = {"crop_pct": 1.0, **words}
-    return view_through(make_transform({**words, "input_size": (about.channels, *about.size)}))
+    return Filed(file, run, original, why_alone, view or view_of_file(file), measure, tuple(examples))
+
+
+def view_of_file(file: ExportedFile) -> Callable[[Any], Seen]:
+    """From a picture to what a file sees of it, as the file says."""
+    whole = file.metadata.model == bundled.NAME and file.metadata.preparation.crop_pct is None
+    transform = transform_in_words(file, {"crop_pct": 1.0} if whole else {})  # its pictures have no border to cut off
+    if transform is None:
+        raise GTPError(
+            f"{file.name} does not say how pictures are prepared; give --checkpoint, the weights it was made from"
+        )
+    return view_through(transform)
 
 
 @dataclass(frozen=True)
@@ -108,4 +110,4 @@ def look_at_file(
 
 
 def _likely(filed: Filed, scores: Tensor) -> tuple[Likely, ...]:
-    return likely(scores, filed.about.classes) if "classes" in filed.measure.shows else ()
+    return likely(scores, filed.file.metadata.classes) if "classes" in filed.measure.shows else ()

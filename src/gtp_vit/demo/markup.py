@@ -11,7 +11,6 @@ from typing import Any
 from gtp_vit.demo.demo_model import Subject
 from gtp_vit.demo.exported_model import Filed, FileStudy
 from gtp_vit.demo.inspection import Column, Likely, Neighbour, Study
-from gtp_vit.methods import method_from_dict
 from gtp_vit.profiling.benchmark import Timing
 from gtp_vit.profiling.trace import Trace
 from gtp_vit.report.page import escape
@@ -31,10 +30,10 @@ def study_html(
 
 def file_html(filed: Filed, study: FileStudy, notes: Sequence[str]) -> str:
     """Everything that is shown of a file."""
-    about, name = filed.about, escape(filed.name)
-    rows = [("MACs", _of(about.exported, about.unreduced))]
-    rows.append(("Method", "none" if about.method is None else str(method_from_dict(about.method))))
-    rows.append(("Runs in", f"{about.engine}, {about.precision}"))
+    metadata, name = filed.file.metadata, escape(filed.name)
+    rows = [("MACs", _of(metadata.exported_macs, metadata.unreduced_macs))]
+    rows.append(("Method", str(metadata.method or "none")))
+    rows.append(("Runs in", f"{filed.file.engine.title}, {metadata.precision}"))
     if filed.original is None:
         rows.append(("Compared with", f"nothing, so there is no speed-up and no damage: {filed.why_alone}"))
     else:

@@ -144,7 +144,7 @@ def _choices(gr: Any, subject: Subject | Filed) -> tuple[Any, Any, Any]:
     names = list(subject.methods) if isinstance(subject, Subject) else ["as in the file"]
     start = DEFAULT.name if DEFAULT.name in names else names[0]
     beside = [NONE, *names] if free else [NONE]
-    own = DEFAULT_SHARE if isinstance(subject, Subject) else subject.about.share
+    own = DEFAULT_SHARE if isinstance(subject, Subject) else subject.file.metadata.share
     share = gr.Slider(
         *(round(100 * LOWEST), round(100 * HIGHEST), round(100 * own)),
         step=1,

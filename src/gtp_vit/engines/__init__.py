@@ -1,22 +1,20 @@
-"""Engines: exporting a model to ONNX Runtime and OpenVINO, and running it there.
+"""Engines: exporting a model to a file for one, checked against torch, and running such files.
 
-A model becomes ONNX first (program.py); each engine makes its own file of that (ort.py, ov.py). export.py does all of
-it and checks the result.
+engine.py says what an engine is; each has a file of its own and a line in ENGINES. export.py makes files,
+exported_file.py reads them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gtp_vit.engines.engine import Engine, check_installed
+from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.onnxruntime import OnnxRuntime
 from gtp_vit.engines.openvino import OpenVINO
 from gtp_vit.errors import BadSetting, check_name
 
-_EVERY: tuple[Engine, ...] = (OnnxRuntime(), OpenVINO())
-ENGINES = {engine.name: engine for engine in _EVERY}
-FORMATS = {engine.format: engine for engine in _EVERY}
-PRECISIONS = ("f32", "bf16", "int8")
+ENGINES: dict[str, Engine] = {"onnxruntime": OnnxRuntime(), "openvino": OpenVINO()}
+TORCH = "torch"  # what flags and settings call a model that is not exported
 
 
 def engine_of(path: Path) -> Engine:
@@ -28,14 +26,29 @@ def engine_of(path: Path) -> Engine:
     raise BadSetting(f"{path.name} does not say which engine it is for; end its name in {endings}")
 
 
+def formats() -> dict[str, Engine]:
+    """The engines by the formats of their files."""
+    return {engine.format: engine for engine in ENGINES.values()}
+
+
+def engine_names() -> tuple[str, ...]:
+    """What runs models: torch, and the engines."""
+    return (TORCH, *ENGINES)
+
+
 def is_exported(name: str) -> bool:
     """Does this name a file for an engine, rather than a model?"""
     return Path(name).suffix in {engine.suffix for engine in ENGINES.values()}
 
 
+def precisions() -> list[str]:
+    """Every precision that some engine has."""
+    return list(dict.fromkeys(name for engine in ENGINES.values() for name in engine.precisions))
+
+
 def check_precision(engine: Engine, precision: str) -> None:
     """Raise if an engine has no such precision, or is not installed."""
-    check_name("precision", precision, PRECISIONS)
+    check_name("precision", precision, precisions())
     if precision not in engine.precisions:
         raise BadSetting(f"{engine.name} has no {precision} on a CPU; give {' or '.join(engine.precisions)}")
-    check_installed(engine)
+    engine.check_installed()

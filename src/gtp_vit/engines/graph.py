@@ -1,6 +1,6 @@
 """What the graph of a file is, whatever its metadata say: inputs, outputs, multiply-accumulates, 8-bit numbers.
 
-Nothing in here needs torch. Each engine fills a Graph from its own format (ort.py, ov.py).
+Nothing in here needs torch. Each engine fills a Graph from its own format.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """A file that was opened: its metadata, and its graph when that is asked for."""
 
-    about: str | None  # JSON; None = there is none
+    metadata: str | None  # JSON; None = there is none
     graph: Callable[[], Graph]
 
 

@@ -1,134 +1,179 @@
-"""The description of a model that is exported, and of a file that was: made, stored, read and checked here."""
+"""What an exported file says of itself, as a value whose every field has been checked; in the file it is JSON."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
+from gtp_vit.core.backbone import FIELDS, Output
+from gtp_vit.core.reducer import Method
+from gtp_vit.engines.engine import INPUT, Engine
+from gtp_vit.engines.fields import MAX_SIZE, Fields, is_whole
+from gtp_vit.engines.graph import Graph, Port
+from gtp_vit.engines.preparation import Preparation
+from gtp_vit.errors import GTPError, shown
+from gtp_vit.methods import method_from_dict
 
-from gtp_vit.engines import engine_of
-from gtp_vit.engines.description import WORDS, Description, described, preparation_problem
-from gtp_vit.engines.engine import Engine, check_installed
-from gtp_vit.engines.onnx_export import OPSET, output_of
-from gtp_vit.errors import BadSetting, GTPError, first_line
-from gtp_vit.models import bundled
-from gtp_vit.patching import host_of, is_patched, tower_of, unpatch
-from gtp_vit.profiling.macs import macs
-from gtp_vit.runs.identity import tensors_fingerprint
-from gtp_vit.version import __version__
-
-
-def about(
-    model: Any,
-    engine: Engine,
-    precision: str,
-    classes: Sequence[str] | None,
-    name: str,
-    weights: str,
-    preparation: dict[str, Any] | None,
-) -> Description:
-    """The description of a model that is exported."""
-    import timm
-
-    host, plain = host_of(model), unpatch(model)
-    inputs, output = host.inputs, output_of(model)
-    known = class_names(model) if classes is None else list(classes)
-    if output.kind == "classes" and known is not None and len(known) != output.width:
-        raise BadSetting(f"{len(known)} class names are given, and the model has {output.width} classes; give one each")
-    return Description(
-        model=name or inputs.name,
-        weights=weights,
-        fingerprint=tensors_fingerprint(plain.state_dict()),
-        method=tower_of(model).reduction.method.to_dict() if is_patched(model) else None,
-        unreduced=int(macs(plain)),
-        exported=int(macs(model)),
-        precision=precision,
-        engine=engine.name,
-        channels=inputs.channels,
-        size=inputs.size,
-        preparation=_stored_preparation(preparation, inputs),
-        kind=output.kind,
-        width=output.width,
-        classes=tuple(known) if output.kind == "classes" and known is not None else None,
-        opset=OPSET,
-        versions={"gtp-vit": __version__, "torch": torch.__version__, "timm": timm.__version__, **engine.versions()},
-    )
+FORMAT = 1
+FINGERPRINT = re.compile("[0-9a-f]{16}")
+MAX_MACS = 10**18
+# Programs may need a little more than was counted: the portable form of GTP+ computes both halves of its similarities.
+MIN_SHARE, MAX_SHARE = 0.98, 1.25
 
 
-def _stored_preparation(given: dict[str, Any] | None, inputs: Any) -> dict[str, Any]:
-    """The words of a preparation that a file keeps; empty if it is not known."""
-    words = {
-        word: value
-        for word, value in (given or inputs.preparation or {}).items()
-        if word in WORDS and value is not None
-    }
-    words = json.loads(json.dumps(words, default=str))  # as it will be read back
-    problem = preparation_problem(words, inputs.channels)
-    if problem is None:
-        return words
-    if given is not None:
-        raise BadSetting(f"preparation: {problem}")
-    return {}  # e.g. three means of weights for colours, and a model that was made for grey images
+def output_name(output: Output) -> str:
+    """What files call an output of this kind."""
+    return "logits" if output.kind == "classes" else output.kind
 
 
-def class_names(model: Any) -> list[str] | None:
-    """The classes of the embedded model, and of models with the classes of ImageNet; None if they are not known."""
-    from timm.data import ImageNetInfo, infer_imagenet_subset
+@dataclass(frozen=True)
+class ExportMetadata:
+    """The metadata of an exported file."""
 
-    inputs = host_of(model).inputs
-    if inputs.name == bundled.NAME:
-        return list(bundled.CLASSES)
-    if inputs.labels is not None:
-        return list(inputs.labels)
-    kind, width = output_of(model)
-    subset = infer_imagenet_subset(unpatch(model))  # by their number
-    if subset is None or kind != "classes":
+    model: str
+    weights: str  # where they are from; empty = not said
+    fingerprint: str  # of the weights
+    method: Method | None  # None = unreduced
+    unreduced_macs: int
+    exported_macs: int
+    precision: str
+    engine: str
+    batch: int | None  # images that it takes at a time; None = any number
+    channels: int
+    size: tuple[int, int]  # height and width
+    preparation: Preparation
+    output: Output
+    classes: tuple[str, ...] | None
+    versions: Mapping[str, str]
+
+    @property
+    def share(self) -> float:
+        """Of the unreduced model's MACs."""
+        return round(self.exported_macs / self.unreduced_macs, 4)
+
+    @property
+    def batch_in_words(self) -> str:
+        return "any batch" if self.batch is None else f"batch {self.batch}"
+
+    def to_dict(self) -> dict[str, object]:
+        """As it is stored."""
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "weights": {"from": self.weights, "fingerprint": self.fingerprint},
+            "method": None if self.method is None else self.method.to_dict(),
+            "macs": {"unreduced": self.unreduced_macs, "exported": self.exported_macs, "share": self.share},
+            "precision": self.precision,
+            "engine": self.engine,
+            "input": {
+                "name": INPUT,
+                "layout": f"batch, channels, height, width; 32-bit floats; {self.batch_in_words}",
+                "batch": self.batch,
+                "channels": self.channels,
+                "size": list(self.size),
+                **self.preparation.to_dict(),
+            },
+            "output": {"name": output_name(self.output), "kind": self.output.kind, "width": self.output.width},
+            "classes": None if self.classes is None else list(self.classes),
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_dict(cls, stored: object, engine: Engine) -> ExportMetadata:
+        """As it was stored; raises GTPError that names the first field that is not right."""
+        top = Fields(stored)
+        if top.take("format") != FORMAT:
+            raise GTPError(f"its format is {shown(top.take('format'))}; this version of gtp-vit reads {FORMAT}")
+        weights, macs, inputs = top.section("weights"), top.section("macs"), top.section("input")
+        channels, output = inputs.whole("channels"), _output(top.section("output"))
+        method = top.take("method")
+        metadata = cls(
+            model=top.text("model"),
+            weights=weights.text("from", empty=True),
+            fingerprint=weights.text("fingerprint"),
+            method=None if method is None else method_from_dict(method),
+            unreduced_macs=macs.whole("unreduced", MAX_MACS),
+            exported_macs=macs.whole("exported", MAX_MACS),
+            precision=top.one_of("precision", tuple(engine.precisions)),
+            engine=top.one_of("engine", (engine.name,)),
+            batch=None if inputs.take("batch") is None else inputs.whole("batch"),
+            channels=channels,
+            size=_size(inputs.take("size")),
+            preparation=Preparation.read(inputs.values, channels, "input."),
+            output=output,
+            classes=_classes(top.take("classes"), output),
+            versions=_versions(top.take("versions")),
+        )
+        if not FINGERPRINT.fullmatch(metadata.fingerprint):
+            raise GTPError(f"weights.fingerprint is {shown(metadata.fingerprint)}; it must be 16 hexadecimal digits")
+        inputs.one_of("name", (INPUT,))
+        top.section("output").one_of("name", (output_name(output),))
+        share = macs.take("share")
+        if share != metadata.share:
+            raise GTPError(
+                f"macs.share is {shown(share)}, and by macs.exported and macs.unreduced it is {metadata.share}"
+            )
+        return metadata
+
+    def contradiction(self, graph: Graph, engine: Engine) -> str | None:
+        """How this contradicts the graph of its file; None if it does not."""
+        tokens = (None,) if self.output.kind == "tokens" else ()
+        for what, ports, said in (
+            ("input", graph.inputs, Port(INPUT, "float32", (self.batch, self.channels, *self.size))),
+            (
+                "output",
+                graph.outputs,
+                Port(output_name(self.output), "float32", (self.batch, *tokens, self.output.width)),
+            ),
+        ):
+            if len(ports) != 1:
+                return f"its graph has {len(ports)} {what}s, and one is right"
+            if not _fits(ports[0], said):
+                return f"it says that its {what} is {said}, and in its graph it is {ports[0]}"
+        if graph.eight_bits != engine.precisions[self.precision].eight_bits:
+            products = "products in 8 bits" if graph.eight_bits else "no product in 8 bits"
+            return f"it says that its precision is {self.precision}, and its graph has {products}"
+        if not graph.macs:
+            return "the MACs of its graph cannot be counted"
+        if not MIN_SHARE <= graph.macs / self.exported_macs <= MAX_SHARE:
+            return f"it says that it takes {self.exported_macs:.4g} MACs, and its graph takes {graph.macs:.4g}"
         return None
-    info = ImageNetInfo(subset)
-    return [info.index_to_description(index) for index in range(width)]
 
 
-def read_about(path: Path) -> Description:
-    """The description of an exported file, which its graph does not contradict; raises GTPError for any other file."""
-    engine = engine_of(path)
-    check_installed(engine)
-    if not path.is_file():
-        raise GTPError(f"there is no file {path}; make one with gtp-vit export")
-    try:
-        stored = engine.open(path)
-        found = None if stored.about is None else json.loads(stored.about)
-    except Exception as error:  # engines raise errors of many classes
-        raise GTPError(f"{engine.name} cannot read {path}: {first_line(error)}; export it again") from error
-    if not isinstance(found, dict) or "format" not in found:
-        raise GTPError(f"{path} was not made by gtp-vit export: it does not say what is in it; export it again")
-    try:
-        made = described(found, engine)
-        problem = made.refusal(stored.graph())
-    except GTPError as error:
-        raise GTPError(f"the description in {path} is not right: {first_line(error)}; export it again") from error
-    except Exception as error:
-        raise GTPError(f"the graph in {path} cannot be read: {first_line(error)}; export it again") from error
-    if problem is not None:
-        raise GTPError(f"{path} is not what it says: {problem}; export it again")
-    return made
+def _output(fields: Fields) -> Output:
+    kind = fields.one_of("kind", tuple(FIELDS))
+    return Output(kind, fields.whole("width"))  # type: ignore[arg-type]  # it is one of these
 
 
-def file_fingerprint(path: Path) -> str:
-    """A hash of an exported file and of all files that running it reads, whatever their names."""
-    digest = hashlib.sha256()
-    for each in engine_of(path).files(path):
-        digest.update(_digest_of(each))
-    return digest.hexdigest()[:16]
+def _size(value: object) -> tuple[int, int]:
+    if not (isinstance(value, list) and len(value) == 2 and all(is_whole(side, MAX_SIZE) for side in value)):
+        raise GTPError(f"input.size is {shown(value)}; it must be height and width")
+    return value[0], value[1]
 
 
-def _digest_of(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    if path.is_file():  # what is missing the engine will name
-        with path.open("rb") as file:
-            while part := file.read(1 << 22):
-                digest.update(part)
-    return digest.digest()
+def _classes(value: object, output: Output) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if output.kind != "classes":
+        raise GTPError(f"it names classes, and its output is {output.kind}")
+    if not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        raise GTPError(f"classes is {shown(value)}; it must be a list of names")
+    if len(value) != output.width:
+        raise GTPError(f"it names {len(value)} classes, and its output has {output.width}")
+    return tuple(value)
+
+
+def _versions(value: object) -> dict[str, str]:
+    if not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
+        raise GTPError(f"versions is {shown(value)}; it must be a version for each package")
+    return value
+
+
+def _fits(port: Port, said: Port) -> bool:
+    """Is this port as it is said? The batch must be; where any number is said, of tokens, a fixed one fits."""
+    if (port.name, port.type) != (said.name, said.type) or port.shape is None or said.shape is None:
+        return False
+    if len(port.shape) != len(said.shape) or port.shape[0] != said.shape[0]:
+        return False
+    return all(size in (None, other) for other, size in zip(port.shape[1:], said.shape[1:], strict=True))

@@ -3,98 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from gtp_vit.engines.description import Description
-from gtp_vit.engines.engine import INPUT
-
-if TYPE_CHECKING:
-    from gtp_vit.engines.export import Checked
+from gtp_vit.engines.engine import INPUT, METADATA, Engine, UsageExample
+from gtp_vit.engines.metadata import ExportMetadata, output_name
+from gtp_vit.engines.output_check import OutputCheck
 
 CHECK_COLUMNS = ["batch", "largest difference", "largest output", "agreement %", "KL"]
-_RUN = {
-    "onnxruntime": """\
-```python
-import onnxruntime
-
-session = onnxruntime.InferenceSession("{file}")
-outputs = session.run(None, {{"images": images}})[0]
-```""",
-    "openvino": """\
-```python
-import openvino
-
-model = openvino.Core().compile_model("{file}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})
-outputs = model([images])[0]
-```""",
-}
 
 
-def card(file: str, about: Description, checks: Sequence[Checked], images: str) -> str:
+def model_card(
+    file: str, metadata: ExportMetadata, engine: Engine, checks: Sequence[OutputCheck], checked_on: str
+) -> str:
     """The card as Markdown."""
-    method, given = about.method, about.preparation
-    reduced = "unreduced" if method is None else f"reduced by {method['method']}"
-    height, width = about.size
-    settings = (
-        "" if method is None else ", ".join(f"{key} = {value}" for key, value in method.items() if key != "method")
-    )
-    prepare = [f"resize and crop to {height} x {width}"]
-    if given.get("crop_mode") == "squash":
-        prepare = [f"resize to {height} x {width}, whatever its shape ({given.get('interpolation', 'bilinear')})"]
-    elif "crop_pct" in given:
-        side = round(min(height, width) / given["crop_pct"])
-        prepare = [f"resize the short side to {side} ({given.get('interpolation', 'bilinear')})"]
-        prepare.append(f"cut {height} x {width} out of the middle")
-    prepare.append("divide by 255")
-    if "mean" in given:
-        prepare.append(f"subtract {_numbers(given['mean'])}, divide by {_numbers(given['std'])} (per channel)")
-    prepare[0] = f"turn the picture upright as its EXIF data say; {prepare[0]}"
+    method, (height, width) = metadata.method, metadata.size
+    reduced = "unreduced" if method is None else f"reduced by {method.name}"
+    settings = {} if method is None else {key: value for key, value in method.to_dict().items() if key != "method"}
     lines = [
         f"# {file}",
         "",
-        f"{about.model}, {reduced}, {about.precision}, for {about.engine}. "
-        f"{about.exported / 1e9:.3f} GMACs an image, {about.share:.0%} of the unreduced model's.",
+        f"{metadata.model}, {reduced}, {metadata.precision}, for {engine.title}. "
+        f"{metadata.exported_macs / 1e9:.3f} GMACs an image, {metadata.share:.0%} of the unreduced model's.",
         "",
         "## Input and output",
-        f"- input `{INPUT}`: float32 [batch, {about.channels}, {height}, {width}], any batch",
-        f"- output `{about.output}`: float32, {about.width} numbers ({about.kind})",
-        f"- preparation: {'; '.join(prepare)}",
+        f"- input `{INPUT}`: float32 [batch, {metadata.channels}, {height}, {width}], {metadata.batch_in_words}",
+        f"- output `{output_name(metadata.output)}`: float32, {metadata.output.width} numbers ({metadata.output.kind})",
+        f"- preparation: {'; '.join(_preparation(metadata))}",
         "",
         "## Use",
-        _run(file, about),
-        "The file holds standard operators only, and its description as JSON in the metadata, under the key `gtp_vit`:",
-        "preparation, names of the classes, settings and versions.",
+        *(line for example in engine.examples(file, metadata.precision) for line in _example(example)),
+        f"The file says what is in it, as JSON in its metadata, under the key `{METADATA}`: preparation, names of the",
+        "classes, settings and versions.",
         "",
         "## Checked",
-        f"In {about.engine} against torch with the same method, on {images}:",
+        f"In {engine.title} against torch with the same method, on {checked_on}:",
         "",
         f"| {' | '.join(CHECK_COLUMNS)} |",
         "|---|---|---|---|---|",
         *("| " + " | ".join(check_row(check)) + " |" for check in checks),
         "",
         "## Made from",
-        f"- weights: {about.weights or 'not named'}, fingerprint {about.fingerprint}",
-        *([f"- settings: {settings}"] if settings else []),
-        f"- ONNX opset {about.opset}; " + ", ".join(f"{name} {version}" for name, version in about.versions.items()),
+        f"- weights: {metadata.weights or 'not named'}, fingerprint {metadata.fingerprint}",
+        *([f"- settings: {', '.join(f'{key} = {value}' for key, value in settings.items())}"] if settings else []),
+        "- " + ", ".join(f"{name} {version}" for name, version in metadata.versions.items()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def run_lines(file: str, about: Description) -> str:
-    """The lines of Python that run a file in its engine."""
-    return _run(file, about).removeprefix("```python\n").removesuffix("\n```")
-
-
-def _run(file: str, about: Description) -> str:
-    return _RUN[about.engine].format(file=file, hint="bf16" if about.precision == "bf16" else "f32")
-
-
-def check_row(check: Checked) -> list[str]:
+def check_row(check: OutputCheck) -> list[str]:
     """The cells of one check: batch, difference, largest output, agreement, KL."""
     agreement = "-" if check.agreement is None else f"{check.agreement:.0f}"
     kl = f"cosine {check.cosine:.4f}" if check.kl is None else f"{check.kl:.2g}"
     return [str(check.batch), f"{check.difference:.2g}", f"{check.largest:.3g}", agreement, kl]
 
 
-def _numbers(values: Any) -> str:
+def _preparation(metadata: ExportMetadata) -> list[str]:
+    """What is done to a picture, step by step."""
+    words, (height, width) = metadata.preparation, metadata.size
+    how = words.interpolation or "bilinear"
+    steps = ["turn the picture upright as its EXIF data say"]
+    if words.crop_mode == "squash":
+        steps.append(f"resize to {height} x {width}, whatever its shape ({how})")
+    elif words.crop_pct is not None:
+        steps.append(f"resize the short side to {round(min(height, width) / words.crop_pct)} ({how})")
+        steps.append(f"cut {height} x {width} out of the middle")
+    else:
+        steps.append(f"resize and crop to {height} x {width}")
+    steps.append("divide by 255")
+    if words.mean is not None and words.std is not None:
+        steps.append(f"subtract {_numbers(words.mean)}, divide by {_numbers(words.std)} (per channel)")
+    return steps
+
+
+def _example(example: UsageExample) -> list[str]:
+    note = [f"{example.note}:"] if example.note else []
+    return [*note, f"```{example.language}", example.code, "```"]
+
+
+def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)

@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gtp_vit.engines.engine import METADATA, Array, Engine, Run
-from gtp_vit.engines.graph import Graph, Port, Stored, convolution_macs, product_macs, total_macs
+from gtp_vit.engines.engine import F32, INT8, METADATA, OPSET, Array, Engine, Precision, Run, UsageExample
+from gtp_vit.engines.graph import Graph, Port, StoredFile, convolution_macs, product_macs, total_macs
 
+if TYPE_CHECKING:
+    from gtp_vit.engines.program import Program
+
+EXAMPLE = """\
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+outputs = session.run(None, {{"images": images}})[0]"""
 LARGEST_FILE = 1_900_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
 
 
 class OnnxRuntime(Engine):
-    """Files that end in .onnx."""
+    """Files that end in .onnx; those above two gigabytes have their weights in a second file."""
 
     name = "onnxruntime"
+    title = "ONNX Runtime"
     format = "onnx"
     suffix = ".onnx"
-    precisions = ("f32", "int8")  # its CPU kernels have no bf16
-    needs = ("onnx", "onnxscript", "onnxruntime")
+    precisions: ClassVar[Mapping[str, Precision]] = {"f32": F32, "int8": INT8}  # its CPU kernels have no bf16
+    packages = ("onnx", "onnxscript", "onnxruntime")
     extra = "onnx"
 
-    def make(
-        self, onnx: Path, path: Path, precision: str, images: Array | None, about: str, *, careful: bool = True
+    def convert(
+        self, program: Program, path: Path, precision: str, images: Array | None, metadata: str, *, careful: bool = True
     ) -> None:
         import onnx as format
 
-        source = onnx
+        source = program.onnx
         if precision == "int8":
             source = path.with_suffix(".int8.onnx")
-            _quantise(onnx, source)
+            _quantise(program.onnx, source)
         model = format.load(source)
-        if source != onnx:
+        if source != program.onnx:
             source.unlink()
         entry = model.metadata_props.add()
-        entry.key, entry.value = METADATA, about
+        entry.key, entry.value = METADATA, metadata
         large = model.ByteSize() > LARGEST_FILE
         beside: dict[str, Any] = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
         format.save(model, path, **beside)
@@ -56,26 +64,30 @@ class OnnxRuntime(Engine):
         name = session.get_inputs()[0].name
         return lambda images: session.run(None, {name: images})[0]
 
-    def open(self, path: Path) -> Stored:
+    def open(self, path: Path) -> StoredFile:
         import onnx as format
 
         model = format.load(path, load_external_data=False)
-        about = next((entry.value for entry in model.metadata_props if entry.key == METADATA), None)
-        return Stored(about, lambda: _graph(model, path.parent))
+        metadata = next((entry.value for entry in model.metadata_props if entry.key == METADATA), None)
+        return StoredFile(metadata, lambda: _graph(model, path.parent))
+
+    def examples(self, file: str, precision: str) -> tuple[UsageExample, ...]:
+        return (UsageExample("python", EXAMPLE.format(file=file)),)
+
+    def sidecars(self, path: Path) -> list[Path]:
+        return [path.with_name(f"{path.name}.data")]
 
     def files(self, path: Path) -> list[Path]:
         import onnx as format
 
         model = format.load(path, load_external_data=False)
-        places = {
-            entry.value for tensor in _outside(model) for entry in tensor.external_data if entry.key == "location"
-        }
+        names = {entry.value for tensor in _outside(model) for entry in tensor.external_data if entry.key == "location"}
         # Beside the file, or where it really is if it is a link: versions of the engine differ.
-        beside = [folder / place for place in sorted(places) for folder in (path.parent, path.resolve().parent)]
+        beside = [folder / name for name in sorted(names) for folder in (path.parent, path.resolve().parent)]
         return list(dict.fromkeys([path, *beside]))
 
     def versions(self) -> dict[str, str]:
-        return {name: importlib.metadata.version(name) for name in self.needs}
+        return {"ONNX opset": str(OPSET), **super().versions()}
 
 
 _PRODUCTS = {"MatMul", "MatMulInteger", "Gemm"}

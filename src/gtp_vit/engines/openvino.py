@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import io
 import logging
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gtp_vit.engines.engine import METADATA, Array, Engine, Run
-from gtp_vit.engines.graph import Graph, Port, Stored, convolution_macs, product_macs, total_macs
+from gtp_vit.engines.engine import BF16, F32, INT8, METADATA, OPSET, Array, Engine, Precision, Run, UsageExample
+from gtp_vit.engines.graph import Graph, Port, StoredFile, convolution_macs, product_macs, total_macs
 from gtp_vit.errors import GTPError, first_line
 
+if TYPE_CHECKING:
+    from gtp_vit.engines.program import Program
+
+EXAMPLE = """\
+import openvino
+
+model = openvino.Core().compile_model("{file}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})
+outputs = model([images])[0]"""
 ISA = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_FP16"
 # How much of the range of activations is moved to the weights before both get 8 bits; -1 = none. On DeiT-Ti none is
@@ -41,23 +48,24 @@ class OpenVINO(Engine):
     """Files that end in .xml, with their weights in a .bin file of the same name."""
 
     name = "openvino"
+    title = "OpenVINO"
     format = "openvino"
     suffix = ".xml"
-    precisions = ("f32", "bf16", "int8")
-    needs = ("onnx", "onnxscript", "openvino", "nncf")
+    precisions: ClassVar[Mapping[str, Precision]] = {"f32": F32, "bf16": BF16, "int8": INT8}
+    packages = ("onnx", "onnxscript", "openvino", "nncf")
     extra = "openvino"
 
-    def make(
-        self, onnx: Path, path: Path, precision: str, images: Array | None, about: str, *, careful: bool = True
+    def convert(
+        self, program: Program, path: Path, precision: str, images: Array | None, metadata: str, *, careful: bool = True
     ) -> None:
         make_safe()
         import openvino
 
-        model = openvino.convert_model(onnx)
+        model = openvino.convert_model(program.onnx)
         if precision == "int8":
             assert images is not None
             model = _quantise(model, images, SMOOTHING if careful else SMOOTHING[:1])
-        model.set_rt_info(about, [METADATA])
+        model.set_rt_info(metadata, [METADATA])
         openvino.save_model(model, path, compress_to_fp16=False)
 
     def load(self, path: Path, precision: str, threads: int, batch: int | None) -> Run:
@@ -70,8 +78,7 @@ class OpenVINO(Engine):
             shape = model.input(0).partial_shape
             shape[0] = batch
             model.reshape(shape)
-        hint = "bf16" if precision == "bf16" else "f32"
-        settings = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+        settings = {"INFERENCE_PRECISION_HINT": _hint(precision), "PERFORMANCE_HINT": "LATENCY"}
         if threads:
             settings["INFERENCE_NUM_THREADS"] = str(threads)
         request = core.compile_model(model, "CPU", settings).create_infer_request()
@@ -82,18 +89,32 @@ class OpenVINO(Engine):
 
         return run
 
-    def open(self, path: Path) -> Stored:
+    def open(self, path: Path) -> StoredFile:
         import openvino
 
         model = _read(openvino.Core(), path)
-        about = model.get_rt_info([METADATA]).astype(str) if model.has_rt_info([METADATA]) else None
-        return Stored(about, lambda: _graph(model))
+        metadata = model.get_rt_info([METADATA]).astype(str) if model.has_rt_info([METADATA]) else None
+        return StoredFile(metadata, lambda: _graph(model))
+
+    def examples(self, file: str, precision: str) -> tuple[UsageExample, ...]:
+        return (UsageExample("python", EXAMPLE.format(file=file, hint=_hint(precision))),)
+
+    def sidecars(self, path: Path) -> list[Path]:
+        return [path.with_suffix(".bin")]
 
     def files(self, path: Path) -> list[Path]:
         return list(dict.fromkeys([path, path.with_suffix(".bin"), path.resolve().with_suffix(".bin")]))
 
     def versions(self) -> dict[str, str]:
-        return {name: importlib.metadata.version(name) for name in self.needs}
+        return {"ONNX opset": str(OPSET), **super().versions()}
+
+    def problem(self) -> str | None:
+        found = None if ISA in os.environ else trap()
+        return None if found is None else f"{found}: set {ISA}={SAFE_ISA}, as gtp-vit does"
+
+
+def _hint(precision: str) -> str:
+    return "bf16" if precision == "bf16" else "f32"
 
 
 def _read(core: Any, path: Path) -> Any:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.engines import ENGINES, check_precision
-from gtp_vit.engines.engine_process import Running
-from gtp_vit.engines.onnx_export import check_exportable, write_onnx
+from gtp_vit.engines import ENGINES, check_precision, engine_of
+from gtp_vit.engines.engine import Engine, Run
+from gtp_vit.engines.engine_process import EngineProcess
+from gtp_vit.engines.program import Program, check_exportable
 
 
 class ExportedModel(nn.Module):
@@ -25,15 +25,21 @@ class ExportedModel(nn.Module):
 
     def __init__(self, path: Path, precision: str, threads: int = 0) -> None:
         super().__init__()
-        self.run = Running(path, precision, threads)
+        self.run = EngineProcess(engine_of(path), path, precision, threads)
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.from_numpy(self.run(images.float().contiguous().numpy()))
 
 
 @contextmanager
-def in_engine(
-    name: str, precision: str, models: Mapping[str, Any], images: Tensor, threads: int = 0, *, careful: bool = False
+def compile_for_engine(
+    name: str,
+    precision: str,
+    models: Mapping[str, nn.Module],
+    images: Tensor,
+    threads: int = 0,
+    *,
+    careful: bool = False,
 ) -> Iterator[dict[str, Callable[[Tensor], Tensor]]]:
     """Models in an engine for a while.
 
@@ -49,23 +55,23 @@ def in_engine(
     check_precision(engine, precision)
     some = images[: 128 if careful else 8].float().cpu().numpy()
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
-        found: dict[str, Callable[[Tensor], Tensor]] = {}
+        loaded: dict[str, Callable[[Tensor], Tensor]] = {}
         for number, (key, model) in enumerate(models.items()):
             check_exportable(model)
-            onnx, path = Path(folder) / f"{number}.onnx", Path(folder) / f"{number}-made{engine.suffix}"
-            write_onnx(model, onnx)
-            engine.make(onnx, path, precision, some, "", careful=careful)
-            os.unlink(onnx)
-            found[key] = Sized(engine, path, precision, threads)
-        yield found
+            path, forms = Path(folder) / f"{number}{engine.suffix}", Path(folder) / "forms"
+            forms.mkdir()
+            engine.convert(Program(model, forms, engine.batch), path, precision, some, "", careful=careful)
+            shutil.rmtree(forms)
+            loaded[key] = CompiledFile(engine, path, precision, threads)
+        yield loaded
 
 
-class Sized:
+class CompiledFile:
     """A file that is loaded once for every number of images, as a server with a fixed batch would."""
 
-    def __init__(self, engine: Any, path: Path, precision: str, threads: int) -> None:
+    def __init__(self, engine: Engine, path: Path, precision: str, threads: int) -> None:
         self.engine, self.path, self.precision, self.threads = engine, path, precision, threads
-        self.loaded: dict[int, Any] = {}
+        self.loaded: dict[int, Run] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
         if len(images) not in self.loaded:

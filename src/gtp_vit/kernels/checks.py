@@ -23,7 +23,7 @@ from gtp_vit.errors import BadInput
 DTYPES = (torch.float32, torch.bfloat16)  # that native code computes with
 
 
-def _refuse(operator: str, wanted: str, **found: Any) -> NoReturn:
+def refuse(operator: str, wanted: str, **found: Any) -> NoReturn:
     parts = [f"{name} {list(each.shape) if isinstance(each, Tensor) else each}" for name, each in found.items()]
     raise BadInput(f"gtp_vit.{operator}: {wanted}; found {', '.join(parts)}")
 
@@ -35,14 +35,14 @@ def check_kinds(operator: str, arguments: Sequence[Any], whole: Sequence[int]) -
     """
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     if len({each.device for each in tensors}) > 1:
-        _refuse(operator, "all tensors must be on one device", devices=sorted({str(each.device) for each in tensors}))
+        refuse(operator, "all tensors must be on one device", devices=sorted({str(each.device) for each in tensors}))
     for place, each in enumerate(arguments):
         if not isinstance(each, Tensor) or each.is_floating_point():
             continue
         if place not in whole or each.dtype != torch.int64:
-            _refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
+            refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
     if operator == "attention" and arguments[0].dtype != arguments[1].dtype:
-        _refuse(operator, "q and k must be of one dtype", q=arguments[0].dtype, k=arguments[1].dtype)
+        refuse(operator, "q and k must be of one dtype", q=arguments[0].dtype, k=arguments[1].dtype)
 
 
 def check_attention(
@@ -52,21 +52,21 @@ def check_attention(
     """q [B, H, Q, D], k and v [B, H, N, D], size [B, N]."""
     of_q, of_k = q.shape, k.shape
     if len(of_k) != 4 or len(of_q) != 4 or v.shape != of_k:
-        _refuse("attention", "q must be [B, H, Q, D], k and v [B, H, N, D]", q=q, k=k, v=v)
+        refuse("attention", "q must be [B, H, Q, D], k and v [B, H, N, D]", q=q, k=k, v=v)
     batch, num_heads, tokens, depth = of_k
     rows = of_q[2]
     if of_q != (batch, num_heads, rows, depth):
-        _refuse("attention", "q must have the batch, heads and head dimension of k", q=q, k=k)
+        refuse("attention", "q must have the batch, heads and head dimension of k", q=q, k=k)
     if size is not None and size.shape != (batch, tokens):
-        _refuse("attention", "size must have one number for each key, [B, N]", size=size, k=k)
+        refuse("attention", "size must have one number for each key, [B, N]", size=size, k=k)
     if len(asked) != 3 or heads not in (0, 1, 2):
-        _refuse("attention", "asked must be three of True or False, and heads 0, 1 or 2", asked=asked, heads=heads)
+        refuse("attention", "asked must be three of True or False, and heads 0, 1 or 2", asked=asked, heads=heads)
     if not (0 <= first <= tokens and 0 <= queries <= rows and 0 <= removed <= rows * tokens):
         wanted = "first must be in 0 ... N, queries in 0 ... Q, removed in 0 ... Q N"
-        _refuse("attention", wanted, q=q, k=k, first=first, queries=queries, removed=removed)
+        refuse("attention", wanted, q=q, k=k, first=first, queries=queries, removed=removed)
     if (rows != tokens and (removed or asked[0] or asked[1])) or (rows == 0 and asked[2]):
         wanted = "a threshold, the diagonal and column sums need all queries, Q = N, and the class row needs one"
-        _refuse("attention", wanted, q=q, k=k, removed=removed, asked=asked)
+        refuse("attention", wanted, q=q, k=k, removed=removed, asked=asked)
 
 
 def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries: int) -> bool:
@@ -81,29 +81,20 @@ def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries
     )
 
 
-def check_values_attention(size: Tensor | None) -> None:
-    """Sizes are at least 0, and some key of each image has one: else there is nothing to attend to."""
-    if size is None or not size.is_floating_point() or size.numel() == 0 or size.is_meta:
-        return  # kinds are looked at later
-    if not bool((size >= 0).all()) or not bool((size > 0).any(dim=1).all()):  # NaN is not at least 0, either
-        wanted = "sizes must be 0 or more, and in each image one must be more than 0"
-        _refuse("attention", wanted, size=size.flatten()[:8].tolist())
-
-
 def _check_tokens(
     operator: str, x: Tensor, branch: Tensor, image: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None
 ) -> tuple[int, int, int]:
     """B, N and M, checked; `image` is any tensor with an entry for each image token, [B, M]."""
     shape, of_image = x.shape, image.shape
     if len(shape) != 3 or branch.shape != shape:
-        _refuse(operator, "x and branch must both be [B, N, C]", x=x, branch=branch)
+        refuse(operator, "x and branch must both be [B, N, C]", x=x, branch=branch)
     batch, tokens, channels = shape
     if len(of_image) != 2 or of_image[0] != batch or of_image[1] > tokens:
-        _refuse(operator, "tensors of image tokens must be [B, M], M <= N", x=x, image_tokens=image)
+        refuse(operator, "tensors of image tokens must be [B, M], M <= N", x=x, image_tokens=image)
     if norm_weight is not None and norm_weight.shape != (channels,):
-        _refuse(operator, "the weight of the LayerNorm must be [C]", x=x, norm_weight=norm_weight)
+        refuse(operator, "the weight of the LayerNorm must be [C]", x=x, norm_weight=norm_weight)
     if norm_bias is not None and (norm_weight is None or norm_bias.shape != (channels,)):
-        _refuse(operator, "the bias of the LayerNorm must be [C], together with a weight", x=x, norm_bias=norm_bias)
+        refuse(operator, "the bias of the LayerNorm must be [C], together with a weight", x=x, norm_bias=norm_bias)
     return batch, tokens, of_image[1]
 
 
@@ -125,37 +116,21 @@ def check_reduce(
     """x, branch [B, N, C], scores, position [B, M], size [B, N], neighbours [B or 1, M0, W], root [B or 1, M0]."""
     batch, tokens, count = _check_tokens("reduce", x, branch, position, norm_weight, norm_bias)
     if scores.shape != (batch, count):
-        _refuse("reduce", "scores and position must both be [B, M]", scores=scores, position=position)
+        refuse("reduce", "scores and position must both be [B, M]", scores=scores, position=position)
     if size is not None and size.shape != (batch, tokens):
-        _refuse("reduce", "size must have one number for each token, [B, N]", size=size, x=x)
+        refuse("reduce", "size must have one number for each token, [B, N]", size=size, x=x)
     lists = neighbours.shape
     if len(lists) != 3 or root.shape != (lists[0], lists[1]):
-        _refuse("reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
+        refuse("reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
     if lists[0] != batch and lists[0] != 1:
-        _refuse("reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
+        refuse("reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
     if not -math.inf < alpha < math.inf:
-        _refuse("reduce", "alpha must be a finite number", alpha=alpha)
+        refuse("reduce", "alpha must be a finite number", alpha=alpha)
     if not 0 < removed < count:
-        _refuse("reduce", "removed must be in 1 ... M - 1: one must stay", removed=removed, position=position)
+        refuse("reduce", "removed must be in 1 ... M - 1: one must stay", removed=removed, position=position)
     if position.dtype != torch.int64 or neighbours.dtype != torch.int64:
         found = {"position": position.dtype, "neighbours": neighbours.dtype}
-        _refuse("reduce", "position and neighbours must be int64", **found)
-
-
-def check_values_reduce(position: Tensor, neighbours: Tensor) -> None:
-    """No cell is twice among the tokens, or in a list of neighbours, where one implementation would count it twice."""
-    if position.is_meta:
-        return
-    patches = neighbours.shape[1]
-    for name, cells in (("position", position), ("neighbours", neighbours)):
-        ordered = cells.sort(dim=-1).values
-        twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] < patches)  # M0 fills short lists
-        if bool(twice.any()):
-            _refuse("reduce", f"no cell may be twice in a row of {name}", cell=int(ordered[..., 1:][twice][0]))
-        low, high = (0, 0) if not cells.numel() else (int(ordered.min()), int(ordered.max()))
-        most = patches if name == "neighbours" else patches - 1
-        if not 0 <= low <= high <= most and cells.numel():
-            raise IndexError(f"gtp_vit.reduce: {name} has an entry that is no cell of the grid")
+        refuse("reduce", "position and neighbours must be int64", **found)
 
 
 def fits_reduce(
@@ -179,9 +154,9 @@ def check_conserve(
     """x and branch [B, N, C], importance and size [B, M]."""
     batch, _, count = _check_tokens("conserve", x, branch, importance, norm_weight, norm_bias)
     if size is not None and size.shape != (batch, count):
-        _refuse("conserve", "importance and size must both be [B, M]", importance=importance, size=size)
+        refuse("conserve", "importance and size must both be [B, M]", importance=importance, size=size)
     if not 0 <= removed < count:
-        _refuse("conserve", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance)
+        refuse("conserve", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance)
 
 
 def fits_conserve(
@@ -204,11 +179,11 @@ def check_conserve_by_probe(
     """x and branch [B, N, C], probe [C], size and protected [B, M]."""
     _, _, count = _check_tokens("conserve_by_probe", x, branch, size, norm_weight, norm_bias)
     if probe.shape != x.shape[2:]:
-        _refuse("conserve_by_probe", "the probe must be [C]", probe=probe, x=x)
+        refuse("conserve_by_probe", "the probe must be [C]", probe=probe, x=x)
     if protected is not None and protected.shape != size.shape:
-        _refuse("conserve_by_probe", "protected and size must both be [B, M]", protected=protected, size=size)
+        refuse("conserve_by_probe", "protected and size must both be [B, M]", protected=protected, size=size)
     if not 0 <= removed < count:
-        _refuse("conserve_by_probe", "removed must be in 0 ... M - 1: one must stay", removed=removed, size=size)
+        refuse("conserve_by_probe", "removed must be in 0 ... M - 1: one must stay", removed=removed, size=size)
 
 
 def fits_conserve_by_probe(
@@ -230,10 +205,10 @@ def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
     patches = rows * columns
     if rows < 1 or columns < 1 or similarity.dim() != 3 or similarity.shape[1:] != (patches, patches):
         grid = f"{rows} x {columns}"
-        _refuse("neighbours", "similarity must be [B, M0, M0], M0 = rows x columns", similarity=similarity, grid=grid)
+        refuse("neighbours", "similarity must be [B, M0, M0], M0 = rows x columns", similarity=similarity, grid=grid)
     if spatial not in (0, 4, 8) or not 0 < semantic < patches:
         wanted = "spatial must be 0, 4 or 8, and semantic in 1 ... M0 - 1"
-        _refuse("neighbours", wanted, spatial=spatial, semantic=semantic, similarity=similarity)
+        refuse("neighbours", wanted, spatial=spatial, semantic=semantic, similarity=similarity)
 
 
 def fits_neighbours(similarity: Tensor) -> bool:
@@ -245,10 +220,10 @@ def check_cluster(distance: Tensor, removed: int, linkage: int) -> None:
     """Shapes: distance [B, M, M]."""
     shape = distance.shape
     if len(shape) != 3 or shape[1] != shape[2]:
-        _refuse("cluster", "distance must be [B, M, M]", distance=distance)
+        refuse("cluster", "distance must be [B, M, M]", distance=distance)
     if not 0 <= removed < shape[1] or linkage not in (0, 1, 2):
         wanted = "removed must be in 0 ... M - 1, one must stay, and linkage 0, 1 or 2"
-        _refuse("cluster", wanted, distance=distance, removed=removed, linkage=linkage)
+        refuse("cluster", wanted, distance=distance, removed=removed, linkage=linkage)
 
 
 def fits_cluster(distance: Tensor) -> bool:

@@ -122,7 +122,12 @@ class Operator(Generic[Result]):
 
         def call(*arguments: Any) -> Result:
             self.check(*arguments)  # shapes first
-            check_values(*arguments)
+            check_kinds(self.name, arguments, self.whole)
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    check_values(*arguments)
+            else:
+                check_values(*arguments)
             return function(*arguments)
 
         return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gtp_vit.kernels import checks, native, reference
+from gtp_vit.kernels import checks, native, reference, value_checks
 from gtp_vit.kernels.dispatch import Operator, Ops
 
 Shape = tuple[int, ...]
@@ -30,7 +30,7 @@ attention: Operator[tuple[Tensor, Tensor]] = Operator(
     fits=checks.fits_attention,
     fake=native.attention_results,
     flops=_attention_flops,
-    check_values=checks.check_values_attention,
+    check_values=value_checks.attention,
 )
 reduce: Operator[tuple[Tensor, Tensor, Tensor, Tensor]] = Operator(
     "reduce",
@@ -41,7 +41,7 @@ reduce: Operator[tuple[Tensor, Tensor, Tensor, Tensor]] = Operator(
     fake=native.reduce_results,
     flops=_reduce_flops,
     whole=("scores", "position", "neighbours"),  # scores may be ranks; the others are cells
-    check_values=checks.check_values_reduce,
+    check_values=value_checks.reduce,
 )
 neighbours: Operator[tuple[Tensor, Tensor]] = Operator(
     "neighbours",
@@ -50,4 +50,5 @@ neighbours: Operator[tuple[Tensor, Tensor]] = Operator(
     check=checks.check_neighbours,
     fits=checks.fits_neighbours,
     fake=native.neighbours_results,
+    check_values=value_checks.neighbours,
 )

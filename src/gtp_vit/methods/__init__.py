@@ -73,7 +73,7 @@ def make_method(name: str, **settings: Any) -> Method:
     return method(**settings)
 
 
-def method_from_dict(stored: dict[str, Any]) -> Method:
+def method_from_dict(stored: object) -> Method:
     """The inverse of `Method.to_dict`, for settings read back from a results file."""
     if not isinstance(stored, dict) or not isinstance(stored.get("method"), str):
         raise BadSetting(f"a method is stored as {shown(stored)}; it must be a dictionary that names its method")

@@ -20,7 +20,7 @@ from gtp_vit.core.reducer import Method, Source, Step, VitInfo
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.kernels import Operator, Ops, checks, native
+from gtp_vit.kernels import Operator, Ops, checks, native, value_checks
 from gtp_vit.tensors import exporting, full_precision, split
 
 Linkage = Literal["average", "complete", "single"]
@@ -141,4 +141,5 @@ cluster: Operator[tuple[Tensor, Tensor, Tensor]] = Operator(
     check=checks.check_cluster,
     fits=checks.fits_cluster,
     fake=native.cluster_results,
+    check_values=value_checks.cluster,
 )

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 _BF16_PRODUCT = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert float((a @ a)[0, 0]) == 64"
 
@@ -76,3 +77,16 @@ def _cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or "unknown"
+
+
+def commit() -> str:
+    """The commit of the source tree that runs; an installed package may lie inside an unrelated repository."""
+    source = Path(__file__).resolve().parents[3]
+    asked = ["git", "-C", str(source), "rev-parse", "--show-toplevel", "--short", "HEAD"]
+    here = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # hooks set GIT_DIR
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=here)
+    except (OSError, subprocess.CalledProcessError):
+        return "installed package"
+    root, short = done.stdout.splitlines()
+    return short if Path(root) == source else "installed package"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,6 +69,29 @@ def macs(
     else:
         every = [reducer.steps(costs.grid)]
     return _mean([costs.of(reducer, steps, lossless=bool(lossless), include_method=include_method) for steps in every])
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """MACs of a model and of the same model reduced, and how many tokens go into each layer of the latter."""
+
+    unreduced: Macs
+    reduced: Macs
+    patches: int  # of the image
+    prefix: int  # class token and registers
+    tokens: tuple[float, ...]  # into each layer, prefix tokens included; the mean over images where they differ
+
+
+def layer_costs(
+    model: nn.Module, fast: Any, *, convention: Convention = "model", images: Tensor | None = None
+) -> LayerCosts:
+    """What each layer of a model costs, and of the same model patched; with `images` as in `macs`."""
+    vit = fast.reduction.vit
+    by_image = images is not None and fast.reducer.adaptive
+    every = steps_on(fast, images) if by_image else [fast.reducer.steps(vit.grid)]
+    tokens = [vit.prefix + sum(step.keys for step in layer) / len(every) for layer in zip(*every, strict=True)]
+    reduced = macs(fast, convention=convention, images=images)
+    return LayerCosts(macs(model, convention=convention), reduced, vit.image_tokens, vit.prefix, tuple(tokens))
 
 
 def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +58,15 @@ class Recipe:
     measured: dict[str, Any]  # macs, share of the unreduced model's, kl and agreement on which images
 
     def to_dict(self) -> dict[str, Any]:
+        from gtp_vit.jsonable import jsonable
+
         return {
             "format": FORMAT,
             "model": self.model,
             "sizes": dataclasses.asdict(self.sizes),
             "method": self.method.to_dict(),
-            "found": _finite(self.found),
-            "measured": _finite(self.measured),
+            "found": jsonable(self.found),
+            "measured": jsonable(self.measured),
         }
 
     def to_json(self) -> str:
@@ -84,15 +85,6 @@ class Recipe:
                 f"the recipe is for {self.model}, this is {name}; run gtp-vit tune on it, or take the settings alone: "
                 "patch(model, read_recipe(...).method)"
             )
-
-
-def _finite(value: Any) -> Any:
-    """NaN and infinity, which JSON does not have, become null."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sizes_of_vit(vit: VitInfo) -> Sizes:

@@ -7,27 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gtp_vit.data.dataset import DataSettings
+from gtp_vit.core.reducer import Method
 from gtp_vit.metrics.evaluate import Evaluation
-from gtp_vit.patching import patch
-from gtp_vit.profiling.trace import trace
-from gtp_vit.report.page import Section, paragraph, picture, table
+from gtp_vit.profiling.trace import Trace
+from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.plot import Point, curves
 from gtp_vit.report.results import Table, in_words
-from gtp_vit.report.scores import explain_scores, figure_text, score_row, with_bounds
-from gtp_vit.report.tokens import panels, png, some_layers
+from gtp_vit.report.scores import ModelColumns, explain_scores, figure_text, score_row, with_bounds
+from gtp_vit.report.tokens import prepared_picture, token_picture
 from gtp_vit.tuning.compare import Row
 
 
-def comparison_rows(
-    title: str, model: nn.Module, data: DataSettings, rows: Sequence[Row], found: Evaluation
-) -> list[dict[str, Any]]:
+def comparison_rows(model: ModelColumns, rows: Sequence[Row], found: Evaluation) -> list[dict[str, Any]]:
     """The lines of a results file, each with its distance to the best plan of its budget."""
     behind = _against_best(rows, found)
     return [
-        score_row(title, model, data, found, row.plan.name, row.plan.macs)
+        score_row(model, found, row.plan.name, row.plan.macs)
         | {
             "method": "" if row.plan.method is None else row.plan.label,
             "budget_gmacs": round(row.plan.budget / 1e9, 6),
@@ -75,9 +72,16 @@ def comparison_table(rows: Sequence[Row], found: Evaluation) -> Table:
 
 
 def comparison_sections(
-    model: nn.Module, rows: Sequence[Row], found: Evaluation, images: Tensor, left_out: Sequence[str]
+    rows: Sequence[Row],
+    found: Evaluation,
+    images: Tensor,
+    traces: Sequence[tuple[Method, Trace]],
+    left_out: Sequence[str],
 ) -> list[Section]:
-    """Plots of damage, quality and speed over MACs, the table, pictures of the tokens, and what was left out."""
+    """Plots of damage, quality and speed over MACs, the table, pictures of the tokens, and what was left out.
+
+    `images` are those that were timed; `traces` are of the first of them.
+    """
     reduced = [row for row in rows if row.plan.method is not None]
     names = list(dict.fromkeys(row.plan.label for row in reduced))
     columns, cells = comparison_table(rows, found)
@@ -117,23 +121,8 @@ def comparison_sections(
     )
     notes = "".join(map(paragraph, [text, *sorted(map(str, cautions))]))
     sections.append(Section("All figures", table(columns, cells, best) + notes))
-    sections.append(Section("What is left of an image", _token_pictures(model, reduced, images)))
+    image = prepared_picture(images[0])
+    caption = "above what is left, with sizes, below which patches share a token."
+    drawn = "".join(token_picture(image, trace, f"{method}: {caption}") for method, trace in traces)
+    sections.append(Section("What is left of an image", drawn))
     return sections + ([Section("Left out", "".join(map(paragraph, left_out)))] if left_out else [])
-
-
-def _token_pictures(model: nn.Module, rows: Sequence[Row], images: Tensor) -> str:
-    """One image through each method at the tightest budget."""
-    from PIL import Image
-
-    tightest = min(row.plan.budget for row in rows)
-    pixels = images[0].float().cpu()
-    pixels = (pixels - pixels.amin()) / (pixels.amax() - pixels.amin()).clamp(min=1e-6)
-    seen = Image.fromarray((255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy())
-    shown = []
-    for method in (row.plan.method for row in rows if row.plan.budget == tightest):
-        if method is not None:
-            found = trace(patch(model, method, quiet=True), images[:1])
-            drawn = png(panels(seen, found, some_layers(len(found.layers))))
-            text = f"{method}: above what is left, with sizes, below which patches share a token."
-            shown.append(picture(drawn, text))
-    return "".join(shown)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
-import datetime
 import html
-import os
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gtp_vit.errors import printable
-from gtp_vit.profiling.environment import environment
 from gtp_vit.report import interactive
 from gtp_vit.runs.files import write_atomically
 
@@ -84,12 +79,10 @@ def picture(png: bytes, caption: str) -> str:
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def write_report(path: Path, title: str, lead: str, sections: Sequence[Section], command: str) -> None:
+def write_report(path: Path, title: str, lead: str, sections: Sequence[Section], made: Mapping[str, object]) -> None:
     """Write the page, with how it was made at its end; all in one file, so that it can be sent and kept."""
-    made = [["command", command], ["date", datetime.datetime.now().astimezone().isoformat(timespec="seconds")]]
-    made.append(["commit", commit()])
-    made += [[key.replace("_", " "), str(value)] for key, value in dataclasses.asdict(environment()).items()]
-    parts = [*sections, Section("How this was made", table(["what", "value"], made, sortable=False))]
+    rows = [[key.replace("_", " "), str(value)] for key, value in made.items()]
+    parts = [*sections, Section("How this was made", table(["what", "value"], rows, sortable=False))]
     body = "\n".join(f"<h2>{escape(section.title)}</h2>\n{section.html}" for section in parts)
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -99,16 +92,3 @@ def write_report(path: Path, title: str, lead: str, sections: Sequence[Section],
         f"<script>{interactive.SCRIPT}</script>\n</body></html>\n"
     )
     write_atomically(path, page)
-
-
-def commit() -> str:
-    """The commit of the source tree that runs; an installed package may lie inside an unrelated repository."""
-    source = Path(__file__).resolve().parents[3]
-    asked = ["git", "-C", str(source), "rev-parse", "--show-toplevel", "--short", "HEAD"]
-    here = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # hooks set GIT_DIR
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=here)
-    except (OSError, subprocess.CalledProcessError):
-        return "installed package"
-    root, short = done.stdout.splitlines()
-    return short if Path(root) == source else "installed package"

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
-from gtp_vit.data.dataset import DataSettings
 from gtp_vit.errors import counted
 from gtp_vit.metrics.base import UNREDUCED, Figure
 from gtp_vit.metrics.evaluate import Evaluation, Interval, Score
-from gtp_vit.patching import host_of
 from gtp_vit.report.results import Table
 
 
-def score_row(
-    title: str, model: nn.Module, settings: DataSettings, found: Evaluation, name: str, macs: int
-) -> dict[str, Any]:
-    """One line of a results file, timm's columns first, then ours: the score `name` of the model called `title`."""
+@dataclass(frozen=True)
+class ModelColumns:
+    """What a results file says of a model and of how its images were prepared."""
+
+    model: str  # its name
+    param_count: float  # in millions
+    img_size: int
+    crop_pct: float | str
+    interpolation: str
+    orientation: str
+
+
+def score_row(model: ModelColumns, found: Evaluation, name: str, macs: int) -> dict[str, Any]:
+    """One line of a results file, timm's columns first, then ours: the score `name`."""
     score = next(score for score in found.scores if score.name == name)
-    inputs = host_of(model).inputs
-    wanted = inputs.preparation or {}
+    described = dataclasses.asdict(model)
     return {
-        "model": title,
+        "model": described.pop("model"),
         **_timm_columns(found, score),
-        "param_count": round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
-        "img_size": settings.img_size or inputs.size[-1],
-        "crop_pct": settings.crop_pct or wanted.get("crop_pct", ""),
-        "interpolation": settings.interpolation or wanted.get("interpolation", ""),
-        "orientation": "as stored" if settings.ignore_exif else "as EXIF says",
+        **described,
         "method": "" if name == UNREDUCED else name,
         "gmacs": round(macs / 1e9, 6),
         "images": score.images,

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
-
-from gtp_vit.core.costs import Convention
 from gtp_vit.profiling.benchmark import Timing
-from gtp_vit.profiling.macs import macs, steps_on
+from gtp_vit.profiling.macs import LayerCosts
 from gtp_vit.report.results import Table
 
 
@@ -25,21 +21,17 @@ class Timed:
     over_torch: dict[str, float] | None = None  # speed-up of each over eager torch in float32, unreduced; in an engine
 
 
-def cost_table(model: Any, fast: Any, convention: Convention = "model", images: Tensor | None = None) -> Table:
+def cost_table(costs: LayerCosts) -> Table:
     """The tokens that go into each layer, and what it costs before and after."""
-    before, after = macs(model, convention=convention), macs(fast, convention=convention, images=images)
-    vit = fast.reduction.vit
-    by_image = images is not None and fast.reducer.adaptive
-    every = steps_on(fast, images) if by_image else [fast.reducer.steps(vit.grid)]
-    keys = [sum(step.keys for step in layer) / len(every) for layer in zip(*every, strict=True)]
+    before, after = costs.unreduced, costs.reduced
 
     def row(name: str, count: str, old: int, new: int) -> list[str]:
         share = f"{new / old:.0%}" if old else "-"
         return [name, count, f"{old / 1e6:.1f}", f"{new / 1e6:.1f}", share]
 
-    rows = [row("embedding", str(vit.image_tokens + vit.prefix), before.embed, after.embed)]
-    for layer, count in enumerate(keys):
-        rows.append(row(f"layer {layer}", f"{count + vit.prefix:g}", before.layers[layer], after.layers[layer]))
+    rows = [row("embedding", str(costs.patches + costs.prefix), before.embed, after.embed)]
+    for layer, count in enumerate(costs.tokens):
+        rows.append(row(f"layer {layer}", f"{count:g}", before.layers[layer], after.layers[layer]))
     rows += [row(part, "", getattr(before, part), getattr(after, part)) for part in ("head", "method", "total")]
     return ["part", "tokens in", "MMACs unreduced", "MMACs reduced", "share"], rows
 
@@ -60,22 +52,25 @@ def timing_table(timed: Sequence[Timed]) -> Table:
     return [*columns, *(["over eager torch"] if timed[0].over_torch is not None else [])], rows
 
 
-def verdict(entry: Timed, model: Any, fast: Any, images: Tensor) -> str:
-    """What the figures mean, in one sentence, and why there is no gain where there is none."""
+def verdict(entry: Timed, costs: LayerCosts, kernels: str) -> str:
+    """What the figures mean, in one sentence, and why there is no gain where there is none.
+
+    `kernels` says which kernels ran, as `kernels` of a patched model does.
+    """
     timing = entry.timings[1]
     where = f"batch {entry.batch_size}{', with loading' if entry.with_loading else ''}"
     if timing.faster:
         absolute = "" if entry.over_torch is None else f", {entry.over_torch[timing.name]:.2f} times as eager torch"
         return f"{where}: {timing.name} is {timing.speedup:.2f} times as fast as the unreduced model here{absolute}."
-    reason = _why_no_gain(entry, model, fast, images)
+    reason = _why_no_gain(entry, costs, kernels)
     if timing.faster is None:
         return f"{where}: no clear difference ({timing.speedup:.2f}), because {reason}."
     return f"{where}: no gain here, {timing.name} is slower ({timing.speedup:.2f}), because {reason}."
 
 
-def _why_no_gain(entry: Timed, model: Any, fast: Any, images: Tensor) -> str:
+def _why_no_gain(entry: Timed, costs: LayerCosts, kernels: str) -> str:
     """The most likely reason."""
-    saved = 1 - macs(fast, images=images[:8]).total / macs(model).total
+    saved = 1 - costs.reduced.total / costs.unreduced.total
     if saved < 0.1:
         return f"only {saved:.0%} of the MACs are saved; remove more tokens"
     if entry.with_loading:
@@ -85,8 +80,8 @@ def _why_no_gain(entry: Timed, model: Any, fast: Any, images: Tensor) -> str:
         return f"even slicing, which costs nothing, gains nothing ({sliced:.2f}): the time goes elsewhere"
     if entry.engine != "torch":
         return "its own work costs what it saves; let fewer layers reduce (--method deploy), or remove more tokens"
-    if not fast.kernels.startswith("native"):
-        return f"the native kernels did not run ({fast.kernels})"
-    if fast.reduction.vit.image_tokens < 128:
-        return f"with {fast.reduction.vit.image_tokens} patches the work around the products takes most of the time"
+    if not kernels.startswith("native"):
+        return f"the native kernels did not run ({kernels})"
+    if costs.patches < 128:
+        return f"with {costs.patches} patches the work around the products takes most of the time"
     return "the noise of this machine is larger than the gain; use more rounds, or a quiet machine"

@@ -8,13 +8,17 @@ from __future__ import annotations
 import colorsys
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gtp_vit.profiling.trace import Trace
+from gtp_vit.report.page import picture
 from gtp_vit.report.results import Table
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 CELL = 16  # pixels of a patch in a picture
 SPACE = 10
@@ -25,7 +29,7 @@ def some_layers(depth: int) -> tuple[int, ...]:
     return depth // 4, depth // 2, 3 * depth // 4, depth - 1
 
 
-def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> Any:
+def panels(image: Image, found: Trace, layers: Sequence[int], which: int = 0) -> Image:
     """The image, and for each layer what is left of it (above) and to which token each patch belongs (below).
 
     Args:
@@ -54,7 +58,21 @@ def panels(image: Any, found: Trace, layers: Sequence[int], which: int = 0) -> A
     return canvas
 
 
-def only_kept(image: Any, kept: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Any:
+def token_picture(image: Image, trace: Trace, caption: str) -> str:
+    """What is left of an image after some of the layers, as part of a page."""
+    return picture(png(panels(image, trace, some_layers(len(trace.layers)))), caption)
+
+
+def prepared_picture(pixels: Tensor) -> Image:
+    """An image as the model gets it, [1 or 3, H, W], as a picture: from its darkest to its brightest value."""
+    from PIL import Image
+
+    pixels = pixels.float().cpu()
+    pixels = (pixels - pixels.amin()) / (pixels.amax() - pixels.amin()).clamp(min=1e-6)
+    return Image.fromarray((255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy())
+
+
+def only_kept(image: Image, kept: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Image:
     """The image with all patches that were removed faded out, and the sizes of tokens that stand for several."""
     from PIL import Image, ImageDraw
 
@@ -70,7 +88,7 @@ def only_kept(image: Any, kept: Tensor, grid: tuple[int, int], size: Tensor | No
     return faded
 
 
-def groups(image: Any, owner: Tensor, grid: tuple[int, int]) -> Any:
+def groups(image: Image, owner: Tensor, grid: tuple[int, int]) -> Image:
     """Each patch in the colour of the token that stands for it, [M0]; white if none does."""
     from PIL import Image, ImageDraw
 
@@ -94,9 +112,9 @@ def _colour(number: int) -> tuple[int, int, int]:
     return int(255 * red), int(255 * green), int(255 * blue)
 
 
-def png(picture: Any) -> bytes:
+def png(drawn: Image) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG", optimize=True)
+    drawn.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gtp_vit.backbones import BACKBONES, known_backbones
+from gtp_vit.core.backbone import Backbone
 from gtp_vit.methods.gtp_plus.calibration import Calibration
 from gtp_vit.patching import host_of
 from gtp_vit.testing.subject import primary, random_images, randomised
@@ -19,20 +20,19 @@ from gtp_vit.testing.subject import primary, random_images, randomised
 DEPTH = 4
 
 
-@functools.cache
-def _small_models(backbone: str, depth: int) -> dict[str, Callable[[], nn.Module]]:
-    # Cached, as a case is known by its factory.
-    return BACKBONES[backbone].small_models(depth)
+@functools.cache  # as a case is known by its factory
+def _small_models(kind: type[Backbone], depth: int) -> dict[str, Callable[[], nn.Module]]:
+    return kind().small_models(depth)
 
 
 def factories(depth: int = DEPTH) -> dict[str, Callable[[], nn.Module]]:
     """Name -> a function that makes a small model, of all families that are registered now."""
-    registered = [_small_models(backbone, depth) for backbone in known_backbones()]
+    registered = [_small_models(type(backbone), depth) for backbone in known_backbones().values()]
     return {name: factory for models in registered for name, factory in models.items()}
 
 
 # Of the families in this package:
-ALL = [(backbone, family) for backbone in BACKBONES for family in _small_models(backbone, DEPTH)]
+ALL = [(name, family) for name, backbone in BACKBONES.items() for family in _small_models(type(backbone), DEPTH)]
 NAMES = [family for _, family in ALL]
 # Families whose blocks differ from another one's in details only pass the short battery: the whole one on every family
 # would take an hour.

@@ -16,24 +16,31 @@ from typing import Any
 
 import torch
 
-from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
-from gtp_vit.models.checkpoint import save_checkpoint, sizes_of_model
+from gtp_vit.models.checkpoint import save_checkpoint
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
 from gtp_vit.runs.journal import differences
+from gtp_vit.training.trainer import TrainerState
 
 STATE, WEIGHTS = "state.pt", "weights.safetensors"
 
 
-def write_state(folder: Path, run: dict[str, Any], state: dict[str, Any]) -> None:
-    """Write everything that a run needs to resume."""
+class RunState(TrainerState):
+    """Everything that a run needs to resume."""
+
+    run: dict[str, Any]  # its identity
+    step: int
+    log: list[dict[str, Any]]
+
+
+def write_state(folder: Path, state: RunState) -> None:
     content = io.BytesIO()
-    torch.save({"run": run, **state}, content)
+    torch.save(state, content)
     write_atomically(folder / STATE, content.getvalue())
 
 
-def read_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
+def read_state(folder: Path, run: dict[str, Any]) -> RunState | None:
     """What `write_state` wrote, or None; raises GTPError if it is of a different run than `run`.
 
     Tensors stay in the file until they are copied from it.
@@ -46,7 +53,7 @@ def read_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
             damaged = file.testzip()  # torch does not look at the checksums
         if damaged is not None:
             raise GTPError(f"the checksum of {damaged} is wrong")
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state: RunState = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         stored = state["run"]
     except Exception as error:  # zip, pickle and torch have errors of many classes
         raise GTPError(f"{path} is damaged, or no checkpoint of a finetuning run; {RESTART}") from error
@@ -58,21 +65,19 @@ def read_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
 RESTART = "--restart discards it and begins anew, or write to a different place with --output"
 
 
-def write_weights(
-    folder: Path, name: str, model: Any, method: Method, found: dict[str, Any], measured: dict[str, Any]
-) -> None:
+def write_weights(folder: Path, model: Any, recipe: Recipe) -> None:
     """Write weights under timm's keys; learned parts of a method get their own files, as timm refuses extra keys."""
     from safetensors.torch import save
 
-    learned, files = model.reducer.state_dict(), {part: f"{part}.safetensors" for part in method.files}
+    learned, files = model.reducer.state_dict(), {part: f"{part}.safetensors" for part in recipe.method.files}
     lost = [key for key in learned if key.split(".")[0] not in files]
     if lost:
-        raise GTPError(f"{method.name} has learned {lost[0]}, and none of its settings names a file for that")
+        raise GTPError(f"{recipe.method.name} has learned {lost[0]}, and none of its settings names a file for that")
     for part, file in files.items():
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         write_atomically(folder / file, save(own))
-    method = dataclasses.replace(method, **files)
-    save_checkpoint(model, folder / WEIGHTS, Recipe(name, sizes_of_model(model), method, found, measured))
+    method = dataclasses.replace(recipe.method, **files)
+    save_checkpoint(model, folder / WEIGHTS, dataclasses.replace(recipe, method=method))
 
 
 @contextlib.contextmanager

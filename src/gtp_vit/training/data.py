@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, collate, open_images
+from gtp_vit.data.dataset import Batch, DataSettings, ImageFiles, InMemory, Item, collate, open_images
 from gtp_vit.errors import GTPError
-from gtp_vit.training.draws import drawn_from
 from gtp_vit.training.settings import Training
 
 ORDER, IMAGE, PART = range(3)  # first number of a random key
+
+
+@contextlib.contextmanager
+def drawn_from(*key: int) -> Iterator[None]:
+    """Seed Python's, numpy's and torch's generators by `key`, and restore them afterwards."""
+    first, second = (int(word) for word in np.random.SeedSequence(key).generate_state(2))
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        random.seed(first)
+        np.random.seed(first)
+        torch.manual_seed(first << 32 | second)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 class Draws(Dataset[Item]):
@@ -29,7 +47,7 @@ class Draws(Dataset[Item]):
             return self.images[place]
 
 
-def open_training_images(model: nn.Module, data: DataSettings, settings: Training) -> Any:
+def open_training_images(model: nn.Module, data: DataSettings, settings: Training) -> ImageFiles:
     """Augmented images, accessible by index."""
     dataset = open_images(model, data, settings.augment())
     if isinstance(dataset, IterableDataset):
@@ -50,11 +68,11 @@ def without_labels(dataset: Dataset[Item]) -> Dataset[Item]:
 class Unlabelled(Dataset[Item]):
     """Images with label 0."""
 
-    def __init__(self, images: Any) -> None:
+    def __init__(self, images: Dataset[Item]) -> None:
         self.images = images
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.images)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Item:
         return self.images[index]._replace(label=0)

@@ -15,7 +15,6 @@ from gtp_vit.errors import BadSetting
 from gtp_vit.methods.dynamicvit import DynamicViTReducer
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import is_patched, patch
-from gtp_vit.training.kl import kl_from_teacher
 
 
 class Outputs(NamedTuple):
@@ -34,6 +33,12 @@ class Losses(NamedTuple):
     ratio: Tensor  # squared distance of the share that stays from the one wanted, summed over stages
     cls_kl: Tensor  # KL(teacher || student) of the class probabilities
     token: Tensor  # distance of the features of the tokens that stay from the teacher's
+
+
+def kl_from_teacher(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || student) of logits [rows, classes], averaged over rows."""
+    student, teacher = student.log_softmax(dim=-1), teacher.log_softmax(dim=-1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
 def outputs(model: Any, images: Tensor) -> Outputs:

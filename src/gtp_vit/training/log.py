@@ -8,21 +8,41 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from gtp_vit.jsonable import jsonable
 from gtp_vit.runs.files import write_atomically
 
 LINES, TABLE, BOARD = "log.jsonl", "log.csv", "tensorboard"
-Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """The figures of some training steps, or of a pass over the validation images."""
+
+    kind: Literal["step", "validation"]
+    step: int  # steps done
+    epoch: float  # epochs done
+    figures: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry as one flat line of a file."""
+        return {"kind": self.kind, "step": self.step, "epoch": self.epoch, **self.figures}
+
+    @classmethod
+    def from_dict(cls, line: dict[str, Any]) -> LogEntry:
+        """The entry that `to_dict` made a line of."""
+        figures = {key: value for key, value in line.items() if key not in ("kind", "step", "epoch")}
+        return cls(line["kind"], line["step"], line["epoch"], figures)
 
 
 class Log:
-    """Entries have a step, an epoch and figures; those of a validation pass have kind "validation"."""
+    """The entries of a run so far, and the files that they are written to."""
 
-    def __init__(self, folder: Path | None, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, folder: Path | None, entries: Sequence[LogEntry] = ()) -> None:
         """Start a log with these entries; without a folder nothing is written."""
         self.folder, self.entries = folder, list(entries)
         self.board: Any = None
@@ -33,39 +53,31 @@ class Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return
-            first = self.entries[-1]["step"] + 1 if self.entries else 0
+            first = self.entries[-1].step + 1 if self.entries else 0
             self.board = SummaryWriter(str(folder / BOARD), purge_step=first)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         self.entries.append(entry)
         self.write()
         if self.board is not None:
-            for key, value in entry.items():
-                if key not in ("step", "kind"):
-                    self.board.add_scalar(f"{entry['kind']}/{key}", value, entry["step"])
+            for key, value in {"epoch": entry.epoch, **entry.figures}.items():
+                self.board.add_scalar(f"{entry.kind}/{key}", value, entry.step)
 
     def write(self) -> None:
         if self.folder is None:
             return
-        write_atomically(self.folder / LINES, "".join(_json(line) + "\n" for line in self.entries))
-        text = io.StringIO()
-        columns = list(dict.fromkeys(key for line in self.entries for key in line))
-        writer = csv.DictWriter(text, columns, restval="")
+        lines = [entry.to_dict() for entry in self.entries]
+        text = "".join(json.dumps(jsonable(line), allow_nan=False) + "\n" for line in lines)
+        write_atomically(self.folder / LINES, text)
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(dict.fromkeys(key for line in lines for key in line)), restval="")
         writer.writeheader()
-        writer.writerows(self.entries)
-        write_atomically(self.folder / TABLE, text.getvalue())
+        writer.writerows(lines)
+        write_atomically(self.folder / TABLE, table.getvalue())
 
-    def of(self, kind: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry["kind"] == kind]
+    def of(self, kind: str) -> list[LogEntry]:
+        return [entry for entry in self.entries if entry.kind == kind]
 
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
-
-
-def _json(entry: Entry) -> str:
-    """A line of JSON, with null for numbers that are not finite."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in entry.items()
-    }
-    return json.dumps(finite, allow_nan=False)

@@ -22,20 +22,20 @@ from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.metrics.registry import check_class_output
+from gtp_vit.models.checkpoint import sizes_of_model
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.environment import bf16_verdict
 from gtp_vit.profiling.macs import macs
 from gtp_vit.recipes import Recipe, resolve
 from gtp_vit.runs import distributed
 from gtp_vit.runs.identity import identity, images_identity
-from gtp_vit.training.checkpoint import STATE, locked, read_state, write_state, write_weights
+from gtp_vit.training.checkpoint import STATE, RunState, locked, read_state, write_state, write_weights
 from gtp_vit.training.data import load, steps_of_epoch, without_labels
-from gtp_vit.training.log import Entry, Log
-from gtp_vit.training.protocols import protocol_of
+from gtp_vit.training.log import Log, LogEntry
 from gtp_vit.training.settings import Training
-from gtp_vit.training.trainer import NotFinite, Trainee
+from gtp_vit.training.trainer import NotFinite, Trainer
 
-StepsDone = Callable[[int, int, Entry], None]  # steps done, their total, and the figures of the last ones
+StepsDone = Callable[[int, int, LogEntry], None]  # steps done, their total, and the figures of the last ones
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,24 @@ class Finetuned:
     """The result of a run."""
 
     model: Any  # patched, in eval mode
-    log: tuple[Entry, ...]
+    log: tuple[LogEntry, ...]
     unreadable: tuple[str, ...]  # images that were left out in this process since it started
 
-    def figures(self) -> tuple[Entry, ...]:
+    def validations(self) -> tuple[LogEntry, ...]:
         """The log entries of the validation passes: before training, and after each epoch."""
-        return tuple(entry for entry in self.log if entry["kind"] == "validation")
+        return tuple(entry for entry in self.log if entry.kind == "validation")
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a run writes, and under which name."""
+
+    folder: str | Path
+    """Folder for weights.safetensors, state.pt and the log."""
+    model_name: str | None = None
+    """Name of the model in the metadata; timm's if None."""
+    restart: bool = False
+    """Start again instead of resuming; the first checkpoint replaces what an earlier run wrote."""
 
 
 def check_trainable(plain: Any) -> None:
@@ -68,11 +80,9 @@ def finetune(
     dataset: Dataset[Item],
     settings: Training | None = None,
     *,
-    output: str | Path,
+    output: str | Path | Output,
     validation: Dataset[Item] | None = None,
     workers: int = 2,
-    name: str | None = None,
-    restart: bool = False,
     progress: StepsDone | None = None,
 ) -> Finetuned:
     """Finetune a copy of `model` with `method` active. A run that was stopped resumes from `output`, bit for bit.
@@ -85,16 +95,15 @@ def finetune(
         method: e.g. GTP(propagate=14), or a recipe.
         dataset: labelled images, augmented as they are read; `training.data.open_training_images` makes one.
         settings: the paper's recipe if None.
-        output: folder for weights.safetensors, state.pt and the log.
+        output: folder for weights.safetensors, state.pt and the log; or an `Output`, which can also restart the run.
         validation: images for a pass before training and after each epoch.
         workers: processes that read images, for each process that computes.
-        name: of the model, for the metadata; timm's if None.
-        restart: start again instead of resuming; the first checkpoint replaces what an earlier run wrote.
         progress: called after every step.
     """
     settings = settings or Training()
     settings.check()
     check_range("workers", workers, 0, 256, whole=True)
+    output = output if isinstance(output, Output) else Output(output)
     plain: Any = unpatch(model)
     check_trainable(plain)
     host = host_of(plain)
@@ -106,21 +115,22 @@ def finetune(
         verdict = bf16_verdict()  # in a subprocess, because it may crash
         if verdict != "works":
             raise GTPError(f"bfloat16 cannot be used here: {verdict}; leave out --amp")
-    folder, name = Path(output), name or host.inputs.name
+    folder, name = Path(output.folder), output.model_name or host.inputs.name
     run = run_identity(plain, name, method, settings, dataset, validation)
     distributed.check_same("settings, weights or data", run)
     with locked(folder) if distributed.is_rank_zero() else nullcontext():
-        state = read_state(folder, run) if distributed.is_rank_zero() and not restart else None
-        trip = _Run(plain, method, settings, dataset, validation, folder, name, workers, run)
+        state = read_state(folder, run) if distributed.is_rank_zero() and not output.restart else None
+        images = Images(dataset, validation if validation is None or settings.labels else without_labels(validation))
+        loop = TrainingLoop(plain, method, settings, images, RunFolder(folder, name, run), workers)
         try:
-            trip.begin(state)
+            loop.start(state)
             del state  # which holds on to the file
-            return trip.go(progress)
+            return loop.run(progress)
         except NotFinite as error:
-            kept = f"{folder / STATE}, of step {trip.saved}, is kept" if trip.saved else "nothing was saved yet"
+            kept = f"{folder / STATE}, of step {loop.saved}, is kept" if loop.saved else "nothing was saved yet"
             raise NotFinite(f"{error}; the last good checkpoint ({kept}); try a lower --lr, or --clip-grad 1") from None
         finally:
-            trip.log.close()
+            loop.log.close()
 
 
 def check_processes(settings: Training) -> None:
@@ -146,72 +156,74 @@ def run_identity(
     return json.loads(json.dumps(found))
 
 
-class _Run:
-    """One call of `finetune`."""
+@dataclass(frozen=True)
+class Images:
+    """What is trained on, and what is evaluated on after each epoch."""
+
+    training: Dataset[Item]
+    validation: Dataset[Item] | None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the run is kept, and what it is."""
+
+    folder: Path
+    model_name: str
+    identity: dict[str, Any]
+
+
+class TrainingLoop:
+    """Epochs of training steps, validation and checkpoints: one call of `finetune`."""
 
     def __init__(
-        self,
-        model: Any,
-        method: Method,
-        settings: Training,
-        dataset: Dataset[Item],
-        validation: Dataset[Item] | None,
-        folder: Path,
-        name: str,
-        workers: int,
-        run: dict[str, Any],
+        self, model: Any, method: Method, settings: Training, images: Images, place: RunFolder, workers: int
     ) -> None:
-        self.method, self.settings, self.dataset = method, settings, dataset
-        self.validation = validation if validation is None or settings.labels else without_labels(validation)
-        self.folder, self.name, self.workers, self.run = folder, name, workers, run
+        self.method, self.settings, self.images, self.place, self.workers = method, settings, images, place, workers
         self.log = Log(None)
-        self.protocol = protocol_of(method, settings)
-        self.epoch_steps = steps_of_epoch(len(dataset), settings)  # type: ignore[arg-type]
+        self.epoch_steps = steps_of_epoch(len(images.training), settings)  # type: ignore[arg-type]
         self.steps = settings.epochs * self.epoch_steps
         self.saved = 0  # steps in the last checkpoint
         self.unreadable: dict[str, None] = {}
-        self.trainee = Trainee(model, method, self.protocol, settings, self.steps)
-        self.teacher_outputs = OutputCache(self.trainee.teacher, Classes())
-        method.weakened(self.trainee.model.reduction.vit, settings.strength(0))  # raises now, not in the first epoch
-        self.macs = macs(self.trainee.model).total if not self.trainee.model.reducer.adaptive else None
+        self.trainer = Trainer(model, method, settings, self.steps)
+        self.teacher_outputs = OutputCache(self.trainer.teacher, Classes())
+        method.weakened(self.trainer.model.reduction.vit, settings.strength(0))  # raises now, not in the first epoch
+        self.macs = macs(self.trainer.model).total if not self.trainer.model.reducer.adaptive else None
         self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
 
-    def begin(self, state: dict[str, Any] | None) -> None:
+    def start(self, state: RunState | None) -> None:
         """Start at the first step, or at the one in `state`, which only the first process has read."""
-        folder = self.folder if distributed.is_rank_zero() else None
-        known = distributed.broadcast(state and {"step": state["step"], "log": state["log"]})
+        folder = self.place.folder if distributed.is_rank_zero() else None
+        known = distributed.broadcast(state and (state["step"], state["log"]))
         if known is None:
             self.log = Log(folder)
             self.validate(0)
         else:
-            self.saved = known["step"]
-            self.trainee.load(state)
-            self.log = Log(folder, known["log"])
+            self.saved, lines = known
+            self.trainer.load_state_dict(state)
+            self.log = Log(folder, [LogEntry.from_dict(line) for line in lines])
 
-    def go(self, progress: StepsDone | None) -> Finetuned:
-        done = self.saved
-        while done < self.steps:
-            done = self.epoch(done, progress)
-        return Finetuned(self.trainee.result(), tuple(self.log.entries), tuple(self.unreadable))
+    def run(self, progress: StepsDone | None) -> Finetuned:
+        step = self.saved
+        while step < self.steps:
+            step = self.train_epoch(step, progress)
+        return Finetuned(self.trainer.eval_model(), tuple(self.log.entries), tuple(self.unreadable))
 
-    def epoch(self, done: int, progress: StepsDone | None) -> int:
-        """The rest of the epoch that step `done` is in."""
+    def train_epoch(self, done: int, progress: StepsDone | None) -> int:
+        """Train for the rest of the epoch that step `done` is in; returns the number of steps then done."""
         epoch, within = divmod(done, self.epoch_steps)
         self.set_reduction(epoch)
         share, settings = distributed.rank_and_world_size(), self.settings
-        parts = load(self.dataset, settings, epoch, within, share=share, workers=self.workers)
-        mine = settings.parts // share[1]
+        parts = load(self.images.training, settings, epoch, within, share=share, workers=self.workers)
         recent: list[dict[str, float]] = []
         begin = time.perf_counter()
         for step in range(done, (epoch + 1) * self.epoch_steps):
-            batches = [next(parts) for _ in range(mine)]
+            batches = [next(parts) for _ in range(settings.parts // share[1])]
             for batch in batches:
                 self.unreadable |= dict.fromkeys(batch.unreadable.values())
-            recent.append(self.trainee.take(step, self.epoch_steps, batches))
+            recent.append(self.trainer.train_step(step, self.epoch_steps, batches))
             rate = len(recent) * settings.batch_size / (time.perf_counter() - begin)
-            figures = {key: sum(line[key] for line in recent) / len(recent) for key in recent[0]}
-            entry = {"kind": "step", "step": step + 1, "epoch": round((step + 1) / self.epoch_steps, 4), **figures}
-            entry |= {"lr": recent[-1]["lr"], "images_per_second": round(rate, 2)}
+            entry = self.entry_of(step + 1, recent, rate)
             last = (step + 1) % self.epoch_steps == 0
             if last or (step + 1) % settings.log_every == 0:
                 self.log.add(entry)
@@ -220,41 +232,53 @@ class _Run:
                 progress(step + 1, self.steps, entry)
             if last:
                 self.validate(step + 1)
-                self.save(step + 1)
+                self.save_checkpoint(step + 1)
             elif settings.save_every and (step + 1) % settings.save_every == 0:
-                self.save(step + 1)
+                self.save_checkpoint(step + 1)
                 self.set_reduction(epoch)
         return (epoch + 1) * self.epoch_steps
 
+    def entry_of(self, done: int, recent: list[dict[str, float]], rate: float) -> LogEntry:
+        """The mean figures of the steps since the last entry, and the last learning rate."""
+        means = {key: sum(figures[key] for figures in recent) / len(recent) for key in recent[0]}
+        figures = {**means, "lr": recent[-1]["lr"], "images_per_second": round(rate, 2)}
+        return LogEntry("step", done, round(done / self.epoch_steps, 4), figures)
+
     def set_reduction(self, epoch: int) -> None:
-        vit = self.trainee.model.reduction.vit
+        vit = self.trainer.model.reduction.vit
         method = self.method.weakened(vit, self.settings.strength(epoch))
-        self.trainee.begin_epoch(self.protocol.method_at(method, epoch / self.settings.epochs))
+        self.trainer.start_epoch(self.trainer.protocol.method_at(method, epoch / self.settings.epochs))
 
     def validate(self, step: int) -> None:
-        if self.validation is None:
+        if self.images.validation is None:
             return
-        models = {UNREDUCED: self.trainee.teacher, self.method.name: self.trainee.result()}
+        models = {UNREDUCED: self.trainer.teacher, self.method.name: self.trainer.eval_model()}
         with torch.random.fork_rng(devices=[]):
-            found = evaluate(
-                models, self.validation, batch_size=self.settings.part, workers=self.workers, cache=self.teacher_outputs
+            evaluation = evaluate(
+                models,
+                self.images.validation,
+                batch_size=self.settings.part,
+                workers=self.workers,
+                cache=self.teacher_outputs,
             )
-        score = found.scores[1]
+        score = evaluation.scores[1]
         figures = {key: score[key].value for key in ("top1", "top5", "agreement", "kl")}
-        figures["unreduced_top1"] = found.scores[0]["top1"].value
+        figures["unreduced_top1"] = evaluation.scores[0]["top1"].value
         if not self.settings.labels:
             figures = {key: figures[key] for key in ("agreement", "kl")}
-        epoch = step // self.epoch_steps
-        self.log.add({"kind": "validation", "step": step, "epoch": epoch, **figures})
+        self.log.add(LogEntry("validation", step, step // self.epoch_steps, figures))
 
-    def save(self, step: int) -> None:
+    def save_checkpoint(self, step: int) -> None:
         """Write a checkpoint in the first process; the others continue and wait for it in the next step."""
-        state = self.trainee.state()
+        state = self.trainer.state_dict()
         if distributed.is_rank_zero():
-            latest = self.log.of("validation")[-1:] or [{}]
+            lines = [entry.to_dict() for entry in self.log.entries]
+            latest = [line for line in lines if line["kind"] == "validation"][-1:] or [{}]
             found = {"finetuned": self.settings.to_dict(), "step": step, "steps": self.steps}
             measured = {"macs": self.macs, "share": self.share, "validation": latest[0]}
+            model = self.trainer.eval_model()
             # The state last: where it says that a step is done, the weights of that step must exist.
-            write_weights(self.folder, self.name, self.trainee.result(), self.method, found, measured)
-            write_state(self.folder, self.run, {"step": step, "log": self.log.entries, **state})
+            recipe = Recipe(self.place.model_name, sizes_of_model(model), self.method, found, measured)
+            write_weights(self.place.folder, model, recipe)
+            write_state(self.place.folder, {"run": self.place.identity, "step": step, "log": lines, **state})
         self.saved = step

@@ -22,7 +22,6 @@ from gtp_vit.methods.dynamicvit import DynamicViT
 from gtp_vit.methods.evit import EViT
 from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.training import dynamicvit
-from gtp_vit.training.kl import kl_from_teacher
 from gtp_vit.training.settings import Training
 
 Terms = dict[str, Tensor]  # "loss", and what it is made of
@@ -93,7 +92,7 @@ class Protocol:
             terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), labels)
             loss = loss + terms["cross_entropy"]
         if taught is not None:
-            terms["kl"] = kl_from_teacher(logits.float(), taught.float())
+            terms["kl"] = dynamicvit.kl_from_teacher(logits.float(), taught.float())
             loss = loss + self.distill(settings) * terms["kl"]
         return {"loss": loss, **terms}
 

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,8 @@ from gtp_vit.data.dataset import Batch
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.runs import distributed
-from gtp_vit.training.data import PART, Mixer
-from gtp_vit.training.draws import drawn_from
-from gtp_vit.training.protocols import Protocol, Terms, parameter_groups
+from gtp_vit.training.data import PART, Mixer, drawn_from
+from gtp_vit.training.protocols import Protocol, Terms, parameter_groups, protocol_of
 from gtp_vit.training.settings import Training
 
 
@@ -35,15 +34,24 @@ class Student(nn.Module):
         return self.protocol.terms(self.model, self.extra, images, labels, taught, self.settings)
 
 
-class Trainee:
+class TrainerState(TypedDict):
+    """What a run resumes from, as state dictionaries."""
+
+    student: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    ema: dict[str, Tensor] | None
+
+
+class Trainer:
     """A copy of the user's model, reduced, with everything that changes in training."""
 
-    def __init__(self, original: nn.Module, method: Method, protocol: Protocol, settings: Training, steps: int) -> None:
+    def __init__(self, original: nn.Module, method: Method, settings: Training, steps: int) -> None:
         """`steps` is the total number of steps."""
         from timm.optim import create_optimizer_v2
         from timm.scheduler import CosineLRScheduler
         from timm.utils import ModelEmaV3
 
+        protocol = protocol_of(method, settings)
         self.method, self.protocol, self.settings, self.steps = method, protocol, settings, steps
         self.teacher: Any = copy.deepcopy(unpatch(original)).eval().requires_grad_(False)
         plain: Any = copy.deepcopy(self.teacher).requires_grad_(True)
@@ -56,14 +64,14 @@ class Trainee:
         host.backbone.save_memory(host.tower, settings.grad_checkpointing)
         self.model: Any = patch(plain, method, quiet=True)
         self.student = Student(self.model, protocol, settings)
-        self.shared: Any = self.student
+        self.parallel: Any = self.student
         processes = distributed.rank_and_world_size()[1]
         if processes > 1:
-            self.shared = nn.parallel.DistributedDataParallel(self.student)
+            self.parallel = nn.parallel.DistributedDataParallel(self.student)
         groups = parameter_groups(protocol, self.model, self.student.extra)
-        self.optimiser: Any = create_optimizer_v2(groups, "adamw", lr=protocol.lr, weight_decay=protocol.weight_decay)
+        self.optimizer: Any = create_optimizer_v2(groups, "adamw", lr=protocol.lr, weight_decay=protocol.weight_decay)
         self.schedule = CosineLRScheduler(
-            self.optimiser,
+            self.optimizer,
             t_initial=steps,
             lr_min=protocol.min_lr,
             warmup_t=round(protocol.warmup * steps),
@@ -74,7 +82,7 @@ class Trainee:
         self.mixer = Mixer(settings, host.inputs.classes)
         self.device = next(plain.parameters()).device
 
-    def begin_epoch(self, method: Method) -> None:
+    def start_epoch(self, method: Method) -> None:
         """Install this epoch's settings and set the training mode."""
         install(self.model, method)
         self.student.train(not self.protocol.eval_mode)
@@ -82,41 +90,42 @@ class Trainee:
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()  # batch statistics would depend on the parts
 
-    def take(self, step: int, steps_of_epoch: int, parts: list[Batch]) -> dict[str, float]:
+    def train_step(self, step: int, steps_of_epoch: int, parts: list[Batch]) -> dict[str, float]:
         """Do one step on this process's parts; returns the mean loss over all processes, and its terms."""
         epoch, within = divmod(step, steps_of_epoch)
         rank, processes = distributed.rank_and_world_size()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(parts):
             key = (PART, self.settings.train_seed, epoch, within, rank + index * processes)
             waits = processes > 1 and index < len(parts) - 1
-            with drawn_from(*key), self.shared.no_sync() if waits else contextlib.nullcontext():
-                terms = self.terms(batch)
+            with drawn_from(*key), self.parallel.no_sync() if waits else contextlib.nullcontext():
+                terms = self.compute_loss(batch)
                 (terms["loss"] / len(parts)).backward()
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float() / len(parts)
         means = distributed.all_reduce_mean(torch.stack(list(sums.values())))
-        longest = math.inf if self.settings.clip_grad is None else self.settings.clip_grad
-        norm = nn.utils.clip_grad_norm_(self.student.parameters(), longest)
+        max_norm = math.inf if self.settings.clip_grad is None else self.settings.clip_grad
+        norm = nn.utils.clip_grad_norm_(self.student.parameters(), max_norm)
         figures = dict(zip(sums, means.tolist(), strict=True)) | {"gradient": float(norm)}
         if not all(math.isfinite(value) for value in figures.values()):
             wrong = next(name for name, value in figures.items() if not math.isfinite(value))
             raise NotFinite(f"the {wrong} is {figures[wrong]} in step {step + 1} of {self.steps} (epoch {epoch + 1})")
-        self.set_rate(step, epoch)
-        self.optimiser.step()
+        self.set_learning_rate(step, epoch)
+        self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model, step=step + 1)
-        return {**figures, "lr": max(group["lr"] for group in self.optimiser.param_groups)}
+        return {**figures, "lr": max(group["lr"] for group in self.optimizer.param_groups)}
 
-    def set_rate(self, step: int, epoch: int) -> None:
+    def set_learning_rate(self, step: int, epoch: int) -> None:
         """Set the learning rates, which depend on the step alone."""
         self.schedule.step_update(step)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             if group["frozen"] and epoch < self.protocol.frozen_until(self.settings.epochs):
                 group["lr"] = 0.0
 
-    def terms(self, batch: Batch) -> Terms:
+    def compute_loss(self, batch: Batch) -> Terms:
+        """The loss of one part, and its terms."""
         if len(batch.images) < 1 + self.settings.mixes:
             problem = next(iter(batch.unreadable.values()))
             raise GTPError(f"too few images of one part could be read: {problem}; repair or remove them")
@@ -126,48 +135,48 @@ class Trainee:
             if self.protocol.needs_teacher(self.settings):
                 with torch.no_grad():
                     taught = self.protocol.teach(self.teacher, images)
-            return self.shared(images, labels, taught)
+            return self.parallel(images, labels, taught)
 
-    def result(self) -> Any:
-        """The model in eval mode, with the full reduction."""
+    def eval_model(self) -> Any:
+        """The model (its moving average, if there is one) in eval mode, with the full reduction."""
         model: Any = self.model if self.ema is None else self.ema.module
         install(model, self.method)
         return model.eval()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> TrainerState:
         if not all(bool(value.isfinite().all()) for value in self.student.state_dict().values()):
             raise NotFinite("a weight is not finite any more")
         return {
             "student": self.student.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
         }
 
-    def load(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: TrainerState | None) -> None:
         """Load a state, which only the first process has, and copy its tensors into those of the others."""
         if state is not None:
             self.student.load_state_dict(state["student"])
             # Copied, because the optimiser keeps the tensors it gets, and these are mapped from the file.
-            self.optimiser.load_state_dict(with_tensors(state["optimiser"], torch.clone))
+            self.optimizer.load_state_dict(with_tensors(state["optimizer"], torch.clone))
             if self.ema is not None:
                 self.ema.module.load_state_dict(state["ema"])
-        outline = distributed.broadcast(with_tensors(self.optimiser.state_dict(), lambda own: own.to("meta")))
+        outline = distributed.broadcast(with_tensors(self.optimizer.state_dict(), lambda own: own.to("meta")))
         if state is None:
-            self.optimiser.load_state_dict(with_tensors(outline, lambda own: torch.empty_like(own, device="cpu")))
+            self.optimizer.load_state_dict(with_tensors(outline, lambda own: torch.empty_like(own, device="cpu")))
         distributed.broadcast_tensors(self.student.state_dict().values())
-        moments = self.optimiser.state_dict()["state"].values()
+        moments = self.optimizer.state_dict()["state"].values()
         distributed.broadcast_tensors(value for own in moments for value in own.values() if isinstance(value, Tensor))
         if self.ema is not None:
             distributed.broadcast_tensors(self.ema.module.state_dict().values())
 
 
-def with_tensors(optimiser: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def with_tensors(optimizer: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """The state of an optimiser with every tensor changed."""
     state = {
         index: {name: change(value) if isinstance(value, Tensor) else value for name, value in own.items()}
-        for index, own in optimiser["state"].items()
+        for index, own in optimizer["state"].items()
     }
-    return {**optimiser, "state": state}
+    return {**optimizer, "state": state}
 
 
 class NotFinite(GTPError):

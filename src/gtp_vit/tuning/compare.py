@@ -22,6 +22,7 @@ from gtp_vit.metrics.evaluate import Evaluation, ImagesDone, Score, evaluate
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
 from gtp_vit.profiling.budget import at_cost
+from gtp_vit.profiling.trace import Trace, trace
 from gtp_vit.recipes import Recipe
 from gtp_vit.runs.journal import Journal
 
@@ -155,3 +156,11 @@ def compare(
         rate = None if timing is None or timing_images is None else 1000 * len(timing_images) / timing.milliseconds
         rows.append(Row(plan, score, timing, rate))
     return rows, evaluation
+
+
+def traces_at_tightest_budget(model: nn.Module, rows: Sequence[Row], image: Tensor) -> list[tuple[Method, Trace]]:
+    """What each method leaves of an image, [1, C, H, W], at the smallest budget."""
+    reduced = [(row.plan.budget, row.plan.method) for row in rows if row.plan.method is not None]
+    tightest = min(budget for budget, _ in reduced)
+    methods = [method for budget, method in reduced if budget == tightest]
+    return [(method, trace(patch(model, method, quiet=True), image)) for method in methods]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.engines import ENGINES, check_precision
-from gtp_vit.engines.runtime import in_engine
+from gtp_vit.engines import ENGINES, TORCH, check_precision
+from gtp_vit.engines.runtime import compile_for_engine
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.metrics.base import UNREDUCED, Measure
 from gtp_vit.metrics.damage import Damage
@@ -23,15 +23,16 @@ class Clock:
     """Times settings of a method on one model against the unreduced one, in turns."""
 
     def __init__(self, model: nn.Module, engine: str, precision: str, measure: Measure) -> None:
-        check_name("engine", engine, ("torch", *ENGINES))
-        if engine != "torch":
-            check_precision(ENGINES[engine], precision)
-        elif precision != "f32":
-            raise BadSetting(f"precision is {precision}, which is for engines; in torch convert the model")
-        if engine != "torch" and measure.restores:
+        check_name("engine", engine, (TORCH, *ENGINES))
+        if engine == TORCH:
+            if precision != "f32":
+                raise BadSetting(f"precision is {precision}, which is for engines; in torch convert the model")
+        elif measure.restores:
             raise BadSetting(
                 f"engine is {engine}, and features of patches are compared in torch; tune in torch, then export"
             )
+        else:
+            check_precision(ENGINES[engine], precision)
         self.model, self.engine, self.precision, self.measure = model, engine, precision, measure
         self.files = contextlib.ExitStack()  # of the unreduced model, once it is needed
         self.unreduced: Any = None
@@ -44,7 +45,7 @@ class Clock:
 
     def time(self, method: Method, images: Tensor, rounds: int) -> Timing:
         fast = patch(self.model, method, quiet=True)
-        if self.engine == "torch":
+        if self.engine == TORCH:
             return benchmark_models({"unreduced": self.model, "reduced": fast}, images, rounds=rounds)[1]
         if self.unreduced is None:
             self.unreduced = self.files.enter_context(self._loaded({"unreduced": self.model}, images))
@@ -68,4 +69,4 @@ class Clock:
         return {"name": self.engine, "precision": self.precision, **damage.summary(), "images": len(unseen)}
 
     def _loaded(self, models: Any, images: Tensor, *, careful: bool = False) -> contextlib.AbstractContextManager[Any]:
-        return in_engine(self.engine, self.precision, models, images, torch.get_num_threads(), careful=careful)
+        return compile_for_engine(self.engine, self.precision, models, images, torch.get_num_threads(), careful=careful)

@@ -107,7 +107,7 @@ def tune(
         seed: of the search.
         batch_size: images at a time.
         timing_batch: images in a batch where speed is measured.
-        engine: torch, or the engine in which speed is measured and the result is checked: onnxruntime or openvino.
+        engine: torch, or the name of the engine in which speed is measured and the result is checked.
         precision: in the engine: f32, bf16 or int8. Damage is that of the model in torch.
         name: of the model, for the recipe.
         data: what the images are, for the recipe.

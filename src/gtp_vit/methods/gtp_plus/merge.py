@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import Operator, Ops, checks, native
+from gtp_vit.kernels import Operator, Ops, checks, native, value_checks
 from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
 
 BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
@@ -322,6 +322,7 @@ conserve: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = Oper
     fits=checks.fits_conserve,
     fake=native.conserve_results,
     flops=_flops,
+    check_values=value_checks.conserve,
 )
 
 
@@ -338,4 +339,5 @@ conserve_by_probe: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
     fits=checks.fits_conserve_by_probe,
     fake=native.conserve_by_probe_results,
     flops=_flops_by_probe,
+    check_values=value_checks.conserve_by_probe,
 )

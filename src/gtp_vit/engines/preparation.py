@@ -1,0 +1,68 @@
+"""How images are prepared for a model, in timm's words; each has been checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gtp_vit.data.dataset import INTERPOLATIONS
+from gtp_vit.engines.fields import is_number
+from gtp_vit.errors import GTPError, shown
+
+CROPS = ("center", "squash", "border")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to the pixels of an image; None = not known."""
+
+    mean: tuple[float, ...] | None = None  # for each channel, as std
+    std: tuple[float, ...] | None = None
+    crop_pct: float | None = None
+    crop_mode: str | None = None
+    interpolation: str | None = None
+    processor: Mapping[str, object] | None = None  # settings of an image processor that timm has no words for
+
+    @classmethod
+    def read(cls, words: Mapping[str, object], channels: int, prefix: str = "") -> Preparation:
+        """The words that are of a preparation; raises GTPError that names the first that is not right."""
+        own = {field.name: words[field.name] for field in dataclasses.fields(cls) if field.name in words}
+        problem = _problem(own, channels)
+        if problem is not None:
+            raise GTPError(f"{prefix}{problem}")
+        return cls(**{word: tuple(value) if isinstance(value, list) else value for word, value in own.items()})  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, object]:
+        """The words that are known, as JSON."""
+        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            word: list(value) if isinstance(value, tuple) else value
+            for word, value in known.items()
+            if value is not None
+        }
+
+
+def _problem(words: Mapping[str, object], channels: int) -> str | None:
+    """What is wrong with a preparation; None if nothing is."""
+    for word in ("mean", "std"):
+        if word in words and not _are_numbers(words[word], channels):
+            return f"{word} is {shown(words[word])}; it must be a finite number for each of {channels} channels"
+    if ("mean" in words) != ("std" in words):
+        return f"{'mean' if 'mean' in words else 'std'} is there alone; mean and std belong together"
+    std = words.get("std", ())
+    if isinstance(std, (list, tuple)) and any(value <= 0 for value in std):
+        return f"std is {shown(std)}; its numbers must be above 0"
+    crop = words.get("crop_pct", 1)
+    if not (isinstance(crop, (int, float)) and is_number(crop) and 0 < crop <= 1):
+        return f"crop_pct is {shown(crop)}; it must be a number above 0, at most 1"
+    for word, allowed in (("crop_mode", CROPS), ("interpolation", INTERPOLATIONS)):
+        if word in words and words[word] not in allowed:
+            return f"{word} is {shown(words[word])}; it must be one of {', '.join(allowed)}"
+    if not isinstance(words.get("processor", {}), dict):
+        return f"processor is {shown(words['processor'])}; it must be the settings of an image processor"
+    return None
+
+
+def _are_numbers(values: object, count: int) -> bool:
+    return isinstance(values, (list, tuple)) and len(values) == count and all(map(is_number, values))
