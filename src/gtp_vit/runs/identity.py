@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods
 from gtp_vit.patching import host_of, is_patched, unpatch
 from gtp_vit.recipes import sizes_of_vit
 from gtp_vit.runs.fingerprint import content_fingerprint, lines_fingerprint, tensors_fingerprint
@@ -139,7 +139,7 @@ def _files_of_methods(settings: object) -> dict[str, str]:
         settings = dict(enumerate(settings))
     if not isinstance(settings, Mapping):
         return {}
-    method = METHODS.get(str(settings.get("method")))
+    method = known_methods().get(str(settings.get("method"))) if isinstance(settings.get("method"), str) else None
     names = [settings.get(key) for key in (() if method is None else method.files)]
     fingerprints = {str(name): content_fingerprint(Path(str(name))) for name in names if name}
     for inner in settings.values():
