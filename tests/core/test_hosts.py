@@ -18,6 +18,7 @@ from gtp_vit import (
     GTPPlus,
     Identity,
     ToMe,
+    backbones,
     finetune,
     is_patched,
     macs,
@@ -26,8 +27,7 @@ from gtp_vit import (
     tune,
     unpatch,
 )
-from gtp_vit.backbones import host as hosts
-from gtp_vit.backbones import wrappers
+from gtp_vit.backbones import small_models, wrappers
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.loop import run
@@ -170,7 +170,7 @@ def rotary():
 
 @pytest.mark.parametrize("method", [GTP(propagate=7), GTPPlus(propagate=7), ToMe(r=7), EViT(keep_rate=0.7)], ids=str)
 def test_a_table_is_looked_up_by_the_cells_of_the_tokens_that_are_left(method, monkeypatch):
-    monkeypatch.setattr(hosts, "BACKBONES", {"rotary": Rotary(), **hosts.BACKBONES})
+    monkeypatch.setattr(backbones, "BACKBONES", {"rotary": Rotary(), **backbones.BACKBONES})
     model, images = rotary(), families.images("vit")
     fast = patch(model, method)
     assert isinstance(fast.reduction.backbone, Rotary)
@@ -190,7 +190,7 @@ def test_a_table_is_looked_up_by_the_cells_of_the_tokens_that_are_left(method, m
 
 def test_dropped_equals_masked(monkeypatch):
     """Tokens that are gone against all tokens with those hidden: the one test that sees wrong positions."""
-    monkeypatch.setattr(hosts, "BACKBONES", {"rotary": Rotary(), **hosts.BACKBONES})
+    monkeypatch.setattr(backbones, "BACKBONES", {"rotary": Rotary(), **backbones.BACKBONES})
     model, images = rotary(), families.images("vit")
     fast = patch(model, GTP(propagate=(20, 0, 9, 0), graph="none", proportional_attention=False))
     seen = []
@@ -285,7 +285,7 @@ def test_modules_that_look_at_their_data_are_counted_as_well():
 @pytest.mark.parametrize("pool", ["token", "avg", "map", ""])
 @pytest.mark.parametrize("patches", [1, 2])
 def test_images_of_one_or_two_patches_are_counted(pool, patches):
-    sizes = {**families.SMALL, "img_size": (8, 8 * patches), "class_token": pool != "map"}
+    sizes = {**small_models.SMALL, "img_size": (8, 8 * patches), "class_token": pool != "map"}
     model = timm.create_model("vit_tiny_patch16_224", **sizes, global_pool=pool).eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(torch.randn(1, 3, 8, 8 * patches))
@@ -293,7 +293,7 @@ def test_images_of_one_or_two_patches_are_counted(pool, patches):
 
 
 def test_the_default_of_a_model_whose_last_block_is_most_of_it_removes_nothing():
-    model = timm.create_model("vit_tiny_patch16_224", **{**families.SMALL, "depth": 1})
+    model = timm.create_model("vit_tiny_patch16_224", **{**small_models.SMALL, "depth": 1})
     assert patch(model).reduction.method == GTPPlus(propagate=(0,))
 
 

@@ -37,11 +37,15 @@ from gtp_vit import (
     macs,
     patch,
 )
+from gtp_vit.backbones import small_models
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import PLAIN
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, make_transform, open_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.items import Batch, Item
+from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.models import bundled
@@ -420,9 +424,9 @@ def test_grey_images_of_torchvisions_data_sets(tmp_path):
     assert not augmented[3].problem
     assert augmented[3].image.shape == (1, 28, 28)
     assert {Draws(augmented, 0, 0)[(draw, 5)].problem for draw in range(30)} == {""}
-    before = identity.identity("m", model, plain)["images"]
+    before = identity.identity("m", model, plain).images.images
     (raw / "t10k-labels-idx1-ubyte").unlink()
-    assert identity.identity("m", model, plain)["images"] != before
+    assert identity.identity("m", model, plain).images.images != before
     with pytest.raises(GTPError, match=r"no images in .*: Dataset not found"):
         open_images(model, data)
 
@@ -752,7 +756,7 @@ def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path
     with pytest.raises(GTPError, match=f"is of a different run: method was gtp and is tome.*{restart}"):
         go(model, images, tmp_path, ToMe(r=4), epochs=1)
     with pytest.raises(GTPError, match=r"different run: model was .*, weights was \w+ and is \w+"):
-        go(timm.create_model("vit_tiny_patch16_224", **families.SMALL | {"depth": 5}), images, tmp_path, epochs=1)
+        go(timm.create_model("vit_tiny_patch16_224", **small_models.SMALL | {"depth": 5}), images, tmp_path, epochs=1)
     with pytest.raises(GTPError, match=rf"different run: epochs was 1 and is 2, distill was None and is 0\.0{restart}"):
         go(model, images, tmp_path, epochs=2, distill=0.0)
     with pytest.raises(GTPError, match=r"different run: method alpha was 0\.2 and is 0\.3; "):
