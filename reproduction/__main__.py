@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from gtp_vit.cli import render
 from gtp_vit.cli.app import exit_code
@@ -23,7 +23,7 @@ from gtp_vit.cli.output import (
     open_journal,
     write_page,
 )
-from gtp_vit.cli.parser import Positional
+from gtp_vit.cli.parser import Positional, Range
 from gtp_vit.data.dataset import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
 from gtp_vit.models import bundled
@@ -59,11 +59,11 @@ class Reproduce(OutputFlags, ResumeFlags):
     """Download timm's weights."""
     data_dir: Path | None = None
     """ImageNet's validation images, one folder for each class."""
-    batch_size: int = 64
+    batch_size: Annotated[int, Range(1, 65536)] = 64
     """Images in a batch."""
-    workers: int = CORES
+    workers: Annotated[int, Range(0, 256)] = CORES
     """Processes that read images."""
-    limit: int = 0
+    limit: Annotated[int, Range(0, 10**9)] = 0
     """Only the first images, at most this many; 0 = all."""
     ignore_exif: bool = True
     """Take pictures as they are stored, as the paper's figures were measured; other commands turn them upright."""

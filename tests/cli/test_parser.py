@@ -13,7 +13,7 @@ import gtp_vit.cli
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.cli.help import help_text
-from gtp_vit.cli.parser import Choices, Positional, Short, flags_of, read_words
+from gtp_vit.cli.parser import Choices, Positional, Range, Short, flags_of, read_words
 from gtp_vit.errors import GTPError
 from gtp_vit.methods import METHODS
 
@@ -70,9 +70,9 @@ class Everything:
     model: Positional[str] = "vit"
     """The model."""
     count: int = 1
-    share: float | None = None
+    share: Annotated[float | None, Range(0, 1, above_low=True, why="(of the work)")] = None
     path: Path | None = None
-    batch: Annotated[tuple[int, ...], Short("-b")] = (8,)
+    batch: Annotated[tuple[int, ...], Short("-b"), Range(1, 99)] = (8,)
     scale: tuple[float, float] = (0.1, 1.0)
     kind: Literal["a", "b"] = "a"
     engine: Annotated[str, Choices({"torch": 1, "onnx": 2})] = "torch"
@@ -114,6 +114,8 @@ def test_values_are_read_by_the_type_of_their_field(words, field, value):
         ("deit --count 1 2", ["unexpected argument '2'"]),
         ("--count", ["--count needs a value"]),
         ("--share inf", ["--share is 'inf'", "finite"]),
+        ("--share 0", ["--share is 0", "(0, 1]", "(of the work)"]),
+        ("-b 8 100", ["--batch is 100", "[1, 99]"]),
         ("--path=", ["--path is empty"]),
         ("-b 1 x", ["-b is 'x'", "integers"]),
         ("--scale 1", ["--scale is '1'", "2 numbers"]),

@@ -15,13 +15,13 @@ from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
-from gtp_vit.cli.parser import Short
+from gtp_vit.cli.parser import Range, Short
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.dataset import Batch, batches
 from gtp_vit.engines import TORCH, is_exported
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import CompiledFile, compile_for_engine
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import PAUSE, against, interleave
@@ -53,9 +53,9 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
       gtp-vit benchmark out/vit_tiny_patch16_224-gtp_plus-int8.xml
     """
 
-    batch_size: Annotated[tuple[int, ...], Short("-b")] = (8,)  # type: ignore[assignment]
+    batch_size: Annotated[tuple[int, ...], Short("-b"), Range(1, 65536)] = (8,)  # type: ignore[assignment]
     """Images in a batch; several numbers are timed one after the other."""
-    rounds: int = 20
+    rounds: Annotated[int, Range(3, 10**6)] = 20
     """How often each model is timed."""
     compile: bool = False
     """Compile both models with torch.compile first."""
@@ -65,9 +65,6 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
 
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Benchmark, words)
-    for size in flags.batch_size:
-        check_range("--batch-size", size, 1, 65536, whole=True)
-    check_range("--rounds", flags.rounds, 3, 1_000_000, whole=True)
     check_writable(flags.report)
     file = None
     if is_exported(flags.model):

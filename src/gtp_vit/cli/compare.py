@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
@@ -25,8 +25,9 @@ from gtp_vit.cli.output import (
     open_journal,
     write_page,
 )
+from gtp_vit.cli.parser import Range
 from gtp_vit.data.dataset import first_images
-from gtp_vit.errors import GTPError, check_range, counted
+from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import Measure
 from gtp_vit.models.sources import public_name
 from gtp_vit.profiling.macs import macs
@@ -38,6 +39,8 @@ from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.tuning.all_methods import searchable, tune_each
 from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan, traces_at_tightest_budget
 from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
+
+SHARE = Range(0, 1, above_low=True, why="(a share of the unreduced model's)")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
 
     methods: tuple[str, ...] = ()
     """Names of methods; all that fit the model if none is given."""
-    macs: tuple[float, ...] = ()
+    macs: Annotated[tuple[float, ...], SHARE] = ()
     """Budgets as shares of the unreduced model's MACs."""
     at_propagate: tuple[int, ...] = ()
     """Budgets as the MACs of GTP with this many propagated tokens per layer. Without any budget: 0.8, 0.65 and 0.55."""
@@ -70,13 +73,13 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Also search a schedule for every method that has one, at each budget, on the same images with as many passes."""
     calibration_dir: Path | None = None
     """Images for --tuned, without labels; not those that are compared."""
-    tuning_images: int = 160
+    tuning_images: Annotated[int, Range(FEWEST_IMAGES, 10**6)] = 160
     """How many of them to use, spread over the folder."""
-    evaluations: int = 30
+    evaluations: Annotated[int, Range(1, 10**6)] = 30
     """How often each search goes through them."""
-    rounds: int = 7
+    rounds: Annotated[int, Range(0, 10**6)] = 7
     """How often each model is timed, interleaved; 0 does not time."""
-    timing_batch: int = 8
+    timing_batch: Annotated[int, Range(1, 65536)] = 8
     """Images in a batch while timing."""
     output: Path | None = None
     """Folder for results.csv, results.json and report.html; an interrupted run resumes from there."""
@@ -85,13 +88,9 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(with_flags(Compare, measure_flags()), words)
     check_weights(flags)
-    check_range("--rounds", flags.rounds, 0, 10**6, whole=True)
-    check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
     if 0 < flags.rounds < 3:
         raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
     check_tuning(flags)
-    for share in flags.macs:
-        check_range("--macs", share, 0, 1, above_low=True, why="(a share of the unreduced model's)")
     if flags.output is not None:
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
@@ -154,8 +153,6 @@ def run(
 
 def check_tuning(flags: Compare) -> None:
     """Refuse flags of tuning that make no sense."""
-    check_range("--tuning-images", flags.tuning_images, FEWEST_IMAGES, 10**6, whole=True)
-    check_range("--evaluations", flags.evaluations, 1, 10**6, whole=True)
     if flags.tuned == (flags.calibration_dir is None):
         raise GTPError("--tuned and --calibration-dir go together; the folder has images to tune on, without labels")
     folders = [folder.resolve() for folder in (flags.calibration_dir, flags.data_dir) if folder is not None]

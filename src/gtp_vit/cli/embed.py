@@ -17,14 +17,12 @@ from gtp_vit.cli.engine_flags import check_engine, images_for_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import (
     DataFlags,
-    check_preparation,
-    check_reading,
     check_weights,
     make_dataset,
     make_model,
 )
 from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
-from gtp_vit.cli.parser import Choices
+from gtp_vit.cli.parser import Choices, Range
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS
@@ -33,7 +31,7 @@ from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
 from gtp_vit.engines.export import export
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import ExportedModel
-from gtp_vit.errors import GTPError, Incomplete, check_range, counted
+from gtp_vit.errors import GTPError, Incomplete, counted
 from gtp_vit.methods.identity import Identity
 from gtp_vit.models.sources import public_name
 from gtp_vit.patching import host_of, patch
@@ -42,7 +40,6 @@ from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.identity import identity, images_identity
 from gtp_vit.version import __version__
 
-LARGEST_SHARD = 100_000
 OF_A_FILE = ("--engine", "--scores", "--unreduced", "--patches", "--checkpoint", "--pretrained")  # what it has itself
 
 
@@ -84,7 +81,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """Of the numbers that are stored; the model computes in its own precision."""
     format: Literal["safetensors", "parquet"] = "safetensors"
     """Of the files. Parquet needs pyarrow: pip install 'gtp-vit[parquet]'."""
-    shard_size: int = 0
+    shard_size: Annotated[int, Range(0, 100_000)] = 0
     """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
     most the file it was at."""
     engine: Annotated[str, Choices(engine_names)] = TORCH
@@ -119,9 +116,6 @@ def main(words: Sequence[str]) -> None:
         raise GTPError("--output is missing; give the folder to write to")
     if output.exists() and not output.is_dir():
         raise GTPError(f"--output is {output}, which is a file; give a folder")
-    check_range("--shard-size", flags.shard_size, 0, LARGEST_SHARD, whole=True)
-    check_reading(flags)
-    check_preparation(flags)
     FORMATS[flags.format].check_installed()
     flags = dataclasses.replace(flags, split=_split(flags))
     if flags.patches and flags.scores:

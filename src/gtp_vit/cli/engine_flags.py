@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from torch import nn
 
 from gtp_vit.cli.flags import Chosen
-from gtp_vit.cli.model_flags import DataFlags, ModelFlags, check_reading, data_settings, embedded_images
+from gtp_vit.cli.model_flags import DataFlags, ModelFlags, data_settings, embedded_images
 from gtp_vit.cli.parser import Choices
 from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
 from gtp_vit.engines import ENGINES, TORCH, check_precision, engine_names, precisions
@@ -94,7 +94,6 @@ def images_for_file(
     flags: DataFlags, file: ExportedFile, *, labels: bool, model: nn.Module | None = None
 ) -> InMemory | ImageFiles | ImageStream:
     """The images of the flags, prepared as a file says; --crop-pct and --interpolation go before that."""
-    check_reading(flags)
     own = embedded_images(dataclasses.replace(flags, model=file.metadata.model))
     if own is None:
         return open_for_file(file, data_settings(flags, labels=labels), model, flags.model)

@@ -14,12 +14,12 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
-from gtp_vit.cli.parser import Choices
+from gtp_vit.cli.parser import Choices, Range
 from gtp_vit.engines import check_precision, formats, precisions
 from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.export import ExportInfo, ExportResult, export
 from gtp_vit.engines.model_card import CHECK_COLUMNS, check_row
-from gtp_vit.errors import GTPError, check_range, counted
+from gtp_vit.errors import GTPError, counted
 from gtp_vit.models import bundled
 from gtp_vit.models.sources import library_of, preparation_of, public_name
 from gtp_vit.patching import patch
@@ -53,7 +53,7 @@ class Export(OutputFlags, MethodFlags, DataFlags):
     """Precision of the products with weights; which tokens stay is decided in floating point in all of them."""
     output: Path = Path()
     """Folder to write to; the names of the files say what is in them."""
-    images: int = 128
+    images: Annotated[int, Range(FEWEST_IMAGES, 10**5)] = 128
     """Images to find the ranges of 8-bit numbers with, and to check the file on."""
     class_names: Path | None = None
     """A text file with the name of a class on each line, for the metadata; models with ImageNet's classes need none."""
@@ -66,7 +66,6 @@ def main(words: Sequence[str]) -> None:
     engine = formats()[flags.format]
     check_precision(engine, flags.precision)
     check_weights(flags)
-    check_range("--images", flags.images, FEWEST_IMAGES, 10**5, whole=True)
     if flags.device != "cpu":
         raise GTPError(f"--device is {flags.device}; a file is made and checked on a CPU, leave it out")
     if "--output" not in {word.partition("=")[0] for word in words}:

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, embedded_images, make_model
 from gtp_vit.cli.output import JsonFlags, answer, check_readable, write_page
+from gtp_vit.cli.parser import Range
 from gtp_vit.data.dataset import DataSettings, InMemory, open_images, spread_images
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.errors import GTPError
 from gtp_vit.report.training_log import training_sections, training_text, validation_table
 from gtp_vit.runs import distributed
 from gtp_vit.training.checkpoint import WEIGHTS
@@ -44,9 +45,9 @@ class Finetune(JsonFlags, MethodFlags, Training, DataFlags):
     """Folder of images to evaluate on after each epoch; by default the split --val-split of --data-dir."""
     val_split: str = "validation"
     """Split to evaluate on, where the data has splits."""
-    limit: int = 0
+    limit: Annotated[int, Range(0, 10**9)] = 0
     """Learn from this many images only, spread over the data set; 0 = all."""
-    val_limit: int = 0
+    val_limit: Annotated[int, Range(0, 10**9)] = 0
     """Evaluate on this many images only, spread over the data set; 0 = all."""
     device: str = "auto"
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
@@ -61,9 +62,6 @@ def main(words: Sequence[str]) -> None:
     check_weights(flags)
     settings = Training(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(Training)})
     settings.check()
-    check_range("--workers", flags.workers, 0, 256, whole=True)
-    check_range("--limit", flags.limit, 0, 10**9, whole=True)
-    check_range("--val-limit", flags.val_limit, 0, 10**9, whole=True)
     with distributed.process_group():
         model = make_model(flags)
         check_trainable(model)

@@ -37,7 +37,7 @@ def measure_flags() -> list[tuple[str, Any, Any]]:
     text = f"How outputs are compared. {names}. auto chooses by what the model returns."
     kind = Annotated[str, Choices(("auto", *MEASURES))]
     return [
-        ("measure", kind, dataclasses.field(default="auto", metadata={"help": text})),
+        ("measure", kind, dataclasses.field(default="auto", metadata={"help": text, "group": "measure"})),
         *(_flag(name, field, get_type_hints(each)) for name, each in MEASURES.items() for field in _settings(each)),
     ]
 
@@ -50,7 +50,7 @@ def _flag(measure: str, field: dataclasses.Field[Any], hints: dict[str, Any]) ->
     """The flag of a setting."""
     text = f"For --measure {measure}: {field.metadata['help']}."
     kind = field.metadata.get("type", hints[field.name])
-    return field.name, kind, dataclasses.field(default=field.default, metadata={"help": text})
+    return field.name, kind, dataclasses.field(default=field.default, metadata={"help": text, "group": "measure"})
 
 
 def chosen_measure(flags: MeasureFlags, model: nn.Module) -> Measure:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import torch
 
-from gtp_vit.cli.parser import Positional, Short
+from gtp_vit.cli.parser import Choices, Positional, Range, Short
 from gtp_vit.data.dataset import INTERPOLATIONS, DataSettings, InMemory, batches, open_images, spread_images
-from gtp_vit.errors import GTPError, UnsupportedBackbone, check_name, check_range
+from gtp_vit.errors import GTPError, UnsupportedBackbone
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import check_model_name, create_model, has_own_weights, refusal
 from gtp_vit.models.sources import transform_of
@@ -36,7 +36,7 @@ class ModelFlags:
     """Number of classes, if different from the model's own; for checkpoints of finetuned models."""
     img_size: int | None = None
     """Height and width of the images, if different from the model's own."""
-    threads: int = 0
+    threads: Annotated[int, Range(0, 4096)] = 0
     """CPU threads; 0 leaves torch's choice."""
 
 
@@ -50,15 +50,15 @@ class DataFlags(ModelFlags):
     """Data set as timm names it: hfds/NAME, wds/NAME, torch/NAME; empty for folders."""
     split: str = "validation"
     """Split of the data set."""
-    batch_size: Annotated[int, Short("-b")] = 64
+    batch_size: Annotated[int, Short("-b"), Range(1, 65536)] = 64
     """Images in a batch."""
-    workers: Annotated[int, Short("-j")] = CORES
+    workers: Annotated[int, Short("-j"), Range(0, 256)] = CORES
     """Processes that read images; by default as many as there are cores, at most 8."""
-    limit: int = 0
+    limit: Annotated[int, Range(0, 10**9)] = 0
     """Only the first images, at most this many; 0 = all."""
-    crop_pct: float | None = None
+    crop_pct: Annotated[float | None, Range(0, 1, above_low=True)] = None
     """Share of the image that is evaluated, if different from the checkpoint's own."""
-    interpolation: str = ""
+    interpolation: Annotated[str, Choices(INTERPOLATIONS)] = ""
     """How images are resized, if different from the checkpoint's own."""
     ignore_exif: bool = False
     """Take pictures as they are stored. Without it they are turned upright as their EXIF data say; data sets such as
@@ -71,11 +71,8 @@ class DataFlags(ModelFlags):
 
 def make_model(flags: ModelFlags) -> Any:
     """The model of the flags, in eval mode, on their device."""
-    check_range("--threads", flags.threads, 0, 4096, whole=True)
     if flags.threads:
         torch.set_num_threads(flags.threads)
-    if isinstance(flags, DataFlags):
-        check_preparation(flags)
     reason = refusal(flags.model) if flags.pretrained and ":" not in flags.model else None
     if reason is not None:  # before anything is downloaded
         raise UnsupportedBackbone(reason)
@@ -91,7 +88,6 @@ def make_model(flags: ModelFlags) -> Any:
 
 def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
     """The images of the flags, prepared as the model wants them; without `labels`, folders need not be classes."""
-    check_reading(flags)
     own = embedded_images(flags)
     if own is not None:
         count = flags.limit or len(own)
@@ -104,21 +100,6 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
             raise GTPError(f"{flags.model} prepares images by its own transform; leave out {names}")
     settings = data_settings(flags, labels=labels)
     return open_images(model, dataclasses.replace(settings, transform=transform))
-
-
-def check_preparation(flags: DataFlags) -> None:
-    """Refuse a preparation of images that makes no sense."""
-    if flags.crop_pct is not None:
-        check_range("--crop-pct", flags.crop_pct, 0, 1, above_low=True)
-    if flags.interpolation:
-        check_name("--interpolation", flags.interpolation, INTERPOLATIONS)
-
-
-def check_reading(flags: DataFlags) -> None:
-    """Refuse numbers of images and processes that make no sense."""
-    check_range("--batch-size", flags.batch_size, 1, 65536, whole=True)
-    check_range("--workers", flags.workers, 0, 256, whole=True)
-    check_range("--limit", flags.limit, 0, 10**9, whole=True)
 
 
 def read_images(flags: DataFlags, model: Any, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:

@@ -1,7 +1,7 @@
 """The parser of the command line: the fields of dataclasses are flags, and each mistake gets one line.
 
 A field is a flag of the same name. Its type says what values it takes, its docstring is its help, and the class that
-declares it is its group in the help text. `Annotated` adds what a type cannot say: Positional, Short, Choices.
+declares it is its group in the help text. `Annotated` adds what a type cannot say: Positional, Short, Choices, Range.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gtp_vit.cli.sources import looks_like_flag, read_source, spelled
-from gtp_vit.errors import BadSetting, UnknownName, check_name, shown, unknown_flag
+from gtp_vit.errors import BadSetting, UnknownName, check_name, check_range, shown, unknown_flag
 
 Value = TypeVar("Value")
 
@@ -45,6 +45,20 @@ class Choices:
         return iter(self.names() if callable(self.names) else self.names)
 
 
+@dataclass(frozen=True)
+class Range:
+    """The smallest and the largest number that a flag takes."""
+
+    low: float
+    high: float
+    above_low: bool = False  # is the smallest one not allowed itself?
+    why: str = ""
+
+
+KINDS = {int: ("an integer", "integers"), float: ("a finite number", "numbers"), Path: ("a path", "paths")}
+METAVARS = {int: "INT", float: "NUMBER", Path: "PATH"}
+
+
 @dataclass(frozen=True, eq=False)
 class Flag:
     """One flag, or one value that is written without a flag."""
@@ -52,12 +66,14 @@ class Flag:
     field: str
     spelling: str
     hint: Any  # the type of its value
+    extras: tuple[Any, ...]  # what `Annotated` adds
     default: Any
     help: str
     group: str
-    positional: bool = False
-    shorts: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
+
+    @property
+    def positional(self) -> bool:
+        return any(isinstance(extra, Place) for extra in self.extras)
 
     @property
     def switch(self) -> bool:
@@ -67,6 +83,16 @@ class Flag:
     def many(self) -> bool:
         """Does it take several values?"""
         return any(get_origin(part) is tuple for part in _parts(self.hint))
+
+    @property
+    def shorts(self) -> list[str]:
+        return [extra.spelling for extra in self.extras if isinstance(extra, Short)]
+
+    @property
+    def choices(self) -> list[str]:
+        if get_origin(self.hint) is Literal:
+            return list(get_args(self.hint))
+        return [name for extra in self.extras if isinstance(extra, Choices) for name in extra]
 
     def spellings(self) -> list[str]:
         """Everything that can be written for it, but for its place."""
@@ -87,14 +113,15 @@ class Flag:
     @property
     def metavar(self) -> str:
         """What stands for its value in a help text."""
+        kinds = {_single(part) for part in _parts(self.hint)} - {type(None)}
         if self.positional or self.field in ("model", "method"):
-            return f"{self.field.upper()} ..." if self.many else self.field.upper()
-        if self.choices:
-            return f"{{{','.join(self.choices)}}}"
-        parts = _parts(self.hint)
-        if len({_single(part) for part in parts} - {type(None)}) > 1:
+            name = self.field.upper()
+        elif self.choices:
+            name = f"{{{','.join(self.choices)}}}"
+        elif len(kinds) > 1:
             return "SCHEDULE"
-        name = METAVARS.get(_single(parts[0]), "NAME")
+        else:
+            name = METAVARS.get(next(iter(kinds)), "NAME")
         return f"{name} ..." if self.many else name
 
     def read(self, written: str, words: Sequence[str]) -> Any:
@@ -103,24 +130,23 @@ class Flag:
             raise BadSetting(f"{written} needs a value: {self.kind}")
         if "" in words and str not in map(_single, _parts(self.hint)):  # an empty path would be the current folder
             raise BadSetting(f"{written} is empty; give {self.kind}, or remove it")
-        if self.choices:
-            for word in words:
-                check_name(written, word, self.choices)
+        for word in words if self.choices else ():
+            check_name(written, word, self.choices)
         for part in _parts(self.hint):
             try:
-                return _converted(words, part)
+                value = _converted(words, part)
             except ValueError:
                 continue
-        wrong = next((word for word in words if not _reads(word, self.hint)), " ".join(words))
+            self._check_range(value)
+            return value
+        wrong = next((word for word in words if not _is_one(word, self.hint)), " ".join(words))
         raise BadSetting(f"{written} is {shown(wrong)}; it must be {self.kind}")
 
-
-KINDS = {
-    int: ("an integer", "integers"),
-    float: ("a finite number", "numbers"),
-    Path: ("a path", "paths"),
-}
-METAVARS = {int: "INT", float: "NUMBER", Path: "PATH"}
+    def _check_range(self, value: Any) -> None:
+        for limit in (extra for extra in self.extras if isinstance(extra, Range)):
+            for number in value if isinstance(value, tuple) else () if value is None else (value,):
+                span = {"above_low": limit.above_low, "whole": isinstance(number, int)}
+                check_range(self.spelling, number, limit.low, limit.high, **span, why=limit.why)
 
 
 def flags_of(source: Any, *, group: str = "", taken: Iterable[str] = (), prefix: str = "") -> list[Flag]:
@@ -134,27 +160,15 @@ def flags_of(source: Any, *, group: str = "", taken: Iterable[str] = (), prefix:
     """
     kind = source if isinstance(source, type) else type(source)
     hints = get_type_hints(kind, include_extras=True)
-    spellings, found = set(taken), []
+    flags = []
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         hint, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        names = next((tuple(extra) for extra in extras if isinstance(extra, Choices)), ())
-        spelling = spelled(field.name)
-        spelling = spelled(f"{prefix}_{field.name}") if spelling in spellings else spelling
-        found.append(
-            Flag(
-                field.name,
-                spelling,
-                hint,
-                _default(field) if source is kind else getattr(source, field.name),
-                _help(kind, field),
-                group or _group(kind, field.name),
-                any(isinstance(extra, Place) for extra in extras),
-                tuple(extra.spelling for extra in extras if isinstance(extra, Short)),
-                names or (get_args(hint) if get_origin(hint) is Literal else ()),
-            )
-        )
-    return found
+        name = f"{prefix}_{field.name}" if spelled(field.name) in taken else field.name
+        default = field.default if source is kind else getattr(source, field.name)
+        text, heading = _help(kind, field), group or _group(kind, field)
+        flags.append(Flag(field.name, spelled(name), hint, tuple(extras), default, text, heading))
+    return flags
 
 
 def read_words(
@@ -205,23 +219,19 @@ def _read_places(words: Sequence[str], places: Sequence[Flag], named: Iterable[s
     return values
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
 def _owners(kind: type, name: str) -> list[type]:
     """The classes that declare a field, the most derived first."""
     return [owner for owner in kind.__mro__ if name in inspect.get_annotations(owner)]
 
 
-def _group(kind: type, name: str) -> str:
-    """The heading of a field: GROUP or the name of the first class that declared it; empty for a command's own.
+def _group(kind: type, field: dataclasses.Field[Any]) -> str:
+    """The heading of a field: its metadata's `group`, or by the first class that declared it, its GROUP or its name.
 
-    A command with more flags, made while the program runs, has the command's name.
+    It is empty for a command's own; a command with more flags, made while the program runs, has the command's name.
     """
-    owner = _owners(kind, name)[-1]
+    if "group" in field.metadata:
+        return str(field.metadata["group"])
+    owner = _owners(kind, field.name)[-1]
     is_own = owner.__name__ == kind.__name__
     return "" if is_own else vars(owner).get("GROUP") or owner.__name__.removesuffix("Flags").lower()
 
@@ -231,11 +241,8 @@ def _help(kind: type, field: dataclasses.Field[Any]) -> str:
     if "help" in field.metadata:
         return str(field.metadata["help"])
     for owner in _owners(kind, field.name):
-        try:
-            path = inspect.getsourcefile(owner)
-        except (OSError, TypeError):
-            continue  # made while the program runs
-        declaration = None if path is None else read_source(Path(path)).classes.get(owner.__name__)
+        path = Path(getattr(inspect.getmodule(owner), "__file__", None) or "")
+        declaration = read_source(path).classes.get(owner.__name__) if path.is_file() else None
         if declaration is not None and field.name in declaration.fields:
             return declaration.fields[field.name].help
     return ""
@@ -257,23 +264,15 @@ def _converted(words: Sequence[str], part: Any) -> Any:
         kinds = (kinds[0],) * len(words) if kinds[-1] is Ellipsis else kinds
         return tuple(_converted([word], kind) for word, kind in zip(words, kinds, strict=True))
     (word,) = words
-    if part is int:
-        number = int(word)
-        if abs(number) >= 2**63:
-            raise ValueError
-        return number
-    if part is float:
-        if not math.isfinite(float(word)):
-            raise ValueError
-        return float(word)
-    if part is type(None):
-        if word != "None":
-            raise ValueError
-        return None
-    return Path(word) if part is Path else word
+    value: Any = part(word) if part in (int, float, Path) else None if part is type(None) else word
+    if (part is int and abs(value) >= 2**63) or (part is float and not math.isfinite(value)):
+        raise ValueError
+    if part is type(None) and word != "None":
+        raise ValueError
+    return value
 
 
-def _reads(word: str, hint: Any) -> bool:
+def _is_one(word: str, hint: Any) -> bool:
     """Can one word be read as a value of this type?"""
     for part in _parts(hint):
         try:

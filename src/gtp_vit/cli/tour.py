@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from PIL import Image
 from torch import Tensor, nn
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import JsonFlags, answer, check_complete, write_page
+from gtp_vit.cli.parser import Range
 from gtp_vit.data.dataset import InMemory
-from gtp_vit.errors import check_range
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
@@ -51,9 +52,9 @@ class Tour(JsonFlags):
       gtp-vit tour
     """
 
-    limit: int = 0
+    limit: Annotated[int, Range(0, 10**6)] = 0
     """Evaluate only this many images; 0 means all."""
-    rounds: int = 15
+    rounds: Annotated[int, Range(3, 10**6)] = 15
     """How often each model is timed, interleaved."""
     output: Path = Path("tour")
     """Folder for report.html, the page with the pictures."""
@@ -61,8 +62,6 @@ class Tour(JsonFlags):
 
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(Tour, words)
-    check_range("--rounds", flags.rounds, 3, 10**6, whole=True)
-    check_range("--limit", flags.limit, 0, 10**6, whole=True)
     page = flags.output / "report.html"
     check_writable(page)
     model = create_model(bundled.NAME)

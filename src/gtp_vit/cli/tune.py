@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -16,8 +16,9 @@ from gtp_vit.cli.flags import parse_with_method
 from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, ResumeFlags, answer, check_readable, open_journal, write_page
+from gtp_vit.cli.parser import Range
 from gtp_vit.engines import TORCH
-from gtp_vit.errors import GTPError, check_range
+from gtp_vit.errors import GTPError
 from gtp_vit.models.sources import public_name
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
 from gtp_vit.report.tuned import explain_recipes, recipe_sections, recipe_table
@@ -77,17 +78,17 @@ class Tune(OutputFlags, MeasureFlags, EngineFlags, ResumeFlags, DataFlags):
     """Target: the cheapest schedule with at most this relative error, of numbers or of features."""
     curve: bool = False
     """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
-    images: int = 320
+    images: Annotated[int, Range(1, 10**6)] = 320
     """Images to use, spread over the data set; a fifth of them is held out to check the result."""
     evaluations: int = 150
     """How often the search goes through its images."""
     minutes: float = 0
     """End the search after this many minutes; 0 = no limit."""
-    max_layers: int | None = None
+    max_layers: Annotated[int | None, Range(1, 1000)] = None
     """Largest number of layers that remove tokens; by default all, in an engine 3, as each costs time of its own."""
-    multiple_of: int | None = None
+    multiple_of: Annotated[int | None, Range(1, 1024)] = None
     """Keep numbers of tokens that are multiples of this, which some accelerators need; by default 1, in an engine 8."""
-    timing_batch: int = 8
+    timing_batch: Annotated[int, Range(1, 65536)] = 8
     """Images in a batch where speed is measured."""
     search_seed: int = 0
     """Seed of the search; --seed is a setting of some methods."""
@@ -98,12 +99,6 @@ class Tune(OutputFlags, MeasureFlags, EngineFlags, ResumeFlags, DataFlags):
 def main(words: Sequence[str]) -> None:
     flags, chosen = parse_with_method(with_flags(Tune, measure_flags()), words, by_model=False)
     check_weights(flags)
-    check_range("--images", flags.images, 1, 10**6, whole=True)
-    check_range("--timing-batch", flags.timing_batch, 1, 65536, whole=True)
-    if flags.multiple_of is not None:
-        check_range("--multiple-of", flags.multiple_of, 1, 1024, whole=True)
-    if flags.max_layers is not None:
-        check_range("--max-layers", flags.max_layers, 1, 1000, whole=True)
     check_engine(flags.engine, flags.precision, flags.device)
     targets: dict[str, Any] = {key: getattr(flags, key) for key in TARGETS if getattr(flags, key) is not None}
     if flags.curve and targets:
