@@ -100,6 +100,7 @@ SHARED = {
     "flags",
     "parser",
     "sources",
+    "values",
     "help",
     "render",
     "output",
