@@ -1,4 +1,7 @@
-"""Writes docs/models.md, which of timm's models can be patched: python docs/make_models.py (about two minutes)"""
+"""Which models can be patched, for docs/models.md and docs/guides/speed-up.md: python docs/make_models.py (two minutes)
+
+Tables of families and of models around a ViT come from the registries; of timm's models each is built and checked.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import timm
-import torch
 
+from gtp_vit.backbones import known_backbones
 from gtp_vit.backbones.host import find
+from gtp_vit.backbones.libraries import TIMM
+from gtp_vit.backbones.wrappers import ROOTS, Root
 from gtp_vit.errors import UnsupportedBackbone
 
 # timm's modules of plain ViTs: all tokens are alike from the first block to the last. Pyramids (Swin, PVT) are not.
@@ -58,13 +63,8 @@ def modules() -> list[Module]:
 
 def refusal(name: str) -> str | None:
     """Why `patch` refuses this model; None if it takes it. One block is enough: timm makes all of them alike."""
-    with torch.device("meta"):
-        try:
-            model = timm.create_model(name, depth=1)
-        except (TypeError, AssertionError):  # it sets its depth itself, or something for each block
-            model = timm.create_model(name)
     try:
-        find(model)
+        find(TIMM.outline(name))
     except UnsupportedBackbone as error:
         return _general(str(error))
     return None
@@ -128,5 +128,44 @@ def _lines(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def families() -> str:
+    """A table of the families, from the registry."""
+    rows = [["library", "classes", "models"], ["---"] * 3]
+    for family in known_backbones().values():
+        rows.append([family.library().title, ", ".join(f"`{name}`" for name in family.classes), family.models])
+    return _lines(rows)
+
+
+def around() -> str:
+    """A table of the models around a ViT that are known, from their registry."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    classes = {path.rpartition(".")[2] for path in ROOTS}
+    for path in ROOTS:
+        library, name = path.split(".")[0], path.rpartition(".")[2]
+        if f"{name.removesuffix('Model')}ForConditionalGeneration" in classes:
+            continue  # it is inside that one
+        needs_grid = _inner(path).needs_grid
+        always = "`restore=True`" if isinstance(needs_grid, str) else "`restore=True`, with some settings"
+        found[library, "" if needs_grid is None else always].append(f"`{name}`")
+    rows = [["library", "needs", "models around a ViT"], ["---"] * 3]
+    return _lines([*rows, *([library, how, ", ".join(names)] for (library, how), names in found.items())])
+
+
+def _inner(path: str) -> Root:
+    """What a class does with its ViT, or the model in it that has the ViT."""
+    return ROOTS.get(path.replace("ForConditionalGeneration", "Model"), ROOTS[path])
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables as they should be now; comments in it say where."""
+    for name, table in (("families", families()), ("around", around())):
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        text = f"{before}<!-- {name} -->\n\n{table}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return text
+
+
 if __name__ == "__main__":
-    Path(__file__).with_name("models.md").write_text(page())
+    folder = Path(__file__).parent
+    (folder / "models.md").write_text(page())
+    guide = folder / "guides/speed-up.md"
+    guide.write_text(with_tables(guide.read_text()))

@@ -20,7 +20,7 @@ from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp_plus.calibration import fingerprint
 from gtp_vit.recipes import Recipe
 
@@ -57,9 +57,9 @@ def patch(
             torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
         quiet: do not warn of settings that cannot give good results, such as untrained predictors.
 
-    >>> import timm, torch
+    >>> import timm, torch, gtp_vit
     >>> model = timm.create_model("test_vit").eval()
-    >>> fast = patch(model, METHODS["gtp"](propagate=8))
+    >>> fast = patch(model, gtp_vit.GTP(propagate=8))
     >>> fast(torch.zeros(1, 3, 160, 160)).shape
     torch.Size([1, 1000])
     """
@@ -131,7 +131,7 @@ def _settings(method: Any) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
         raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
     if not isinstance(method, Method):
-        names = ", ".join(cls.__name__ for cls in METHODS.values())
+        names = ", ".join(cls.__name__ for cls in known_methods().values())
         raise BadSetting(f"method is {shown(method)}; give one of {names} with its settings")
     return method
 

@@ -27,6 +27,7 @@ from gtp_vit import (
     tune,
     unpatch,
 )
+from gtp_vit.backbones import small_models, wrappers
 from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.loop import run
@@ -65,7 +66,7 @@ class Root(nn.Module):
 
 @pytest.fixture
 def root(monkeypatch):
-    monkeypatch.setitem(backbones.ROOTS, f"{__name__}.Root", backbones.Root("visual.trunk"))
+    monkeypatch.setitem(wrappers.ROOTS, f"{__name__}.Root", wrappers.Root("visual.trunk"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Root().eval()
@@ -284,7 +285,7 @@ def test_modules_that_look_at_their_data_are_counted_as_well():
 @pytest.mark.parametrize("pool", ["token", "avg", "map", ""])
 @pytest.mark.parametrize("patches", [1, 2])
 def test_images_of_one_or_two_patches_are_counted(pool, patches):
-    sizes = {**families.SMALL, "img_size": (8, 8 * patches), "class_token": pool != "map"}
+    sizes = {**small_models.SMALL, "img_size": (8, 8 * patches), "class_token": pool != "map"}
     model = timm.create_model("vit_tiny_patch16_224", **sizes, global_pool=pool).eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(torch.randn(1, 3, 8, 8 * patches))
@@ -292,7 +293,7 @@ def test_images_of_one_or_two_patches_are_counted(pool, patches):
 
 
 def test_the_default_of_a_model_whose_last_block_is_most_of_it_removes_nothing():
-    model = timm.create_model("vit_tiny_patch16_224", **{**families.SMALL, "depth": 1})
+    model = timm.create_model("vit_tiny_patch16_224", **{**small_models.SMALL, "depth": 1})
     assert patch(model).reduction.method == GTPPlus(propagate=(0,))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gtp_vit import GTP, METHODS, GTPError, Identity, UnsupportedBackbone, make_method, method_from_dict, patch, trace
+from gtp_vit.backbones import small_models
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, BadSchedule, BadSetting, UnknownName
 from gtp_vit.paper.graph import degrees
@@ -24,7 +25,7 @@ def fast(family=VIT, **settings):
 # ---------------------------------------------------------------- timm's interface
 
 
-@pytest.mark.parametrize("family", families.FAMILIES["timm_vit"])
+@pytest.mark.parametrize("family", small_models.timm_vits(4))
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -177,7 +178,7 @@ def test_a_model_patched_on_the_meta_device_can_be_filled_later():
     model, images = families.make("gap"), families.images("gap")
     expected = logits_of(patch(model, GTP(propagate=7, graph="spatial")), images)
     with torch.device("meta"):
-        empty = timm.create_model("vit_medium_patch16_gap_256", **families.SMALL).eval()
+        empty = timm.create_model("vit_medium_patch16_gap_256", **small_models.SMALL).eval()
         reduced = patch(empty, GTP(propagate=7, graph="spatial"))
     reduced.to_empty(device="cpu").load_state_dict(model.state_dict())
     assert torch.equal(logits_of(reduced, images), expected)
@@ -185,7 +186,7 @@ def test_a_model_patched_on_the_meta_device_can_be_filled_later():
 
 def test_training_with_dropout_and_stochastic_depth_gives_gradients():
     model = timm.create_model(
-        "vit_tiny_patch16_224", **families.SMALL, drop_path_rate=0.2, attn_drop_rate=0.1, proj_drop_rate=0.1
+        "vit_tiny_patch16_224", **small_models.SMALL, drop_path_rate=0.2, attn_drop_rate=0.1, proj_drop_rate=0.1
     )
     reduced = patch(copy.deepcopy(model), GTP(propagate=7, theta=0.6)).train()
     reduced(families.images(VIT)).sum().backward()
@@ -314,7 +315,7 @@ def test_other_timm_models_are_refused_by_name():
 
 
 def test_other_blocks_are_refused_by_name():
-    small = {**families.SMALL, "depth": 2}
+    small = {**small_models.SMALL, "depth": 2}
     refuse(timm.create_model("vit_base_patch16_18x2_224", **small), "blocks[0] is ParallelThingsBlock")
     refuse(timm.create_model("vit_base_patch16_xp_224", **small), "blocks[0] is ParallelScalingBlock")
     refuse(timm.create_model("vit_tiny_patch16_224", **small, patch_drop_rate=0.5), "patch_drop_rate=0")
@@ -372,7 +373,7 @@ def test_subclasses_are_refused():
     class Mine(timm.models.VisionTransformer):
         pass
 
-    refuse(Mine(**families.SMALL), "Mine is a subclass")
+    refuse(Mine(**small_models.SMALL), "Mine is a subclass")
 
 
 def test_gated_attention_is_refused():

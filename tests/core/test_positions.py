@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gtp_vit import ATS, GTP, EViT, EvoViT, GTPPlus, Identity, ToMe, macs, patch
-from gtp_vit.backbones import rotary
+from gtp_vit.backbones import rotary, small_models
 from gtp_vit.backbones.host import find
 from gtp_vit.core.attention import Ask, Projections, attend, first_look
 from gtp_vit.core.loop import run
@@ -75,7 +75,7 @@ def test_what_is_not_understood_is_refused_by_name(change, reason):
 
 
 def test_a_head_that_reads_the_first_patch_is_refused():
-    model = timm.create_model("vit_pe_lang_gigantic_patch14_448", **families.SMALL, global_pool="token")
+    model = timm.create_model("vit_pe_lang_gigantic_patch14_448", **small_models.SMALL, global_pool="token")
     assert model.num_prefix_tokens == 0
     with pytest.raises(UnsupportedBackbone, match="no class or register token"):
         patch(model, GTP())
@@ -144,7 +144,7 @@ def test_a_token_in_no_cell_has_no_bias():
     assert bias[:, :, :-1, :-1].ne(0).all()
 
 
-@pytest.mark.parametrize("family", ["dinov3", "hf_dinov3"] if families.HAS_TRANSFORMERS else ["dinov3"])
+@pytest.mark.parametrize("family", ["dinov3", "hf_dinov3"] if small_models.HAS_TRANSFORMERS else ["dinov3"])
 def test_methods_can_read_keys_before_or_after_they_are_rotated(family, monkeypatch):
     """Before, two patches that look alike have the same keys, wherever they are."""
     model = families.make(family)

@@ -8,6 +8,7 @@ import timm
 import torch
 
 from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, load_pretrained, patch
+from gtp_vit.backbones import small_models
 from gtp_vit.backbones.lvvit import LVViT
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.loop import all_features, run
@@ -147,7 +148,7 @@ def test_a_method_that_drops_patches_says_what_stands_in_for_them():
 def test_feature_maps_of_timm():
     """features_only cuts off what is behind the last map."""
     model = timm.create_model(
-        "vit_tiny_patch16_224", features_only=True, out_indices=(1, 2), **families.SMALL | {"num_classes": 0}
+        "vit_tiny_patch16_224", features_only=True, out_indices=(1, 2), **small_models.SMALL | {"num_classes": 0}
     ).eval()
     images = families.images("vit")
     with pytest.raises(UnsupportedBackbone, match="restore=True"):
@@ -160,7 +161,7 @@ def test_feature_maps_of_timm():
             assert all(torch.equal(one, other) for one, other in zip(found, maps, strict=True))
 
 
-@pytest.mark.skipif(not families.HAS_TRANSFORMERS, reason="transformers is not installed")
+@pytest.mark.skipif(not small_models.HAS_TRANSFORMERS, reason="transformers is not installed")
 def test_restore_is_saved_with_the_model(tmp_path):
     model, images = families.make("hf_dinov2_base"), families.images("hf_dinov2_base")
     fast = patch(model, PLUS, restore=True)

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from gtp_vit import GTPError, GTPPlus, Identity, create_model, export, macs, patch, read_recipe
-from gtp_vit.backbones import BACKBONES, hf_library, libraries
+from gtp_vit.backbones import BACKBONES, hf_library, libraries, small_models
 from gtp_vit.backbones.host import find
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import DataSettings, open_images
@@ -23,7 +23,7 @@ from gtp_vit.patching import tower_of
 from gtp_vit.testing import families
 from support.engines import needs_onnxruntime
 
-needs_transformers = pytest.mark.skipif(not families.HAS_TRANSFORMERS, reason="transformers needs Python 3.11")
+needs_transformers = pytest.mark.skipif(not small_models.HAS_TRANSFORMERS, reason="transformers needs Python 3.11")
 REDUCING = GTPPlus(propagate=(9, 0, 9, 0))
 
 
@@ -52,7 +52,7 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "small-vit"
     torch.manual_seed(0)
     labels = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
-    model = families.hugging_face("ViTForImageClassification", "ViTConfig", **labels)
+    model = small_models.hugging_face("ViTForImageClassification", "ViTConfig", **labels)
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.15 * torch.randn(parameter.shape)
     model.save_pretrained(folder)
@@ -120,7 +120,7 @@ def test_images_are_prepared_by_the_models_own_processor(saved, pictures):
 @needs_transformers
 def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
     for name, config in (("CLIPModel", "CLIPVisionConfig"), ("SiglipModel", "SiglipVisionConfig")):
-        families.hugging_face(name, config).save_pretrained(tmp_path / name)
+        small_models.hugging_face(name, config).save_pretrained(tmp_path / name)
         for meta in (True, False):
             model = create_model(f"hf:{tmp_path / name}", meta=meta)
             assert type(model).__name__ == hf_library.IMAGES_ONLY[name]
@@ -251,7 +251,7 @@ def test_models_around_a_vit_of_open_clip():
 @pytest.mark.slow
 @needs_onnxruntime
 def test_a_hugging_face_encoder_is_exported(tmp_path):
-    if not families.HAS_TRANSFORMERS:
+    if not small_models.HAS_TRANSFORMERS:
         pytest.skip("transformers needs Python 3.11")
     found = export(patch(families.make("hf_clip_projection"), REDUCING), tmp_path / "clip.onnx")
     assert found.metadata.output == ("embedding", 16)
@@ -295,11 +295,11 @@ def test_a_model_that_takes_any_size_is_measured_at_its_processors(pictures, tmp
     """As DINOv2's: its configuration has the size of its pre-training."""
     import transformers
 
-    model = families.hugging_face("Dinov2ForImageClassification", "Dinov2Config", num_labels=2, image_size=144)
+    model = small_models.hugging_face("Dinov2ForImageClassification", "Dinov2Config", num_labels=2, image_size=144)
     model.save_pretrained(tmp_path)
     size = {"size": {"shortest_edge": 80}, "crop_size": {"height": 64, "width": 64}}
     transformers.BitImageProcessor(**size).save_pretrained(tmp_path)
-    small = families.hugging_face("Dinov2ForImageClassification", "Dinov2Config", num_labels=2)
+    small = small_models.hugging_face("Dinov2ForImageClassification", "Dinov2Config", num_labels=2)
     capsys.readouterr()
     code, out, err = run(capsys, "evaluate", f"hf:{tmp_path}", "--data-dir", pictures, "-j", "0", "--json")
     assert code == Exit.OK, err
@@ -338,7 +338,7 @@ def test_what_timm_has_no_words_for_is_told_as_it_is():
 
 @needs_transformers
 def test_a_classifier_for_no_classes_gives_features():
-    model = families.hugging_face("ViTForImageClassification", "ViTConfig", num_labels=0).eval()
+    model = small_models.hugging_face("ViTForImageClassification", "ViTConfig", num_labels=0).eval()
     assert find(model).output == ("features", 24)
 
 

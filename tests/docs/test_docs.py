@@ -172,6 +172,11 @@ def test_the_page_of_models_is_what_the_code_says():
             assert models.refusal(module.models[-1]) is None, stale
 
 
+def test_the_tables_of_families_are_those_of_the_registries():
+    guide = (ROOT / "docs/guides/speed-up.md").read_text()
+    assert maker("models").with_tables(guide) == guide, "run python docs/make_models.py"
+
+
 def cells(text, pattern, column):
     return [line.split("|")[column].strip() for line in text.splitlines() if re.match(pattern, line)]
 

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 import gtp_vit
 from gtp_vit import METHODS
+from gtp_vit.backbones import small_models
 from gtp_vit.cli.app import COMMANDS, main
 from gtp_vit.engines.program import torch_can_export
 from gtp_vit.models import bundled
@@ -103,7 +104,7 @@ def folders(tmp_path_factory):
     shutil.copy(ROOT / "tests/formats/recipe-1.json", root / "recipe.json")
     torch.manual_seed(0)
     save_file(timm.create_model("test_vit", num_classes=0).state_dict(), root / "encoder.safetensors")
-    if families.HAS_TRANSFORMERS:
+    if small_models.HAS_TRANSFORMERS:
         import transformers
 
         families.make("hf_vit").save_pretrained(root / "small-vit")
@@ -254,7 +255,7 @@ def names_for(page):
     names["images"] = bundled.normalise(bundled.test_images()[0][:40])
     if page.name == "features.md":
         names["images"] = torch.randn(2, 3, 160, 160)
-    if page.name == "speed-up.md" and families.HAS_TRANSFORMERS:
+    if page.name == "speed-up.md" and small_models.HAS_TRANSFORMERS:
         from support.vlms import gemma3, llava, llava_processor
 
         names |= {"llava": llava(), "processor": llava_processor(), "gemma3": gemma3()}

@@ -16,7 +16,6 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -50,6 +49,7 @@ from gtp_vit import (
     read_recipe,
     trace,
 )
+from gtp_vit.backbones import small_models
 from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.engines import ENGINES, engine_of, engine_process, output_check, program
@@ -68,6 +68,7 @@ from gtp_vit.recipes import deploy_method
 from gtp_vit.runs.files import Lock
 from gtp_vit.runs.identity import tensors_fingerprint
 from gtp_vit.testing import families
+from gtp_vit.testing.subject import randomised
 from support.engines import each_engine, lacking, needs, needs_onnxruntime
 from support.traces import traced as program_of
 
@@ -1032,8 +1033,7 @@ def test_small_models_have_settings_for_engines_wherever_they_have_any(family):
 
 @pytest.mark.parametrize("sizes", [{"depth": 1}, {"depth": 2}, {"img_size": 24}], ids=str)
 def test_models_with_few_tokens_or_layers_have_settings_for_engines_too(sizes):
-    with mock.patch.dict(families.SMALL, sizes):
-        model = families.make("vit")
+    model = randomised(lambda: small_models.of_timm("vit_tiny_patch16_224", sizes))
     side = sizes.get("img_size", 64)
     assert outputs(patch(model, "deploy"), torch.zeros(1, 3, side, side)).isfinite().all()
 

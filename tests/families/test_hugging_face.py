@@ -30,6 +30,7 @@ from gtp_vit import (
     trace,
     unpatch,
 )
+from gtp_vit.backbones import small_models
 from gtp_vit.backbones.wrappers import REFUSED
 from gtp_vit.errors import BadInput, BadSetting, UnsupportedBackbone
 from gtp_vit.patching import host_of, tower_of
@@ -40,7 +41,7 @@ transformers = pytest.importorskip("transformers", reason="transformers needs Py
 from support.vlms import llava, llava_processor, paligemma, paligemma_processor  # noqa: E402  needs transformers
 
 REDUCING = GTPPlus(propagate=(9, 0, 9, 0))
-NAMES = list(families.FAMILIES["hf_vit"])
+NAMES = list(small_models.hf_vits(4))
 
 
 def close(one, other, tolerance=1e-6):
@@ -381,7 +382,7 @@ def test_folders_without_a_recipe_or_with_a_wrong_one_are_refused(tmp_path):
 def test_models_of_images_and_texts():
     for name, config in (("CLIPModel", "CLIPVisionConfig"), ("SiglipModel", "SiglipVisionConfig")):
         torch.manual_seed(0)
-        model = families.hugging_face(name, config).eval()
+        model = small_models.hugging_face(name, config).eval()
         images, words = torch.randn(2, 3, 64, 64), torch.tensor([[3, 4, 1], [5, 6, 1]])
         fast, nothing = patch(model, REDUCING), patch(model, GTP(propagate=0))
         with torch.no_grad():

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from gtp_vit import GTP, GTPError, UnsupportedBackbone, create_model, patch
+from gtp_vit.backbones import small_models
 from gtp_vit.backbones.lvvit import SIZES, LVViT
 from gtp_vit.testing import families
 
@@ -57,7 +58,7 @@ CONTAINERS = {
 @pytest.fixture
 def tiny_lvvit(monkeypatch):
     """A small LV-ViT under a name of its own."""
-    monkeypatch.setitem(SIZES, "lvvit_tiny", {**families.SMALL, "stem_width": 8})
+    monkeypatch.setitem(SIZES, "lvvit_tiny", {**small_models.SMALL, "stem_width": 8})
     return "lvvit_tiny"
 
 
@@ -135,4 +136,4 @@ def test_changed_networks_are_refused():
         pass
 
     with pytest.raises(UnsupportedBackbone, match="subclass"):
-        patch(Other(**families.SMALL), GTP())
+        patch(Other(**small_models.SMALL), GTP())

@@ -15,6 +15,7 @@ from torch import nn
 from torchvision.models import vision_transformer
 
 from gtp_vit import GTP, EvoViT, GTPError, GTPPlus, Identity, ToMe, Training, finetune, macs, patch, unpatch
+from gtp_vit.backbones import small_models
 from gtp_vit.data.dataset import DataSettings, InMemory, make_transform, preparation
 from gtp_vit.errors import BadSetting, UnsupportedBackbone
 from gtp_vit.patching import host_of
@@ -300,7 +301,7 @@ def test_heads_that_were_exchanged(heads, expected):
     ("size", "crop", "interpolation"), [(224, 0.875, "bilinear"), (384, 1.0, "bicubic"), (32, 0.875, "bilinear")]
 )
 def test_images_as_torchvisions_weights_want_them(size, crop, interpolation):
-    model = families.torchvision_vit(image_size=size)
+    model = small_models.torchvision_vit(image_size=size)
     prepared = preparation(model, DataSettings("nowhere"))
     assert (prepared["input_size"], prepared["crop_pct"]) == ((3, size, size), crop)
     assert (prepared["interpolation"], prepared["mean"]) == (interpolation, (0.485, 0.456, 0.406))
@@ -308,7 +309,7 @@ def test_images_as_torchvisions_weights_want_them(size, crop, interpolation):
 
 
 def test_images_as_open_clips_weights_want_them():
-    model = families.open_clip_vit(image_size=(48, 96))
+    model = small_models.open_clip_vit(image_size=(48, 96))
     prepared = preparation(model, DataSettings("nowhere"))
     assert (prepared["input_size"], prepared["crop_pct"], prepared["crop_mode"]) == ((3, 48, 96), 1.0, "center")
     assert (prepared["interpolation"], prepared["mean"]) == ("bicubic", open_clip.OPENAI_DATASET_MEAN)
@@ -437,7 +438,7 @@ def test_what_is_not_known_is_refused_by_name(family, change, message):
 
 
 def test_scaled_cosine_attention_is_refused():
-    model = families.open_clip_vit(scaled_cosine_attn=True)
+    model = small_models.open_clip_vit(scaled_cosine_attn=True)
     with pytest.raises(UnsupportedBackbone, match=r"resblocks\[0\]\.attn is scaled cosine attention"):
         patch(model, GTP())
 

@@ -5,6 +5,7 @@ import timm
 import torch
 
 from gtp_vit import GTPPlus, Identity, macs, patch, trace
+from gtp_vit.backbones import small_models
 from gtp_vit.errors import BadInput, UnsupportedBackbone
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
@@ -147,7 +148,7 @@ def test_a_list_of_one_layer_needs_no_restore():
         assert features(fast, ONE).shape[0] == 64 - 15
 
 
-QWEN = {**families.SMALL, **families.QWEN}
+QWEN = {**small_models.SMALL, **small_models.QWEN}
 needs_qwen = pytest.mark.skipif("qwen" not in families.NAMES, reason="this timm has no Qwen3VitEncoder")
 
 

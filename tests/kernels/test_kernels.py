@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gtp_vit import GTP, GTPPlus, kernels, patch
+from gtp_vit.backbones import small_models
 from gtp_vit.core.loop import run
 from gtp_vit.errors import UnknownName
 from gtp_vit.kernels import Ops, native, reference
@@ -416,7 +417,7 @@ def test_compile_keeps_the_native_operators():
 def test_inductor_gives_what_eager_gives(method, setting, tmp_path, monkeypatch):
     """torch.compile as users call it, with its own backend."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = timm.create_model("vit_tiny_patch16_224", **families.SMALL | {"depth": 2}).eval()
+    model = timm.create_model("vit_tiny_patch16_224", **small_models.SMALL | {"depth": 2}).eval()
     fast, images = patch(model, method, kernels=setting), families.images("vit")
     torch.compiler.reset()
     with torch.no_grad():

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from gtp_vit import GTPPlus, Identity, ToMe, accelerate, create_model, patch, tune
+from gtp_vit.backbones import small_models
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.errors import BadSetting, GTPError
@@ -29,7 +30,7 @@ PLUS = GTPPlus(propagate=(20, 0, 9, 4))
 
 def small(name="vit_tiny_patch16_224", **settings):
     torch.manual_seed(0)
-    return timm.create_model(name, **{**families.SMALL, **settings}).eval()
+    return timm.create_model(name, **{**small_models.SMALL, **settings}).eval()
 
 
 def in_memory(count=24):

@@ -26,6 +26,7 @@ from gtp_vit import (
     trace,
     tune,
 )
+from gtp_vit.backbones import small_models
 from gtp_vit.cli import benchmark as benchmark_command
 from gtp_vit.cli import evaluate as evaluate_command
 from gtp_vit.cli import model_flags
@@ -51,7 +52,7 @@ from reproduction.measure import oversmoothing
 
 def small(name="vit_tiny_patch16_224", **settings):
     torch.manual_seed(0)
-    return timm.create_model(name, **{**families.SMALL, **settings}).eval()
+    return timm.create_model(name, **{**small_models.SMALL, **settings}).eval()
 
 
 def in_memory(count=24):

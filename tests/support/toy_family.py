@@ -1,8 +1,10 @@
-"""All that a new family of models is: a file like this one in backbones/, one line in BACKBONES, one in families.py."""
+"""All that a new family of models is: one file like this one, and one line in BACKBONES, or an entry point."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones.modules import check_images, is_overridden
 from gtp_vit.core.attention import Projections
-from gtp_vit.core.backbone import Backbone, Inputs, Output
+from gtp_vit.core.backbone import Backbone, Inputs, Library, Output
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import VitInfo
 from gtp_vit.core.tokens import Tokens
@@ -59,6 +61,26 @@ class ToyViT(nn.Module):
         return self.classes(self.last(x)[:, 0])
 
 
+class Toys(Library):
+    """Where these networks come from."""
+
+    title = "the toys"
+    prefix = "toy"
+
+    def knows(self, name: str) -> bool:
+        return name in SIZES
+
+    def create(
+        self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]
+    ) -> nn.Module:
+        with torch.device("meta" if meta else "cpu"):
+            return ToyViT(**SIZES[name]).eval()
+
+
+SIZES = {"small": {"depth": 4}, "deep": {"depth": 6}}
+TOYS = Toys()
+
+
 class ToyForwards:
     """The entry points of a patched ToyViT."""
 
@@ -71,7 +93,18 @@ class ToyForwards:
 class ToyBackbone(Backbone):
     """What the library must know of a ToyViT."""
 
+    classes = ("ToyViT",)
+    models = "the toys of the tests"
     forwards = ToyForwards
+
+    def library(self) -> Library:
+        return TOYS
+
+    def model_names(self) -> list[str]:
+        return list(SIZES)
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        return {"toy": functools.partial(ToyViT, depth=depth)}
 
     def matches(self, model: nn.Module) -> bool:
         return isinstance(model, ToyViT)
@@ -99,10 +132,16 @@ class ToyBackbone(Backbone):
         )
 
     def inputs(self, model: Any) -> Inputs:
-        return Inputs("toy_vit", size=(64, 64), any_size=False, patch=(8, 8), channels=3, classes=10)
+        kind, width = self.output(model)
+        classes = width if kind == "classes" else 0
+        return Inputs("toy_vit", size=(64, 64), any_size=False, patch=(8, 8), channels=3, classes=classes)
 
     def output(self, model: Any) -> Output:
-        return Output("classes", 10)
+        has_classes = isinstance(model.classes, nn.Linear)
+        return Output("classes", 10) if has_classes else Output("features", model.last.normalized_shape[0])
+
+    def remove_classifier(self, model: Any) -> None:
+        model.classes = nn.Identity()
 
     def grid(self, model: Any) -> tuple[int, int]:
         return 8, 8

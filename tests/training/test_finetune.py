@@ -37,6 +37,7 @@ from gtp_vit import (
     macs,
     patch,
 )
+from gtp_vit.backbones import small_models
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
@@ -752,7 +753,7 @@ def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path
     with pytest.raises(GTPError, match=f"is of a different run: method was gtp and is tome.*{restart}"):
         go(model, images, tmp_path, ToMe(r=4), epochs=1)
     with pytest.raises(GTPError, match=r"different run: model was .*, weights was \w+ and is \w+"):
-        go(timm.create_model("vit_tiny_patch16_224", **families.SMALL | {"depth": 5}), images, tmp_path, epochs=1)
+        go(timm.create_model("vit_tiny_patch16_224", **small_models.SMALL | {"depth": 5}), images, tmp_path, epochs=1)
     with pytest.raises(GTPError, match=rf"different run: epochs was 1 and is 2, distill was None and is 0\.0{restart}"):
         go(model, images, tmp_path, epochs=2, distill=0.0)
     with pytest.raises(GTPError, match=r"different run: method alpha was 0\.2 and is 0\.3; "):

@@ -1,4 +1,4 @@
-"""The registry of model families: a new one is a file in this folder and a line here."""
+"""The registry of model families: a new one is a file in this folder and a line here, or an entry point."""
 
 from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
@@ -20,3 +20,13 @@ BACKBONES: dict[str, Backbone] = {
     "torchvision_vit": TorchvisionViT(),
     "open_clip_vit": OpenClipViT(),
 }
+
+
+def known_backbones() -> dict[str, Backbone]:
+    """BACKBONES, after those of other packages (entry points in the group gtp_vit.backbones) were added to it."""
+    from gtp_vit.plugins import plugins
+
+    kinds: dict[str, type] = {name: type(family) for name, family in BACKBONES.items()}
+    for name, kind in plugins("gtp_vit.backbones", Backbone, kinds).items():
+        BACKBONES.setdefault(name, kind())
+    return BACKBONES

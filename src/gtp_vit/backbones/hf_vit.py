@@ -9,7 +9,7 @@ is never imported here: whoever has such a model has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ class HuggingFaceViT(Backbone):
         from gtp_vit.backbones.hf_forwards import HuggingFaceForwards  # needs transformers, which is here by now
 
         return HuggingFaceForwards
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import hf_vits
+
+        return hf_vits(depth)
 
     def matches(self, model: nn.Module) -> bool:
         return is_tower(model)

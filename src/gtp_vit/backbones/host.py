@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones import BACKBONES
+from gtp_vit import backbones
 from gtp_vit.backbones.modules import no_features, quiet_copy
 from gtp_vit.backbones.wrappers import ROOTS, Root, has_classes, labels, refused
 from gtp_vit.core.backbone import Backbone, Inputs, Output
@@ -101,20 +101,17 @@ def find(model: nn.Module) -> Host:
     if reason is not None:
         raise UnsupportedBackbone(f"{reason}. The model was left as it is")
     path, tower, around, root, needs_grid = _inside(model)
-    for backbone in BACKBONES.values():
-        if backbone.matches(tower):
-            reason = backbone.refusal(tower)
-            if reason is not None:
-                raise UnsupportedBackbone(f"{f'{path}: ' if path else ''}{reason}. The model was left as it is")
-            names = [name for name, module in model.named_modules(remove_duplicate=False) if module is tower]
-            if len(names) > 1:
-                raise UnsupportedBackbone(
-                    f"the ViT is at {' and at '.join(names)}, and only one would be reduced; patch model.{path} "
-                    "and put it in all these places"
-                )
-            if needs_grid is None and (root is None or root.reads != "mean"):
-                needs_grid = _no_patch_missing(tower, backbone.needs_grid(tower))
-            return Host(model, path, backbone, around, root, needs_grid)
+    backbone = _family_of(tower, path)
+    if backbone is not None:
+        names = [name for name, module in model.named_modules(remove_duplicate=False) if module is tower]
+        if len(names) > 1:
+            raise UnsupportedBackbone(
+                f"the ViT is at {' and at '.join(names)}, and only one would be reduced; patch model.{path} "
+                "and put it in all these places"
+            )
+        if needs_grid is None and (root is None or root.reads != "mean"):
+            needs_grid = _no_patch_missing(tower, backbone.needs_grid(tower))
+        return Host(model, path, backbone, around, root, needs_grid)
     if root is not None:
         raise UnsupportedBackbone(
             f"{path} of this {type(model).__name__} is a {_name(tower)}, which is not a supported ViT. The model was "
@@ -137,10 +134,28 @@ def find(model: nn.Module) -> Host:
     )
 
 
+def _family_of(tower: nn.Module, path: str) -> Backbone | None:
+    """The first family that takes a ViT, one of other packages at last; None if no family knows it.
+
+    Raises UnsupportedBackbone with the reason of the first that knows and refuses it.
+    """
+    reasons = []
+    for registry in (lambda: backbones.BACKBONES, backbones.known_backbones):
+        for backbone in registry().values():
+            if backbone.matches(tower):
+                reason = backbone.refusal(tower)
+                if reason is None:
+                    return backbone
+                reasons.append(reason)
+    if reasons:
+        raise UnsupportedBackbone(f"{f'{path}: ' if path else ''}{reasons[0]}. The model was left as it is")
+    return None
+
+
 def supported_classes() -> dict[str, list[str]]:
     """Library -> the classes of its ViTs that are supported."""
     found: dict[str, list[str]] = {}
-    for family in BACKBONES.values():
+    for family in backbones.known_backbones().values():
         found.setdefault(family.library().title, []).extend(family.classes)
     return found
 
@@ -186,7 +201,7 @@ def _name(module: nn.Module) -> str:
 def wrapped(model: nn.Module) -> str | None:
     """Where in a wrapper a supported model is, e.g. torch.compile's _orig_mod or DataParallel's module."""
     for path, module in model.named_modules():
-        if path and any(backbone.matches(module) for backbone in BACKBONES.values()):
+        if path and any(backbone.matches(module) for backbone in backbones.known_backbones().values()):
             plain = all(part.isidentifier() for part in path.split("."))
             return f"model.{path}" if plain else f"model.get_submodule({path!r})"
     return None

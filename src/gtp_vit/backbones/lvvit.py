@@ -8,6 +8,7 @@ Shapes: B batch, N tokens, M image tokens, C channels, H heads, D head dimension
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,11 @@ class LVViTBackbone(TimmViT):
 
     def model_names(self) -> list[str]:
         return list(SIZES)
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import lvvits
+
+        return lvvits(depth)
 
     def matches(self, model: nn.Module) -> bool:
         return isinstance(model, LVViT)

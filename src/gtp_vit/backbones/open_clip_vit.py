@@ -9,7 +9,7 @@ Shapes: B batch, N tokens, C channels, H heads, D head dimension.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,11 @@ class OpenClipViT(Backbone):
         from gtp_vit.backbones.libraries import OPEN_CLIP
 
         return OPEN_CLIP.names()
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import open_clip_vits
+
+        return open_clip_vits(depth)
 
     def matches(self, model: nn.Module) -> bool:
         library = sys.modules.get("open_clip.transformer")

@@ -9,11 +9,12 @@ Shapes: B batch, N tokens, Q queries, M0 patches, H heads.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gtp_vit.backbones.modules import class_refusal
 from gtp_vit.backbones.timm_blocks import Kinds, attention_dropout, blocks_refusal
@@ -39,6 +40,11 @@ class TimmBeit(TimmEva):
 
     module, classes = "beit", ("Beit",)
     models = "BEiT, BEiT v2"
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import timm_beits
+
+        return timm_beits(depth)
 
     def refusal(self, model: Any) -> str | None:
         beit = sys.modules["timm.models.beit"]

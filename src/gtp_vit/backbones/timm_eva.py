@@ -6,10 +6,11 @@ Positions are in rotary.py; here is what else differs from timm's VisionTransfor
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gtp_vit.backbones.modules import class_refusal, project, split_heads, through
 from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
@@ -42,6 +43,11 @@ class TimmEva(TimmViT):
 
     module, classes = "eva", ("Eva",)
     models = "DINOv3, EVA, EVA-02, Perception Encoder, RoPE-ViT"
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import timm_evas
+
+        return timm_evas(depth)
 
     def refusal(self, model: Any) -> str | None:
         eva, layers = sys.modules["timm.models.eva"], sys.modules["timm.layers"]

@@ -9,6 +9,7 @@ Shapes: B batch, M image tokens, C channels.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -75,6 +76,11 @@ class TimmQwen(TimmEva):
     module, classes = "qwen3_vit", ("Qwen3VitEncoder",)
     models = "the encoder of Qwen3-VL and Qwen3.5"
     forwards = QwenForwards
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import timm_qwens
+
+        return timm_qwens(depth)
 
     def refusal(self, model: Any) -> str | None:
         qwen, eva, layers = (sys.modules[f"timm.{name}"] for name in ("models.qwen3_vit", "models.eva", "layers"))

@@ -12,7 +12,7 @@ Shapes: B batch, N tokens, C channels, H heads, D head dimension.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,11 @@ class TimmViT(Backbone):
     classes: tuple[str, ...] = ("VisionTransformer", "VisionTransformerDistilled")
     models = "ViT and AugReg, DeiT (also distilled), DeiT-3, CLIP image towers, DINOv2, SigLIP, GAP models, hybrids"
     forwards = TimmForwards
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import timm_vits
+
+        return timm_vits(depth)
 
     def matches(self, model: nn.Module) -> bool:
         library = sys.modules.get(f"timm.models.{self.module}")  # older versions lack some

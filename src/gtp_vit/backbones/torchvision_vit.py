@@ -9,7 +9,7 @@ Shapes: B batch, N tokens, C channels.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,11 @@ class TorchvisionViT(Backbone):
         from gtp_vit.backbones.libraries import TORCHVISION
 
         return TORCHVISION.names()
+
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        from gtp_vit.backbones.small_models import torchvision_vits
+
+        return torchvision_vits(depth)
 
     def matches(self, model: nn.Module) -> bool:
         library = sys.modules.get("torchvision.models.vision_transformer")

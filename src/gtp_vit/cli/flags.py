@@ -12,7 +12,7 @@ from gtp_vit.cli.parser import Flag, flags_of, read_words
 from gtp_vit.cli.sources import value_of
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, UnknownName, check_name, unknown_flag
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods, method_class
 from gtp_vit.patching import host_of
 from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_method, is_recipe, read_recipe
 
@@ -68,8 +68,8 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     name = default if name is None else name
     recipe = read_recipe(name) if is_recipe(name) else None
     deploy = name == DEPLOY
-    check_name("method", name, (*METHODS, DEPLOY) if recipe is None else (name,))
-    start = METHODS[DEFAULT.name if deploy else name]() if recipe is None else recipe.method
+    check_name("method", name, (*known_methods(), DEPLOY) if recipe is None else (name,))
+    start = method_class(DEFAULT.name if deploy else name)() if recipe is None else recipe.method
     if (by_model or deploy) and recipe is None and type(start) is DEFAULT:
         start = dataclasses.replace(start, **{str(DEFAULT.schedule): BY_MODEL})
     taken = [spelling for flag in own for spelling in flag.spellings()]
@@ -91,7 +91,7 @@ def _show_help(command: type[Any], words: Sequence[str], flags: Sequence[Flag]) 
 def _unknown_setting(written: str, named: Iterable[str]) -> UnknownName:
     """The error for an unknown flag; a setting of a different method is not a typing mistake."""
     setting = written[2:].replace("-", "_")
-    owners = [m.name for m in METHODS.values() if setting in {field.name for field in dataclasses.fields(m)}]
+    owners = [m.name for m in known_methods().values() if setting in {field.name for field in dataclasses.fields(m)}]
     if not owners or not written.startswith("--"):
         return unknown_flag(written, named)
     has = "has" if len(owners) == 1 else "have"

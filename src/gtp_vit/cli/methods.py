@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
 from gtp_vit.cli.parser import Positional
-from gtp_vit.errors import check_name
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods, method_class
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Methods(OutputFlags):
 def main(words: Sequence[str]) -> None:
     flags = parse_flags(Methods, words)
     if flags.name:
-        method = METHODS[check_name("method", flags.name, METHODS)]
+        method = method_class(flags.name)
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         rows = [[f"--{name.replace('_', '-')}", repr(value)] for name, value in defaults.items()]
         title = f"{method.name}: {method.__doc__}"
@@ -43,7 +42,7 @@ def main(words: Sequence[str]) -> None:
             m.learned,
             m.source.licence,
         ]
-        for m in METHODS.values()
+        for m in known_methods().values()
     ]
     columns = ["method", "what it does", "class token", "learned parts", "licence of the original"]
     answer_with_table(flags, words, "methods", columns, rows)

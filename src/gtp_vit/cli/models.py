@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from gtp_vit.backbones import BACKBONES
+from gtp_vit.backbones import known_backbones
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import OutputFlags, answer_with_table
@@ -21,7 +21,7 @@ from gtp_vit.profiling.macs import macs
 
 def _unlisted() -> str:
     """The families whose models are not in the list."""
-    unlisted = [family for family in BACKBONES.values() if type(family).model_names is Backbone.model_names]
+    unlisted = [family for family in known_backbones().values() if type(family).model_names is Backbone.model_names]
     return " ".join(
         f"{family.library().title}'s models cannot be listed: {family.library().prefix}:NAME takes "
         f"{', '.join(family.classes)}."

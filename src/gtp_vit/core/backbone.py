@@ -109,6 +109,13 @@ class Backbone(Protocol):
         """Names of its library's models that may belong to the family; none if they cannot be listed."""
         return []
 
+    def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
+        """Name -> a function that makes a small model of so many layers: one of each kind that the code distinguishes.
+
+        For tests; about 24 channels and 8 x 8 patches. None where the library is not installed.
+        """
+        return {}
+
     def matches(self, model: nn.Module) -> bool:
         """Does this model belong to the family?"""
 

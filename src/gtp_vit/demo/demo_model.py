@@ -21,7 +21,7 @@ from gtp_vit.data.preview import Seen, view_of
 from gtp_vit.data.walk import Walk
 from gtp_vit.demo.upload import read_upload
 from gtp_vit.errors import GTPError, check_name, check_range
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods, method_class
 from gtp_vit.methods.identity import Identity
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.registry import measure_of
@@ -77,11 +77,11 @@ def make_subject(
     if host.output is None:
         raise GTPError(f"{name} takes more than images; the demo shows models that take pictures alone")
     fitting, left_out = [], []
-    for each in METHODS:
+    for each in known_methods():
         if each == Identity.name:
             continue
         try:
-            METHODS[each].at(host.vit, 0.5).build(host.vit)
+            method_class(each).at(host.vit, 0.5).build(host.vit)
             fitting.append(each)
         except GTPError as error:
             left_out.append(f"{each}: {error}")
@@ -140,7 +140,7 @@ def settings_at(subject: Subject, name: str, share: float) -> Method:
     check_range("share", share, LOWEST, HIGHEST, why="(of the unreduced model's MACs)")
     if name == DEFAULT.name and share == DEFAULT_SHARE:
         return default_method(subject.host)
-    costs, method = subject.costs, METHODS[name]
+    costs, method = subject.costs, method_class(name)
     ends = sorted(costs.with_method(method.at(costs.vit, strength)) for strength in (0.0, 1.0))
     return at_cost(costs, name, min(max(share * costs.whole, ends[0]), ends[1]))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class Port:
     """An input or an output."""
 
-    name: str
+    name: str | None  # None = the format has no names for it
     type: str  # as numpy calls it
     shape: tuple[int | None, ...] | None  # None = any size; None as a whole = not even the rank is known
 

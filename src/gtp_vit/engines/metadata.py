@@ -172,7 +172,7 @@ def _versions(value: object) -> dict[str, str]:
 
 def _fits(port: Port, said: Port) -> bool:
     """Is this port as it is said? The batch must be; where any number is said, of tokens, a fixed one fits."""
-    if (port.name, port.type) != (said.name, said.type) or port.shape is None or said.shape is None:
+    if port.name not in (None, said.name) or port.type != said.type or port.shape is None or said.shape is None:
         return False
     if len(port.shape) != len(said.shape) or port.shape[0] != said.shape[0]:
         return False

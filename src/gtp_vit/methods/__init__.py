@@ -1,4 +1,4 @@
-"""The registry of methods: a new one is a file in this folder and a line here."""
+"""The registry of methods: a new one is a file in this folder and a line here, or an entry point of another package."""
 
 from __future__ import annotations
 
@@ -42,13 +42,31 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+def known_methods() -> dict[str, type[Method]]:
+    """METHODS, after those of other packages (entry points in the group gtp_vit.methods) were added to it."""
+    from gtp_vit.plugins import plugins
+
+    METHODS.update(plugins("gtp_vit.methods", Method, METHODS))
+    return METHODS
+
+
+def is_method(name: str) -> bool:
+    """Is there a method of this name, here or in another package?"""
+    return name in METHODS or name in known_methods()
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method, by its registry name."""
+    return METHODS[name if is_method(name) else check_name("method", name, METHODS)]
+
+
 def make_method(name: str, **settings: Any) -> Method:
     """A method by its registry name.
 
     >>> make_method("gtp", propagate=4).propagate
     4
     """
-    method = METHODS[check_name("method", name, METHODS)]
+    method = method_class(name)
     fields = [field.name for field in dataclasses.fields(method)]
     for setting in settings:
         check_name(f"setting of {name}", setting, fields)

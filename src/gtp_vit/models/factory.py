@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from gtp_vit.backbones import BACKBONES
+from gtp_vit.backbones import known_backbones
 from gtp_vit.backbones.host import find
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
 from gtp_vit.models import bundled
@@ -31,7 +31,7 @@ def names(pattern: str) -> list[str]:
 def _names(prefix: str) -> list[str]:
     """Names with this prefix of models of all families."""
     listed = [] if prefix else [bundled.NAME]
-    for family in BACKBONES.values():
+    for family in known_backbones().values():
         if family.library().prefix == prefix:
             # A library that is not installed has no models here.
             with contextlib.suppress(GTPError, ImportError):

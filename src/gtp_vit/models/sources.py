@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from gtp_vit.backbones import BACKBONES
+from gtp_vit.backbones import BACKBONES, known_backbones
 from gtp_vit.core.backbone import Library, Transform
 from gtp_vit.models.bundled import BUNDLED
 
 
 def libraries() -> list[Library]:
     """The libraries of all families, and the one model inside the package."""
-    return list(dict.fromkeys([BUNDLED, *(family.library() for family in BACKBONES.values())]))
+    return list(dict.fromkeys([BUNDLED, *(family.library() for family in known_backbones().values())]))
 
 
 def library_of(name: str) -> tuple[Library, str]:

@@ -8,8 +8,8 @@ from torch import nn
 
 from gtp_vit.core.costs import Costs
 from gtp_vit.core.reducer import Method, VitInfo
-from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.methods import METHODS
+from gtp_vit.errors import BadSetting
+from gtp_vit.methods import known_methods, method_class
 from gtp_vit.patching import host_of
 
 
@@ -25,15 +25,15 @@ def at_macs(model: nn.Module, name: str, target: float) -> Method:
 
 def at_cost(costs: Costs, name: str, target: float) -> Method:
     """The named method at the cost nearest to `target` MACs, of a model whose parts have these costs."""
-    around = costs.around(METHODS[check_name("method", name, METHODS)], target)
+    around = costs.around(method_class(name), target)
     return min(around, key=lambda method: abs(costs.with_method(method) - target))
 
 
 def starting_point(method: Method | str, vit: VitInfo) -> Method:
     """Initial settings of a method that has a schedule; at half of its strength if none was given."""
-    cls = METHODS[check_name("method", method, METHODS)] if isinstance(method, str) else type(method)
+    cls = method_class(method) if isinstance(method, str) else type(method)
     if cls.schedule is None:
-        names = ", ".join(each.name for each in METHODS.values() if each.schedule)
+        names = ", ".join(each.name for each in known_methods().values() if each.schedule)
         raise BadSetting(f"{cls.name} has no schedule that could be searched; these have: {names}")
     given = cls() if isinstance(method, str) else method
     if getattr(given, cls.schedule) != getattr(cls(), cls.schedule):

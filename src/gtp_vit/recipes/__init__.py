@@ -17,7 +17,7 @@ from gtp_vit.core.reducer import Method, VitInfo
 from gtp_vit.core.schedule import whole_tokens
 from gtp_vit.core.settings import checked
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
-from gtp_vit.methods import METHODS, method_from_dict
+from gtp_vit.methods import is_method, known_methods, method_class, method_from_dict
 from gtp_vit.methods.gtp_plus.method import GTPPlus
 from gtp_vit.recipes.files import BESIDE as BESIDE
 from gtp_vit.recipes.files import METADATA as METADATA
@@ -106,11 +106,11 @@ def _no_such_recipe(path: Path) -> str:
     name = shown(str(path))[1:-1]
     if is_folder(path) and path.name:
         return f"{name} is a folder; give the recipe file in it"
-    near = difflib.get_close_matches(name, [*METHODS, *shipped_recipes()], n=2)
+    near = difflib.get_close_matches(name, [*known_methods(), *shipped_recipes()], n=2)
     hint = f"did you mean {' or '.join(map(repr, near))}? Else " if near else ""
     return (
         f"there is no recipe {name}; {hint}give a file that gtp-vit tune wrote, one of the package's ({_by_model()}), "
-        f"or a method: {', '.join(METHODS)}, {DEPLOY}, or settings like GTPPlus()"
+        f"or a method: {', '.join(known_methods())}, {DEPLOY}, or settings like GTPPlus()"
     )
 
 
@@ -236,7 +236,7 @@ def given(source: Any) -> Recipe | None:
     """The recipe that `source` is, or names; None if it is something else."""
     if isinstance(source, Recipe):
         return source
-    names_one = isinstance(source, Path) or (isinstance(source, str) and source != DEPLOY and source not in METHODS)
+    names_one = isinstance(source, Path) or (isinstance(source, str) and source != DEPLOY and not is_method(source))
     return read_recipe(source) if names_one else None
 
 
@@ -249,8 +249,8 @@ def resolve(source: Any, host: Host) -> Any:
     name = DEFAULT.name if source is None else source if isinstance(source, str) else ""
     if name == DEPLOY:
         return deploy_method(host)
-    if name in METHODS:
-        return default_method(host) if name == DEFAULT.name else METHODS[name]()
+    if name and is_method(name):
+        return default_method(host) if name == DEFAULT.name else method_class(name)()
     recipe = given(source)
     if recipe is None:
         return source

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
 from gtp_vit.data.tar_index import Tars
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods
 from gtp_vit.patching import host_of, is_patched, unpatch
 from gtp_vit.recipes import sizes_of_vit
 from gtp_vit.version import __version__
@@ -81,7 +81,7 @@ def _files_of_methods(settings: Any) -> dict[str, str]:
         settings = dict(enumerate(settings))
     if not isinstance(settings, Mapping):
         return {}
-    method = METHODS.get(str(settings.get("method"))) if isinstance(settings.get("method"), str) else None
+    method = known_methods().get(str(settings.get("method"))) if isinstance(settings.get("method"), str) else None
     names = [settings.get(key) for key in (() if method is None else method.files)]
     found = {str(name): _content(Path(str(name))) for name in names if name}
     for inner in settings.values():

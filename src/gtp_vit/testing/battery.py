@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods
 from gtp_vit.testing import families
 from gtp_vit.testing.promises import PROMISES, Promise, is_adaptive
 from gtp_vit.testing.subject import Case, Subject
@@ -35,9 +35,9 @@ def cases(
         models: name -> a function that makes a small model, such as four layers of 24 channels on 8 x 8 patches; its
             parameters are made random here, so that none can hide. None = small models of all supported families.
     """
-    chosen = [method() for method in METHODS.values()] if methods is None else methods
+    chosen = [method() for method in known_methods().values()] if methods is None else methods
     if models is None:
-        models = {name: families.factory_of(name) for name in families.NAMES}
+        models = families.factories()
     made = [Case(name, method, factory) for method in chosen for name, factory in models.items()]
     return [case for case in made if fits(case)]
 

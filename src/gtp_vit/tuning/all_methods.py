@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gtp_vit.core.costs import Costs
-from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.methods import METHODS
+from gtp_vit.errors import BadSetting
+from gtp_vit.methods import known_methods, method_class
 from gtp_vit.patching import host_of
 from gtp_vit.recipes import Recipe
 from gtp_vit.tuning.tune import tune
@@ -17,8 +17,7 @@ from gtp_vit.tuning.tune import tune
 
 def searchable(methods: Sequence[str]) -> list[str]:
     """Of these methods, () = all, those with a schedule that can be searched."""
-    names = [check_name("method", name, METHODS) for name in methods or METHODS]
-    return [name for name in names if METHODS[name].schedule is not None]
+    return [name for name in methods or known_methods() if method_class(name).schedule is not None]
 
 
 def tune_each(

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.dataset import Item
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.methods import METHODS
+from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
 from gtp_vit.metrics.base import UNREDUCED, Measure
@@ -74,7 +74,7 @@ def plan(
     found, left_out = [Plan(UNREDUCED, UNREDUCED, None, whole, whole)], []
     texts = _distinct(budgets)
     for budget, text in zip(budgets, texts, strict=True):
-        for name in methods or [name for name in METHODS if name != Identity.name]:
+        for name in methods or [name for name in known_methods() if name != Identity.name]:
             try:
                 method = at_cost(costs, name, budget)
             except GTPError as error:
