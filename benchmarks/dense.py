@@ -35,7 +35,8 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.schedule import LEARNED
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.data.dataset import DataSettings, first_images, open_images, spread_images
+from gtp_vit.data.loader import first_images, spread_images
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.methods import METHODS
 from gtp_vit.metrics.evaluate import bootstrap
 from gtp_vit.patching import host_of

@@ -34,7 +34,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from gtp_vit import create_model, patch
-from gtp_vit.data.dataset import DataSettings, InMemory, open_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.writer import embed_to_folder
 from gtp_vit.profiling.benchmark import against, interleave

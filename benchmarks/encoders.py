@@ -21,7 +21,8 @@ import tyro
 from torch import Tensor, nn
 
 from gtp_vit import calibrate, create_model
-from gtp_vit.data.dataset import DataSettings, first_images, open_images, spread_images
+from gtp_vit.data.loader import first_images, spread_images
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import Arrays, Figure, values
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.metrics.embeddings import Embeddings

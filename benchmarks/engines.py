@@ -36,7 +36,8 @@ from torch import Tensor
 import gtp_vit
 from gtp_vit import METHODS, GTPError, create_model, make_method, patch
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.data.dataset import DataSettings, open_images, spread_images
+from gtp_vit.data.loader import spread_images
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.engines import ENGINES, program
 from gtp_vit.engines.export import export
 from gtp_vit.engines.program import Program, check_exportable, output_of

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gtp_vit import GTPPlus, create_model, patch
-from gtp_vit.data.dataset import DataSettings, first_images, open_images
+from gtp_vit.data.loader import first_images
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.patching import host_of
 from gtp_vit.tuning.space import Limits, Space

@@ -21,7 +21,8 @@ import tyro
 
 from gtp_vit import GTPPlus, create_model, patch, read_recipe
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.dataset import DataSettings, batches, open_images
+from gtp_vit.data.loader import batches
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.evaluate import evaluate

@@ -24,7 +24,7 @@ from gtp_vit.cli.output import (
     write_page,
 )
 from gtp_vit.cli.parser import Positional, Range
-from gtp_vit.data.dataset import batches
+from gtp_vit.data.loader import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
 from gtp_vit.models import bundled
 from gtp_vit.report.page import Section, table

@@ -9,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from gtp_vit.data.dataset import DataSettings, ImageFiles, batches, open_pictures
-from gtp_vit.data.hf_dataset import Rows
+from gtp_vit.data.dataset import ImageFiles
+from gtp_vit.data.library_readers import HuggingFaceReader
+from gtp_vit.data.loader import batches
+from gtp_vit.data.open import DataSettings, open_pictures
 
 
 def picture():
@@ -73,7 +75,7 @@ def test_bad_rows_of_a_hugging_face_data_set_are_named(tmp_path):
         dataset = Set({"image": row} for row in rows)
         root, image_key, class_to_idx, label_key = "", "image", {}, "label"
 
-    (batch,) = batches(ImageFiles(Rows(Reader()), zeros, (3, 8, 8)), batch_size=99, workers=0)
+    (batch,) = batches(ImageFiles(HuggingFaceReader(Reader()), zeros, (3, 8, 8)), batch_size=99, workers=0)
     assert batch.names == ("image 0", "last.png")
     said = list(batch.unreadable.values())
     assert [text.endswith("the row has no image") for text in said] == [True, True, True, False, False, False]

@@ -14,8 +14,12 @@ from torchvision.datasets import ImageFolder
 
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import DataSettings, ImageFiles, ImageStream, batches, collate, first_images, open_images
+from gtp_vit.data.dataset import ImageFiles, ImageStream
 from gtp_vit.data.image_file import decode, load_picture, open_picture
+from gtp_vit.data.items import collate
+from gtp_vit.data.loader import batches, first_images
+from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.reader import Opened, Reader
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.runs import distributed
@@ -45,7 +49,7 @@ def read(model, folder):
     """Names of the pictures that were read, and what is said of the others."""
     dataset = open_images(model, DataSettings(data_dir=folder))
     (batch,) = batches(dataset, batch_size=100, workers=0)
-    return [dataset.reader.filename(place) for place in batch.place.tolist()], list(batch.unreadable.values())
+    return [dataset.reader.name(place) for place in batch.place.tolist()], list(batch.unreadable.values())
 
 
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
@@ -177,15 +181,14 @@ def test_a_folder_without_pictures_says_what_is_wanted(model, tmp_path):
 
 
 def test_the_launchers_signal_is_no_unreadable_image(model):
-    class Stopped:
+    class Stopped(Reader):
         """The signal arrives while an image is read."""
 
         def __len__(self):
             return 4
 
-        def __getitem__(self, index):
+        def open(self, place):
             os.kill(os.getpid(), signal.SIGTERM)
-            return Image.new("RGB", (32, 32)), 0
 
     images = ImageFiles(Stopped(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
     with (
@@ -197,12 +200,12 @@ def test_the_launchers_signal_is_no_unreadable_image(model):
 
 @pytest.mark.parametrize("label", [-1, None])
 def test_a_split_without_labels_is_refused_in_words(model, label):
-    class Unlabelled:
+    class Unlabelled(Reader):
         def __len__(self):
             return 4
 
-        def __getitem__(self, index):
-            return Image.new("RGB", (32, 32)), label if index else 0
+        def open(self, place):
+            return Opened("name", Image.new("RGB", (32, 32)), label if place else 0)
 
     images = ImageFiles(Unlabelled(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
     with pytest.raises(GTPError, match=r"an image has label -1, which means no label.*--split"):

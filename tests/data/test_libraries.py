@@ -15,7 +15,7 @@ from gtp_vit import GTPError, GTPPlus, Identity, create_model, export, macs, pat
 from gtp_vit.backbones import BACKBONES, hf_library, libraries, small_models
 from gtp_vit.backbones.host import find
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import DataSettings, open_images
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.models import sources
 from gtp_vit.models.factory import names, refusal

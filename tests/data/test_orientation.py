@@ -1,5 +1,6 @@
 """One rule for EXIF: pictures are turned upright as it says, by every reader, unless --ignore-exif."""
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -13,8 +14,10 @@ from PIL import Image
 import gtp_vit
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import DataSettings, ImageStream, TorchvisionReader, open_pictures
+from gtp_vit.data.dataset import ImageStream
 from gtp_vit.data.image_file import ORIENTATION, decode, load_picture
+from gtp_vit.data.library_readers import TorchvisionReader
+from gtp_vit.data.open import DataSettings, open_pictures
 from gtp_vit.demo import upload
 from gtp_vit.runs.identity import images_identity
 
@@ -147,20 +150,20 @@ def test_every_reader_obeys_the_rule(tmp_path, folder, ignore):
 def test_hugging_face_data_sets_obey_the_rule(tmp_path, folder, ignore):
     datasets = pytest.importorskip("datasets")
     from gtp_vit.data.dataset import ImageFiles
-    from gtp_vit.data.hf_dataset import Rows
+    from gtp_vit.data.library_readers import HuggingFaceReader
 
     class Reader:
         dataset = datasets.Dataset.from_dict({"image": [{"bytes": turned(), "path": None}]})
         root, image_key, class_to_idx, label_key = "", "image", {}, "label"
 
-    picture = seen_by(ImageFiles(Rows(Reader()), None, (3, 32, 32), ignore_exif=ignore))
+    picture = seen_by(ImageFiles(HuggingFaceReader(Reader()), None, (3, 32, 32), ignore_exif=ignore))
     assert lies(picture) if ignore else is_upright(picture)
 
 
 def test_torchvision_and_ours_turn_a_picture_once_together(folder):
     from torchvision.datasets import ImageFolder
 
-    picture, _ = TorchvisionReader(ImageFolder(str(folder)))[0]
+    picture = TorchvisionReader(ImageFolder(str(folder))).open(0).file
     assert is_upright(picture)
     assert is_upright(decode(picture))
 
@@ -170,9 +173,8 @@ def test_the_identity_of_a_run_says_which_rule_it_followed(folder):
         return images_identity(open_pictures(DataSettings(folder, labels=False, ignore_exif=ignore), None, (3, 32, 32)))
 
     one, other = identity(False), identity(True)
-    assert one["orientation"] == "as EXIF says"
-    assert other["orientation"] == "as stored"
-    assert {key for key in one if one[key] != other[key]} == {"orientation"}
+    assert one.orientation == "as EXIF says"
+    assert other == dataclasses.replace(one, orientation="as stored")
 
 
 def test_commands_take_the_flag_and_refuse_to_mix(tmp_path, folder, checkpoint, capsys):

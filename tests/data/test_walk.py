@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import DataSettings, open_pictures
+from gtp_vit.data.open import DataSettings, open_pictures
 
 SIZES = {"img_size": 32, "num_classes": 2}
 
@@ -106,7 +106,7 @@ def test_order_and_classes_are_those_of_timm(tree):
     theirs, ours = ReaderImageFolder(str(tree)), opened(tree).reader
     assert ours.samples == theirs.samples
     assert ours.class_to_idx == theirs.class_to_idx
-    assert [ours.filename(place) for place in range(8)] == [theirs.filename(place) for place in range(8)]
+    assert [ours.name(place) for place in range(8)] == [theirs.filename(place) for place in range(8)]
 
 
 def test_splits_are_found_as_timm_finds_them(tree):

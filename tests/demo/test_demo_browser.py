@@ -158,7 +158,7 @@ def test_on_a_phone_with_files_good_and_bad(address, driver, tmp_path):
             said = {
                 "photo.png": "only 1 x 1 pixels",
                 "broken.png": "no picture that can be read",
-                "bomb.png": "far more than 50 million pixels",
+                "bomb.png": "far more than 89 million pixels",
             }[name]
             browser.until(f"return document.querySelector('#gtp-study').textContent.includes('{said}')", PATIENCE)
         assert browser.run("return document.querySelector('.gtp-card')") is None  # nothing of another picture is left

@@ -3,7 +3,7 @@
 import pytest
 
 from gtp_vit import GTPPlus, create_model, macs, patch
-from gtp_vit.data.dataset import DataSettings, open_images
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.profiling.budget import at_macs

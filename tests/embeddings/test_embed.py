@@ -24,9 +24,11 @@ from gtp_vit import GTP, GTPError, ToMe, embed, patch, read_embeddings
 from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.backbone import Output
-from gtp_vit.data import tar_index
-from gtp_vit.data.dataset import DataSettings, InMemory, batches, open_images
-from gtp_vit.data.hf_dataset import Rows
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.library_readers import HuggingFaceReader
+from gtp_vit.data.loader import batches
+from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.tar_reader import TarReader, samples_of
 from gtp_vit.embeddings import embedder as embedding
 from gtp_vit.embeddings.manifest import finished_shards, prepare
 from gtp_vit.embeddings.writer import _locked, embed_to_folder
@@ -714,13 +716,24 @@ def test_web_datasets_have_names_need_no_labels_and_can_be_shared(folder, tmp_pa
 def test_tar_files_with_labels_and_damaged_ones(tmp_path):
     path = tmp_path / "x.tar"
     write_tar(path, [(f"{n}.{e}", png(n) if e == "jpg" else b"%d" % n) for n in range(4) for e in ("cls", "jpg")])
-    reader = tar_index.Tars([path], tmp_path)
-    assert [reader[place][1] for place in range(4)] == [0, 1, 2, 3]
-    assert [reader.filename(place) for place in range(4)] == [f"x.tar/{number}.jpg" for number in range(4)]
+    reader = TarReader([path], tmp_path)
+    assert [reader.open(place).label for place in range(4)] == [0, 1, 2, 3]
+    assert [reader.name(place) for place in range(4)] == [f"x.tar/{number}.jpg" for number in range(4)]
     path.write_bytes(path.read_bytes()[: 3 * 2048 - 500])  # in the middle of the third picture
-    *whole, broken = tar_index.index(path)
+    *whole, broken = samples_of(path)
     assert [sample.name for sample in whole[:2]] == ["0.jpg", "1.jpg"]
     assert "the tar file is damaged behind its image" in broken.problem
+
+
+def test_a_damaged_header_in_the_middle_of_a_tar_file_is_not_its_end(tmp_path):
+    path = tmp_path / "x.tar"
+    write_tar(path, [(f"{n}.jpg", png(n)) for n in range(4)])
+    content = bytearray(path.read_bytes())
+    content[2 * 1024 + 20] ^= 1  # in the name of the third picture
+    path.write_bytes(content)
+    *whole, broken = samples_of(path)
+    assert [sample.name for sample in whole] == ["0.jpg", "1.jpg"]
+    assert broken.problem == "the tar file is damaged behind its image 2: bad header"
 
 
 def test_rows_without_a_column_of_labels_are_read():
@@ -736,6 +749,6 @@ def test_rows_without_a_column_of_labels_are_read():
     reader = type(
         "R", (), {"dataset": Column(), "root": "", "image_key": "image", "label_key": "label", "class_to_idx": {}}
     )
-    rows = Rows(reader)
-    assert [rows.named(place)[0] for place in range(2)] == ["cat.png", "image 1"]
-    assert rows[0][1] is None
+    rows = HuggingFaceReader(reader)
+    assert [rows.open(place).name for place in range(2)] == ["cat.png", "image 1"]
+    assert rows.open(0).label is None

@@ -12,7 +12,7 @@ from torch import nn
 import gtp_vit
 from gtp_vit import GTPError, create_model, export, patch
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import make_transform
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.engines import ENGINES, output_check, program
 from gtp_vit.engines.export import ExportInfo
 from gtp_vit.engines.exported_file import ExportedFile, file_fingerprint

@@ -66,7 +66,7 @@ from gtp_vit.patching import host_of
 from gtp_vit.profiling.slicing import slicing_of
 from gtp_vit.recipes import deploy_method
 from gtp_vit.runs.files import Lock
-from gtp_vit.runs.identity import tensors_fingerprint
+from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.testing import families
 from gtp_vit.testing.subject import randomised
 from support.engines import each_engine, lacking, needs, needs_onnxruntime

@@ -16,7 +16,9 @@ from torchvision.models import vision_transformer
 
 from gtp_vit import GTP, EvoViT, GTPError, GTPPlus, Identity, ToMe, Training, finetune, macs, patch, unpatch
 from gtp_vit.backbones import small_models
-from gtp_vit.data.dataset import DataSettings, InMemory, make_transform, preparation
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.open import DataSettings
+from gtp_vit.data.transforms import make_transform, preparation
 from gtp_vit.errors import BadSetting, UnsupportedBackbone
 from gtp_vit.patching import host_of
 from gtp_vit.testing import Case, check, families
@@ -316,7 +318,7 @@ def test_images_as_open_clips_weights_want_them():
     open_clip.set_model_preprocess_cfg(
         model, {"mean": (0.5,) * 3, "std": (0.4,) * 3, "interpolation": "bilinear", "resize_mode": "squash"}
     )
-    prepared = preparation(model, DataSettings("nowhere"))
+    prepared = preparation(model)
     assert (prepared["mean"], prepared["std"]) == ((0.5,) * 3, (0.4,) * 3)
     assert (prepared["interpolation"], prepared["crop_mode"]) == ("bilinear", "squash")
     make_transform(prepared)

@@ -20,7 +20,9 @@ from gtp_vit import GTP, METHODS, GTPError, ToMe, create_model, macs, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data import dataset as data_tools
 from gtp_vit.data import image_file
-from gtp_vit.data.dataset import DataSettings, InMemory, batches, open_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.loader import batches
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import Evaluation, bootstrap, evaluate
 from gtp_vit.profiling.budget import at_macs

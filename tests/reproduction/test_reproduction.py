@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from gtp_vit import GTP, METHODS, create_model
 from gtp_vit.cli.app import COMMANDS, Exit
-from gtp_vit.data.dataset import DataSettings, InMemory, open_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs.journal import Journal
 from reproduction.__main__ import main

@@ -15,7 +15,9 @@ import torch
 from PIL import Image
 
 from gtp_vit import GTPError
-from gtp_vit.data.dataset import DataSettings, InMemory, batches, open_pictures
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.loader import batches
+from gtp_vit.data.open import DataSettings, open_pictures
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import read_embeddings
 from gtp_vit.embeddings.writer import embed_to_folder

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from gtp_vit import GTP, GTPError, Training, finetune
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import InMemory, batches
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.loader import batches
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
 from gtp_vit.testing import families
@@ -252,7 +253,7 @@ class Numbered(torch.utils.data.Dataset):
         return self.count
 
     def __getitem__(self, index):
-        from gtp_vit.data.dataset import Item
+        from gtp_vit.data.items import Item
 
         return Item(index, torch.zeros(1, 2, 2), index, f"image {index}", "")
 

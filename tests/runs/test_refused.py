@@ -51,7 +51,10 @@ REFUSED = {
     "no such recipe": (["compare", "--recipes", "nonsense.json"], "nonsense.json"),
     "a share of MACs that is none": (["compare", "--macs", "2"], "--macs is 2"),
     "neighbours": (["evaluate", "--measure", "embedding"], "no embedding"),
-    "a figure of all images": (["evaluate", "--measure", "dense", "--nearest", "0"], "neighbours is 0"),
+    "a figure of all images": (
+        ["evaluate", "--measure", "dense", "--nearest", "0"],
+        "nearest is a setting of",
+    ),
     "embed": (["embed", "--patches", "--scores"], "two different outputs"),
     "export": (["export", "--precision", "bf16"], "bf16"),
     "finetune": (["finetune", "--batch-size", "1000", "--micro-batch", "500"], "only 24"),

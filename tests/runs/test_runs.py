@@ -15,13 +15,16 @@ from safetensors.torch import save_file
 
 from gtp_vit import DynamicViT, GTPError, create_model, patch
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import DataSettings, InMemory, make_transform, open_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
 from gtp_vit.runs import identity as identities
 from gtp_vit.runs.files import Lock, check_writable, write_atomically
-from gtp_vit.runs.identity import identity, images_identity, tensors_fingerprint
-from gtp_vit.runs.journal import MAGIC, Journal, differences
+from gtp_vit.runs.fingerprint import tensors_fingerprint
+from gtp_vit.runs.identity import differences, identity, images_identity
+from gtp_vit.runs.journal import MAGIC, Journal
 from gtp_vit.tuning import local_search
 from support.process import run_python, start_python
 
@@ -163,7 +166,7 @@ def test_learned_parts_of_a_method_are_part_of_the_identity(place):
     with torch.no_grad():
         next(fast.reducer.parameters()).add_(1)
     after = identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
-    assert differences(before, after).startswith("learned dynamicvit was")
+    assert differences(before.to_dict(), after.to_dict()).startswith("learned dynamicvit was")
 
 
 def test_what_a_model_does_with_its_weights_is_part_of_the_identity():
@@ -174,7 +177,7 @@ def test_what_a_model_does_with_its_weights_is_part_of_the_identity():
         torch.manual_seed(0)
         model = create_model("test_vit", num_classes=4)
         change(model)
-        return identity("test_vit", model, images)["architecture"]
+        return identity("test_vit", model, images).architecture
 
     class Configuration:
         def __init__(self, theta, place):
@@ -205,7 +208,7 @@ def test_files_that_a_method_names_are_part_of_the_identity_by_their_content(tmp
 
     def of():
         named = {"method": "dynamicvit", "predictors": str(tmp_path / "link")}
-        return identity("test_vit", model, images, plans=[{"of": named}])
+        return identity("test_vit", model, images, plans=[{"of": named}]).to_dict()
 
     before = of()
     (tmp_path / "parts").write_bytes(b"2")
@@ -227,7 +230,7 @@ def test_a_link_that_leads_to_another_image_changes_the_identity(tmp_path):
     )
 
     def of(root=tmp_path / "data"):
-        return images_identity(open_images(model, DataSettings(data_dir=root, labels=False)))["images"]
+        return images_identity(open_images(model, DataSettings(data_dir=root, labels=False))).images
 
     def lead(path, target):
         path.unlink(missing_ok=True)
@@ -266,7 +269,7 @@ def test_the_identity_of_images_follows_limits_and_subsets(place):
 
     def of(limit=0, places=None):
         dataset = open_images(model, DataSettings(data_dir=place / "data", limit=limit))
-        return images_identity(dataset if places is None else torch.utils.data.Subset(dataset, places))["images"]
+        return images_identity(dataset if places is None else torch.utils.data.Subset(dataset, places)).images
 
     assert len({of(), of(5), of(6), of(places=[1, 2]), of(places=[1, 3])}) == 5
     assert of(5) == of(5)

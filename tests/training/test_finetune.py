@@ -42,7 +42,10 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.attention import Ask
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.data.dataset import Batch, DataSettings, InMemory, Item, make_transform, open_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.items import Batch, Item
+from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.models import bundled
@@ -421,9 +424,9 @@ def test_grey_images_of_torchvisions_data_sets(tmp_path):
     assert not augmented[3].problem
     assert augmented[3].image.shape == (1, 28, 28)
     assert {Draws(augmented, 0, 0)[(draw, 5)].problem for draw in range(30)} == {""}
-    before = identity.identity("m", model, plain)["images"]
+    before = identity.identity("m", model, plain).images.images
     (raw / "t10k-labels-idx1-ubyte").unlink()
-    assert identity.identity("m", model, plain)["images"] != before
+    assert identity.identity("m", model, plain).images.images != before
     with pytest.raises(GTPError, match=r"no images in .*: Dataset not found"):
         open_images(model, data)
 

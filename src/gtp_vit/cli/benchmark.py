@@ -17,7 +17,8 @@ from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.cli.parser import Range, Short
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.dataset import Batch, batches
+from gtp_vit.data.items import Batch
+from gtp_vit.data.loader import batches
 from gtp_vit.engines import TORCH, is_exported
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import CompiledFile, compile_for_engine

@@ -26,7 +26,7 @@ from gtp_vit.cli.output import (
     write_page,
 )
 from gtp_vit.cli.parser import Range
-from gtp_vit.data.dataset import first_images
+from gtp_vit.data.loader import first_images
 from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import Measure
 from gtp_vit.models.sources import public_name

@@ -23,7 +23,7 @@ from gtp_vit.engines import is_exported
 from gtp_vit.engines.file_images import check_processor
 from gtp_vit.errors import GTPError
 from gtp_vit.models import bundled
-from gtp_vit.models.sources import public_name
+from gtp_vit.models.sources import public_name, transform_of
 
 
 @dataclass(frozen=True)
@@ -118,5 +118,5 @@ def _filed(flags: Demo, words: Sequence[str]) -> Filed:
     view = None
     if file.metadata.preparation.processor is not None:  # in no words that timm knows
         check_processor(file, settings.model)
-        view = view_of(settings.model, model, img_size=settings.img_size)
+        view = view_of(model, transform_of(settings.model, model), img_size=settings.img_size)
     return make_filed(file, file.load(flags.threads), examples, model, view=view)

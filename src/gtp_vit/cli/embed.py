@@ -198,7 +198,7 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
     embedder = Embedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
     dataset = make_dataset(flags, model, labels=False)
     own = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
-    known = identity(public_name(flags.model), {"": runs}, dataset, **own)
+    known = identity(public_name(flags.model), {"": runs}, dataset, **own).to_dict()
     title = f"{public_name(flags.model)} {'unreduced' if method is None else f'with {method}'}"
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
         if flags.engine != TORCH:
@@ -222,7 +222,7 @@ def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
         "model": metadata.model,
         "weights": metadata.fingerprint,
         **file.settings(),
-        **images_identity(dataset),
+        **images_identity(dataset).to_dict(),
     }
     yield Source(embedder, dataset, known, file.name)
 

@@ -23,7 +23,7 @@ from gtp_vit.cli.output import (
     open_journal,
     write_page,
 )
-from gtp_vit.data.dataset import first_images
+from gtp_vit.data.loader import first_images
 from gtp_vit.engines import is_exported
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.errors import GTPError, counted

@@ -15,7 +15,9 @@ from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, embedded_images, make_model
 from gtp_vit.cli.output import JsonFlags, answer, check_readable, write_page
 from gtp_vit.cli.parser import Range
-from gtp_vit.data.dataset import DataSettings, InMemory, open_images, spread_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.loader import spread_images
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.errors import GTPError
 from gtp_vit.report.training_log import training_sections, training_text, validation_table
 from gtp_vit.runs import distributed

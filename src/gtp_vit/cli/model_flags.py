@@ -11,7 +11,10 @@ from typing import Annotated, Any
 import torch
 
 from gtp_vit.cli.parser import Choices, Positional, Range, Short
-from gtp_vit.data.dataset import INTERPOLATIONS, DataSettings, InMemory, batches, open_images, spread_images
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.loader import batches, spread_images
+from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.transforms import INTERPOLATIONS
 from gtp_vit.errors import GTPError, UnsupportedBackbone
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import check_model_name, create_model, has_own_weights, refusal

@@ -16,7 +16,8 @@ from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.help import program_of
-from gtp_vit.data.dataset import DataSettings, InMemory
+from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.open import DataSettings
 from gtp_vit.errors import GTPError, Incomplete, Unreadable
 from gtp_vit.jsonable import jsonable
 from gtp_vit.metrics.evaluate import Evaluation
@@ -133,7 +134,7 @@ def open_journal(
     needed = results is not None and not isinstance(dataset, InMemory)
     if not needed and distributed.rank_and_world_size()[1] == 1:
         return nullcontext()
-    run = jsonable(identity(name, models, dataset, **settings))
+    run = identity(name, models, dataset, **jsonable(settings)).to_dict()
     distributed.check_same("weights, images or settings", run)
     if results is None or not needed or not distributed.is_rank_zero():
         return nullcontext()

@@ -21,6 +21,7 @@ from gtp_vit.engines import is_exported
 from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.dense import patch_errors, patch_features
 from gtp_vit.models import bundled
+from gtp_vit.models.sources import transform_of
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.trace import trace
 from gtp_vit.report.page import Section, paragraph, picture, table
@@ -140,7 +141,7 @@ def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
             )
             for index in range(3)
         ]
-    view = view_of(flags.model, model, img_size=flags.img_size)
+    view = view_of(model, transform_of(flags.model, model), img_size=flags.img_size)
     found = []
     for index, path in enumerate(flags.images):
         picture, tensor = view(open_picture(path, ignore_exif=flags.ignore_exif))

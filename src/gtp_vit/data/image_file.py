@@ -1,4 +1,4 @@
-"""pictures: one picture from a file, as 8-bit RGB, or a clear reason why not."""
+"""One picture from a file, as 8-bit RGB, or a clear reason why not."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import os
 import stat
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gtp_vit.errors import GTPError, first_line
+from gtp_vit.errors import BadInput, GTPError, first_line
 
-MOST_PIXELS = 100_000_000  # of one image; more is treated as a decompression bomb
+if TYPE_CHECKING:
+    from PIL import Image
+
+# Of one picture, which then takes 267 MB as RGB. A small file can claim any number, and Pillow warns a little above.
+MOST_PIXELS = 89_000_000
 # Files with these endings are read as pictures. Those that this Pillow cannot decode are reported as unreadable.
 ENDINGS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
@@ -31,7 +35,7 @@ def check_is_file(path: str | Path) -> None:
         raise GTPError("it is not a file but a folder, pipe, socket or device")
 
 
-def open_picture(path: Path, *, ignore_exif: bool = False) -> Any:
+def open_picture(path: Path, *, ignore_exif: bool = False) -> Image.Image:
     """A picture that the user named, or a clear error."""
     if not path.exists():
         raise GTPError(f"there is no picture {path}")
@@ -41,14 +45,14 @@ def open_picture(path: Path, *, ignore_exif: bool = False) -> Any:
         raise GTPError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def load_picture(path: str | Path, *, ignore_exif: bool = False) -> Any:
-    """The first picture of a file; raises errors of many classes."""
+def load_picture(path: str | Path, *, ignore_exif: bool = False) -> Image.Image:
+    """The first picture of a file; raises many exception types."""
     check_is_file(path)
     with open(path, "rb") as file:
         return decode(file, ignore_exif=ignore_exif)
 
 
-def decode(file: Any, *, ignore_exif: bool = False) -> Any:
+def decode(file: IO[bytes] | Image.Image, *, ignore_exif: bool = False) -> Image.Image:
     """An RGB picture, of a file or of a picture of any mode; decompression bombs and truncated pictures raise.
 
     It is turned upright as its EXIF data say, or with `ignore_exif` left as it is stored, as timm and torchvision read
@@ -57,24 +61,31 @@ def decode(file: Any, *, ignore_exif: bool = False) -> Any:
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MOST_PIXELS is stricter
         warnings.filterwarnings("ignore", "Corrupt EXIF data")  # they turn nothing
         image = file if isinstance(file, Image.Image) else Image.open(file)
-        if image.width * image.height > MOST_PIXELS:
-            raise GTPError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS // 10**6} million")
+        check_pixels(image)
         image.load()  # before EXIF is asked for: in some files it comes last
-        found = _eight_bits(image).convert("RGB")
+        picture = _eight_bits(image).convert("RGB")
         turn = None if ignore_exif else turn_of(image)
         if turn is None:
-            return found
-        found = found.transpose(turn)
+            return picture
+        picture = picture.transpose(turn)
         # Else whoever looks at the picture's EXIF again, as some transforms do, would turn it twice.
         for key in ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"):
-            found.info.pop(key, None)
-        return found
+            picture.info.pop(key, None)
+        return picture
 
 
-def turn_of(image: Any) -> Any:
+def check_pixels(image: Image.Image) -> None:
+    """Raise BadInput for an open picture that is too large to be decoded."""
+    if image.width * image.height > MOST_PIXELS:
+        raise BadInput(
+            f"{image.width:,} x {image.height:,} pixels are more than {MOST_PIXELS // 10**6} million; make it smaller"
+        )
+
+
+def turn_of(image: Image.Image) -> Image.Transpose | None:
     """How an open picture must be turned to be upright, as one of Pillow's transpositions; None: not at all.
 
     EXIF data that cannot be read turn nothing: such files are in every large data set.
@@ -84,11 +95,11 @@ def turn_of(image: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            said = image.getexif().get(ORIENTATION)
-    except Exception:  # of many classes
+            orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # of many types
         return None
     turns = Image.Transpose
-    known = {
+    turn_by_orientation = {
         2: turns.FLIP_LEFT_RIGHT,
         3: turns.ROTATE_180,
         4: turns.FLIP_TOP_BOTTOM,
@@ -97,15 +108,15 @@ def turn_of(image: Any) -> Any:
         7: turns.TRANSVERSE,
         8: turns.ROTATE_90,
     }
-    return known.get(said) if isinstance(said, int) else None
+    return turn_by_orientation.get(orientation) if isinstance(orientation, int) else None
 
 
-def _eight_bits(image: Any) -> Any:
+def _eight_bits(image: Image.Image) -> Image.Image:
     """A picture with its grey values scaled to 8 bits; Pillow clips them at 255, so nearly all would be white."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_INTEGERS):
-        tags = image.tag_v2 if image.format == "TIFF" else {}
+        tags = getattr(image, "tag_v2", {})  # of TIFF
         white = 2 ** tags.get(BITS, (16,))[0] - 1  # some have 12 bits
         scaled = np.rint(np.asarray(image).astype(np.float64) * (255 / white)).astype(np.uint8)
         return Image.fromarray(255 - scaled if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO else scaled)

@@ -1,4 +1,4 @@
-"""folders: the pictures of a folder with the classes that folders stand for, and a warning about what is left out.
+"""The pictures of a folder with the classes that its folders stand for, and warnings about what is left out.
 
 Names, classes and order are timm's; but timm follows every link, which makes 41 of each picture where one leads up.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from gtp_vit.data import image_file
-from gtp_vit.data.walk import Walk, each_once, told
+from gtp_vit.data.image_file import ENDINGS, check_is_file
+from gtp_vit.data.reader import Opened, Reader, list_files
+from gtp_vit.data.walk import Walk, describe_duplicates, duplicates_among
 from gtp_vit.errors import GTPError
 from gtp_vit.runs import distributed
 
@@ -20,47 +20,57 @@ from gtp_vit.runs import distributed
 SYNONYMS = (("train", "training"), ("val", "valid", "validation", "eval", "evaluation"))
 
 
-class Folder:
-    """All pictures below a folder, with the interface of timm's readers."""
+class FolderReader(Reader):
+    """All pictures below a folder."""
 
     def __init__(self, root: Path, *, count_links: bool = False) -> None:
         from timm.utils.misc import natural_key
 
-        self.root = root
+        self.root: Path = root
         walk = Walk(root, _is_picture, count_links=count_links)
-        _warn_of_links(walk.again, root, count_links)
+        _warn_of_duplicates(walk.duplicates, root, count_links=count_links)
         _warn_of_closed(walk.closed, root)
-        labels = [_class_of(path, root) for path in walk.paths]
-        self.class_to_idx = {name: index for index, name in enumerate(sorted(set(labels), key=natural_key))}
-        both = zip(walk.paths, labels, strict=True)
-        self.samples = sorted(
-            ((path, self.class_to_idx[label]) for path, label in both), key=lambda sample: natural_key(sample[0])
-        )
+        classes = [_class_of(path, root) for path in walk.paths]
+        self.class_to_idx = {name: index for index, name in enumerate(sorted(set(classes), key=natural_key))}
+        labels = (self.class_to_idx[name] for name in classes)
+        samples = zip(walk.paths, labels, strict=True)
+        self.samples = sorted(samples, key=lambda sample: natural_key(sample[0]))
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, place: int) -> tuple[Any, int]:
+    def name(self, place: int) -> str:
+        return os.path.relpath(self.samples[place][0], self.root)
+
+    def open(self, place: int) -> Opened:
         path, label = self.samples[place]
-        return open(path, "rb"), label
+        check_is_file(path)  # opening a pipe would wait
+        return Opened(self.name(place), open(path, "rb"), label)
 
-    def filename(self, place: int, *, absolute: bool = False) -> str:
-        path = self.samples[place][0]
-        return path if absolute else os.path.relpath(path, self.root)
+    def listing(self, count: int) -> Iterator[str]:
+        return list_files(self.samples[:count], self.root)
+
+    def warn_of_other_files(self) -> None:
+        """Warn about files that are not read as pictures, other than hidden ones."""
+        others = Walk(self.root, lambda name: not name.startswith(".") and not _is_picture(name)).paths
+        if others:
+            more = f", and {len(others) - 1} more like it" if len(others) > 1 else ""
+            name = os.path.relpath(min(others), self.root)
+            _warn(f"not read in {self.root}, because it does not look like a picture: {name}{more}")
 
 
-def split_of(folder: Path, split: str) -> Path:
+def folder_of_split(folder: Path, split: str) -> Path:
     """The folder of a split, as timm finds it; the folder itself, if it has no splits."""
-    wanted = split.partition("[")[0]
-    alike = next((names for names in SYNONYMS if wanted in names), ())
-    return next((folder / name for name in (wanted, *alike) if name and (folder / name).exists()), folder)
+    name = split.partition("[")[0]
+    synonyms = next((names for names in SYNONYMS if name in names), ())
+    return next((folder / each for each in (name, *synonyms) if each and (folder / each).exists()), folder)
 
 
 def check_no_loop(folder: Path, dataset: str) -> None:
     """Raise where another library would walk through a folder whose links lead back: two of them take it for ever."""
     if dataset.startswith(("wds/", "hfds/", "hfids/", "tfds/")) or not folder.is_dir():
         return
-    loops = Walk(folder, lambda name: False, count_links=True).again
+    loops = Walk(folder, lambda name: False, count_links=True).duplicates
     if loops:
         raise GTPError(
             f"{min(loops)} is a link to a folder above it, which {dataset} would follow again and again; delete the "
@@ -68,25 +78,22 @@ def check_no_loop(folder: Path, dataset: str) -> None:
         )
 
 
-def tars_once(paths: list[Path], root: Path, *, count_links: bool) -> list[Path]:
-    """Each tar file once, though several names lead to it."""
-    again = {} if count_links else each_once(map(os.fspath, paths))
-    _warn_of_links(again, root, count_links)
-    return [path for path in paths if os.fspath(path) not in again]
+def find_duplicates(paths: Iterable[str | Path], root: Path, *, count_links: bool) -> Mapping[str, str]:
+    """Of a list of files those that an earlier name leads to already, with a warning; none with `count_links`."""
+    duplicates = {} if count_links else duplicates_among(os.fspath(path) for path in paths)
+    _warn_of_duplicates(duplicates, root, count_links=count_links)
+    return duplicates
 
 
-def leave_out_again(reader: Any, root: Path, *, count_links: bool) -> None:
-    """Count a picture once in a list that another library made of a folder."""
-    samples = getattr(reader, "samples", None)
-    if isinstance(samples, list) and samples and isinstance(samples[0][0], (str, os.PathLike)) and not count_links:
-        again = each_once(os.fspath(path) for path, _ in samples)
-        if again:
-            reader.samples = [sample for sample in samples if os.fspath(sample[0]) not in again]
-            _warn_of_links(again, root, count_links)
+def empty_class(folder: Path, classes: Iterable[str]) -> str | None:
+    """The first class folder without images, which timm leaves out."""
+    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    unused = (path for path in below if path.name not in classes)
+    return next((path.name for path in unused if not any(each.is_dir() for each in path.iterdir())), None)
 
 
 def _is_picture(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in image_file.ENDINGS
+    return os.path.splitext(name)[1].lower() in ENDINGS
 
 
 def _class_of(path: str, root: Path) -> str:
@@ -95,44 +102,20 @@ def _class_of(path: str, root: Path) -> str:
     return "" if folder == os.fspath(root) else os.path.basename(folder)
 
 
-def _warn_of_links(again: dict[str, str], root: Path, count_links: bool) -> None:
-    if again and distributed.is_rank_zero():
-        remedy = "" if count_links else " (--count-links counts every name)"
-        warnings.warn(f"{told(again, root)}{remedy}", stacklevel=3)
+def _warn_of_duplicates(duplicates: Mapping[str, str], root: Path, *, count_links: bool) -> None:
+    if duplicates:
+        _warn(describe_duplicates(duplicates, root) + ("" if count_links else " (--count-links counts every name)"))
 
 
-def _warn_of_closed(closed: list[str], root: Path) -> None:
-    if closed and distributed.is_rank_zero():
-        more = f", and {len(closed) - 1} more folders like it" if len(closed) > 1 else ""
-        warnings.warn(
-            f"not opened in {root}, so that pictures may be missing: {os.path.relpath(min(closed), root)}{more}; give "
-            "yourself the permission to read it",
-            stacklevel=3,
+def _warn_of_closed(folders: list[str], root: Path) -> None:
+    if folders:
+        more = f", and {len(folders) - 1} more folders like it" if len(folders) > 1 else ""
+        _warn(
+            f"not opened in {root}, so that pictures may be missing: {os.path.relpath(min(folders), root)}{more}; give "
+            "yourself the permission to read it"
         )
 
 
-def how_to_read(dataset: str) -> dict[str, str]:
-    """Options for timm, which by itself reads .png, .jpg and .jpeg only, and cuts streams to 8 bits."""
-    if not dataset:
-        return {"input_key": ";".join(image_file.ENDINGS)}
-    return {"input_img_mode": ""} if dataset.startswith(("wds/", "hfids/")) else {}
-
-
-def name_others(folder: Path) -> None:
-    """Warn about files that are not read as pictures, other than hidden ones."""
-    others = Walk(folder, lambda name: not name.startswith(".") and not _is_picture(name)).paths
-    if others and distributed.is_rank_zero():
-        warnings.warn(
-            f"not read in {folder}, because it does not look like a picture: {os.path.relpath(min(others), folder)}"
-            + (f", and {len(others) - 1} more like it" if len(others) > 1 else ""),
-            stacklevel=3,
-        )
-
-
-def empty_classes(folder: Path, found: Iterable[str]) -> list[str]:
-    """Class folders without images, which timm leaves out."""
-    classes = set(found)
-    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    return [
-        path.name for path in below if path.name not in classes and not any(file.is_dir() for file in path.iterdir())
-    ]
+def _warn(text: str) -> None:
+    if distributed.is_rank_zero():
+        warnings.warn(text, stacklevel=4)

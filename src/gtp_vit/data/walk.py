@@ -1,4 +1,4 @@
-"""walk: the files of a tree, each once, whatever links lead to it.
+"""The files of a tree, each once, whatever links lead to it.
 
 Links to folders are followed, but a real folder is visited once; so a loop ends. Of several names of one file the first
 counts, and names without links come before those with.
@@ -7,7 +7,7 @@ counts, and names without links come before those with.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from gtp_vit.errors import printable
@@ -16,13 +16,13 @@ Key = tuple[int, int]  # device and number of a file or folder, which all its na
 
 
 class Walk:
-    """The files below a folder whose names are wanted."""
+    """The files below a folder whose names `includes` accepts."""
 
-    def __init__(self, root: str | Path, wanted: Callable[[str], bool], *, count_links: bool = False) -> None:
+    def __init__(self, root: str | Path, includes: Callable[[str], bool], *, count_links: bool = False) -> None:
         """Walk; with `count_links` a file counts once for each of its names. Loops end all the same."""
-        self.wanted, self.count_links = wanted, count_links
+        self.includes, self.count_links = includes, count_links
         self.paths: list[str] = []
-        self.again: dict[str, str] = {}  # names of files and folders that were counted already -> as what
+        self.duplicates: dict[str, str] = {}  # names of files and folders that were counted already -> as what
         self.closed: list[str] = []  # folders that could not be opened
         self.folders: dict[Key, str] = {}  # as they were entered
         self.files: dict[Key, str] = {}  # those that may have other names: links and hard links
@@ -32,7 +32,7 @@ class Walk:
             for path, above in sorted(later):
                 if os.path.isdir(path):
                     links += self._enter(path, above)
-                elif wanted(os.path.basename(path)):
+                elif includes(os.path.basename(path)):
                     file_links.append(path)
         for path in sorted(file_links):
             self._take_link(path)
@@ -49,7 +49,7 @@ class Walk:
                 self.closed.append(folder)
                 continue
             if key in chain or (key in self.folders and not self.count_links):
-                self.again[folder] = self.folders[key]
+                self.duplicates[folder] = self.folders[key]
                 continue
             self.folders.setdefault(key, folder)
             below = []
@@ -58,9 +58,9 @@ class Walk:
                     links.append((entry.path, (*chain, key)))
                 elif entry.is_dir():
                     below.append((entry.path, (*chain, key)))
-                elif self.wanted(entry.name):
-                    known = entry.stat()
-                    self._take(entry.path, _key(known) if known.st_nlink > 1 else None)
+                elif self.includes(entry.name):
+                    status = entry.stat()
+                    self._take(entry.path, _key(status) if status.st_nlink > 1 else None)
             todo += reversed(below)
         return links
 
@@ -70,45 +70,45 @@ class Walk:
         if first == path or self.count_links:
             self.paths.append(path)
         else:
-            self.again[path] = first
+            self.duplicates[path] = first
 
     def _take_link(self, path: str) -> None:
         """The file at the end of a link, which may be in a folder that was visited."""
         try:
-            known, real = os.stat(path), os.path.realpath(path)
+            status, real = os.stat(path), os.path.realpath(path)
             inside = self.folders.get(_key(os.stat(os.path.dirname(real))))
         except OSError:  # it leads nowhere: reading it will say so
             self.paths.append(path)
             return
         name = os.path.basename(real)
-        if inside is not None and self.wanted(name) and not self.count_links:
-            self.again[path] = os.path.join(inside, name)
+        if inside is not None and self.includes(name) and not self.count_links:
+            self.duplicates[path] = os.path.join(inside, name)
         else:
-            self._take(path, _key(known))
+            self._take(path, _key(status))
 
 
-def _key(known: os.stat_result) -> Key:
-    return known.st_dev, known.st_ino
+def _key(status: os.stat_result) -> Key:
+    return status.st_dev, status.st_ino
 
 
-def each_once(paths: Iterable[str]) -> dict[str, str]:
+def duplicates_among(paths: Iterable[str]) -> dict[str, str]:
     """Of a list of files, the names of those that an earlier one names already -> the earlier name."""
     files: dict[Key, str] = {}
-    again = {}
+    duplicates = {}
     for path in paths:
         try:
             first = files.setdefault(_key(os.stat(path)), path)
         except OSError:  # reading it will say so
             continue
         if first != path:
-            again[path] = first
-    return again
+            duplicates[path] = first
+    return duplicates
 
 
-def told(again: dict[str, str], root: str | Path) -> str:
+def describe_duplicates(duplicates: Mapping[str, str], root: str | Path) -> str:
     """A sentence on names that lead to what was counted already."""
-    name = min(again)
-    one, other = os.path.relpath(name, root), os.path.relpath(again[name], root)
-    more = f", and {len(again) - 1} more names like it" if len(again) > 1 else ""
+    name = min(duplicates)
+    one, other = os.path.relpath(name, root), os.path.relpath(duplicates[name], root)
+    more = f", and {len(duplicates) - 1} more names like it" if len(duplicates) > 1 else ""
     same = "the folder itself" if other == "." else other
     return printable(f"in {root}, {one} is the same as {same}{more}; counted once")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from gtp_vit.core.costs import Costs
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.image_file import ENDINGS
-from gtp_vit.data.preview import Seen, view_of
+from gtp_vit.data.preview import View, view_of
 from gtp_vit.data.walk import Walk
 from gtp_vit.demo.upload import read_upload
 from gtp_vit.errors import GTPError, check_name, check_range
@@ -27,6 +27,7 @@ from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.registry import measure_of
 from gtp_vit.models import bundled
 from gtp_vit.models.class_names import class_names
+from gtp_vit.models.sources import transform_of
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.budget import at_cost
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, default_method, sizes_of_vit
@@ -51,7 +52,7 @@ class Subject:
     host: Host
     costs: Costs
     measure: Measure
-    view: Callable[[Any], Seen]
+    view: View
     classes: list[str] | None  # names, if it scores classes and they are known
     methods: tuple[str, ...]  # those that fit it
     left_out: tuple[str, ...]  # why others do not
@@ -93,7 +94,7 @@ def make_subject(
         host=host,
         costs=host.costs(),
         measure=measure,
-        view=view_of(name, model, img_size=img_size, crop_pct=whole),
+        view=view_of(model, transform_of(name, model), img_size=img_size, crop_pct=whole),
         classes=class_names(model) if "classes" in measure.shows else None,
         methods=tuple(fitting),
         left_out=tuple(left_out),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.eval_mode import eval_mode
-from gtp_vit.data.preview import Seen, view_through
+from gtp_vit.data.preview import PreparedPicture, View, view_through
 from gtp_vit.demo.demo_model import Example
 from gtp_vit.demo.inspection import Likely, likely, rounds_for
 from gtp_vit.engines.exported_file import ExportedFile
@@ -32,7 +32,7 @@ class Filed:
     run: ExportedModel
     original: nn.Module | None  # the model it was made from, if its weights are here
     why_alone: str  # why they are not
-    view: Callable[[Any], Seen]
+    view: View
     measure: Measure
     examples: tuple[Example, ...]
 
@@ -52,7 +52,7 @@ def make_filed(
     examples: Sequence[Example],
     original: nn.Module | None = None,
     why_alone: str = "",
-    view: Callable[[Any], Seen] | None = None,
+    view: View | None = None,
 ) -> Filed:
     """A file with all that the page needs of it; without its model, pictures are prepared as the file says."""
     output = file.metadata.output
@@ -64,7 +64,7 @@ def make_filed(
     return Filed(file, run, original, why_alone, view or view_of_file(file), measure, tuple(examples))
 
 
-def view_of_file(file: ExportedFile) -> Callable[[Any], Seen]:
+def view_of_file(file: ExportedFile) -> View:
     """From a picture to what a file sees of it, as the file says."""
     whole = file.metadata.model == bundled.NAME and file.metadata.preparation.crop_pct is None
     transform = transform_in_words(file, {"crop_pct": 1.0} if whole else {})  # its pictures have no border to cut off
@@ -79,7 +79,7 @@ def view_of_file(file: ExportedFile) -> Callable[[Any], Seen]:
 class FileStudy:
     """One picture in a file."""
 
-    seen: Seen
+    seen: PreparedPicture
     before: tuple[Likely, ...]  # of the model it was made from, if that is here
     after: tuple[Likely, ...]
     damage: float | None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.preview import Seen
+from gtp_vit.data.preview import PreparedPicture
 from gtp_vit.demo.demo_model import Subject, example_tensors, example_vectors, reduced, settings_at
 from gtp_vit.metrics.base import UNREDUCED, check_base
 from gtp_vit.metrics.damage import Damage
@@ -78,7 +78,7 @@ class Column:
 class Study:
     """One picture without and with methods."""
 
-    seen: Seen
+    seen: PreparedPicture
     whole: int  # MACs of the unreduced model
     classes: tuple[Likely, ...]
     neighbours: tuple[Neighbour, ...]
@@ -105,7 +105,7 @@ def look(subject: Subject, picture: Any, methods: Sequence[str], share: float) -
         )
 
 
-def _column(subject: Subject, seen: Seen, base: Tensor, name: str, method: Method, asked: float) -> Column:
+def _column(subject: Subject, seen: PreparedPicture, base: Tensor, name: str, method: Method, asked: float) -> Column:
     image, fast = seen.tensor[None], reduced(subject, method)
     adaptive = bool(fast.reducer.adaptive)
     cost = macs(fast, images=image).total if adaptive else subject.costs.with_method(method)
@@ -150,7 +150,7 @@ def _nearest(subject: Subject, method: Method | None, image: Tensor, vector: Ten
     return tuple(Neighbour(place, value) for place, value in pairs)
 
 
-def _features(subject: Subject, seen: Seen, method: Method) -> Features:
+def _features(subject: Subject, seen: PreparedPicture, method: Method) -> Features:
     image, fast = seen.tensor[None], patch(subject.model, method, restore=True, quiet=True)
     one, other = (patch_features(each, image)[0].float() for each in (subject.model, fast))
     error = float(patch_errors(one, other).mean())

@@ -10,11 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.data.image_file import check_is_file, decode, turn_of
+from gtp_vit.data.image_file import MOST_PIXELS, check_is_file, check_pixels, decode, turn_of
 from gtp_vit.errors import BadInput, GTPError, first_line
 
 MOST_BYTES = 20 * 2**20
-MOST_PIXELS = 50_000_000  # 150 MB when decoded
 LONGEST = 100  # times as long as wide; resizing the short side of a longer one would need any amount of memory
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
@@ -30,10 +29,11 @@ def read_upload(path: str | Path) -> tuple[Any, list[str]]:
         if Path(path).stat().st_size > MOST_BYTES:
             raise BadInput(f"the file is larger than {MOST_BYTES // 2**20} MB; make the picture smaller")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is stricter
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MOST_PIXELS is stricter
             warnings.filterwarnings("ignore", "Corrupt EXIF data")  # they turn nothing
             with Image.open(path, formats=formats) as image:
-                _check_size(*image.size)
+                check_pixels(image)
+                _check_shape(*image.size)
                 return _decoded(image)
     except Image.DecompressionBombError as error:
         raise BadInput(
@@ -48,12 +48,7 @@ def read_upload(path: str | Path) -> tuple[Any, list[str]]:
         raise BadInput(f"the picture cannot be read: {first_line(error)}") from error
 
 
-def _check_size(width: int, height: int) -> None:
-    if width * height > MOST_PIXELS:
-        raise BadInput(
-            f"the picture has {width:,} x {height:,} pixels, and the most that is read here are "
-            f"{MOST_PIXELS // 10**6} million; make it smaller"
-        )
+def _check_shape(width: int, height: int) -> None:
     if max(width, height) > LONGEST * min(width, height):
         raise BadInput(
             f"the picture has {width:,} x {height:,} pixels, more than {LONGEST} times as long as wide; cut a part out"

@@ -8,20 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from gtp_vit.data.dataset import (
-    DataSettings,
-    ImageFiles,
-    ImageStream,
-    InMemory,
-    Item,
-    batches,
-    open_images,
-    planned_batches,
-)
+from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory, UserDataset
+from gtp_vit.data.loader import batches, planned_batches
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.embeddings.embedder import Embedded, Embedder
-from gtp_vit.errors import BadInput, GTPError, check_range, first_line
+from gtp_vit.errors import BadInput, check_range
 from gtp_vit.patching import host_of
 from gtp_vit.runs import distributed
 
@@ -102,37 +94,4 @@ def dataset_of(model: nn.Module, images: Any, transform: Any = None, *, ignore_e
             f"images are a {type(images).__name__}; give a folder, a tensor [images, channels, height, width], or a "
             "data set with a length and an index"
         )
-    return Given(images)
-
-
-class Given(Dataset[Item]):
-    """A data set of the caller's: prepared images, alone or first in a tuple with their label."""
-
-    def __init__(self, images: Any) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, place: int) -> Item:
-        name = f"image {place}"
-        try:
-            found = self.images[place]
-            if isinstance(found, Item):
-                return found._replace(place=place)
-            image, label = (found[0], found[1]) if isinstance(found, (tuple, list)) and len(found) > 1 else (found, -1)
-            if isinstance(image, (tuple, list)):
-                image = image[0]
-            if not isinstance(image, Tensor):
-                raise GTPError(f"it is a {type(image).__name__} and must be a tensor; give the data set a transform")
-            return Item(place, image, _number(label), name, "")
-        except Exception as error:  # of the caller's own code
-            return Item(place, torch.zeros(0), -1, name, first_line(error))
-
-
-def _number(label: Any) -> int:
-    """A label as a number; -1 for anything else."""
-    try:
-        return int(label)
-    except (TypeError, ValueError):
-        return -1
+    return UserDataset(images)

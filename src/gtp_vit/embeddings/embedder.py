@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gtp_vit.core.backbone import Output, main_output
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import all_features
-from gtp_vit.data.dataset import Batch
+from gtp_vit.data.items import Batch
 from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.patching import host_of, is_patched, tower_of
 from gtp_vit.tensors import rescaled

@@ -14,7 +14,8 @@ from gtp_vit.embeddings.shards import FORMATS, VERSION, Shard, format_of, read_a
 from gtp_vit.errors import GTPError, counted, first_line, shown
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import write_atomically
-from gtp_vit.runs.journal import RESTART, differences
+from gtp_vit.runs.identity import differences
+from gtp_vit.runs.journal import RESTART
 
 MANIFEST = "manifest.json"
 OURS = re.compile(r"embeddings-(\d{6,})\.(?:safetensors|parquet)")

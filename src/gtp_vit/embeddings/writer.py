@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtp_vit.data.dataset import Batch, ImageFiles, ImageStream, InMemory, batches, planned_batches
-from gtp_vit.data.hf_dataset import Rows
-from gtp_vit.data.tar_index import Tars
+from gtp_vit.data.dataset import ImageStream
+from gtp_vit.data.items import Batch
+from gtp_vit.data.loader import batches, planned_batches
 from gtp_vit.embeddings.embedder import Embedded, Embedder
 from gtp_vit.embeddings.manifest import (
     finished_shards,
@@ -100,7 +100,7 @@ def embed_to_folder(
     distributed.check_same("weights, images or settings", run)
     with _locked(folder, run, restart):
         finished = finished_shards(folder, run)
-        work = _Work(folder, embedder, run, form, shard_size, has_labels(dataset), time.perf_counter())
+        work = _Work(folder, embedder, run, form, shard_size, dataset.has_labels, time.perf_counter())
         todo = _own_batches(dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda")
         total = len(dataset) if hasattr(dataset, "__len__") else None
         done = sum(about["images"] for about in finished.values())
@@ -113,7 +113,7 @@ def embed_to_folder(
         images = sum(distributed.all_gather(work.images))
         if not distributed.is_rank_zero():
             return None
-        manifest = make_manifest(run, every, form, classes_of(dataset), total)
+        manifest = make_manifest(run, every, form, dataset.classes, total)
         write_manifest(folder, manifest)
     return Written(folder, manifest, images, time.perf_counter() - work.begin)
 
@@ -247,24 +247,6 @@ def _lock(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             (folder / LOCK).unlink()
         lock.release()
-
-
-def has_labels(dataset: Any) -> bool:
-    """Does a data set know labels? Of streams and a caller's own that is not known: then there is a column for them."""
-    if isinstance(dataset, InMemory):
-        return bool((dataset.labels >= 0).any())
-    reader = dataset.reader if isinstance(dataset, ImageFiles) else None
-    if isinstance(reader, Tars):
-        return any(sample.label_size for found in reader.samples_of for sample in found)
-    if isinstance(reader, Rows):
-        return reader.label_key is not None
-    return classes_of(dataset) is not None or not hasattr(reader, "class_to_idx")
-
-
-def classes_of(dataset: Any) -> list[str] | None:
-    """Names of the classes that labels count, if there are any: a folder of images without folders in it has none."""
-    found = dict(getattr(getattr(dataset, "reader", None), "class_to_idx", None) or {})
-    return None if not found or "" in found else sorted(map(str, found), key=lambda name: found[name])
 
 
 def _joined(parts: list[Tensor]) -> np.ndarray[Any, Any]:

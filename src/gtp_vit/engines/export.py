@@ -29,7 +29,7 @@ from gtp_vit.models.class_names import class_names
 from gtp_vit.patching import host_of, is_patched, tower_of, unpatch
 from gtp_vit.profiling.macs import macs
 from gtp_vit.runs.files import Lock, explained, is_locked, kept_if_used
-from gtp_vit.runs.identity import tensors_fingerprint
+from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.version import __version__
 
 LOCK = ".lock"  # in the folder of an export that is running

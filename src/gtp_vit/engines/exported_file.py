@@ -17,7 +17,7 @@ from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.errors import GTPError, first_line
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.macs import macs
-from gtp_vit.runs.identity import tensors_fingerprint
+from gtp_vit.runs.fingerprint import tensors_fingerprint
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gtp_vit.data.dataset import DataSettings, ImageFiles, ImageStream, InMemory, make_transform, open_pictures
+from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
+from gtp_vit.data.open import DataSettings, open_pictures
+from gtp_vit.data.transforms import make_transform
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.errors import GTPError
 from gtp_vit.models import bundled

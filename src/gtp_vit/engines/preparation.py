@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gtp_vit.data.dataset import INTERPOLATIONS
+from gtp_vit.data.transforms import INTERPOLATIONS
 from gtp_vit.engines.fields import is_number
 from gtp_vit.errors import GTPError, shown
 

@@ -23,7 +23,7 @@ from gtp_vit.core.backbone import Output
 from gtp_vit.errors import BadSetting, GTPError, check_range, counted
 from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
 from gtp_vit.metrics.texts import check_texts, read_texts
-from gtp_vit.runs.identity import tensors_fingerprint
+from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.tensors import rescaled
 
 TEMPERATURE = 0.07  # of the votes of neighbours, as DINO's k-NN classifier has it

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gtp_vit.core.eval_mode import eval_mode
-from gtp_vit.data.dataset import Batch, Item, batches
+from gtp_vit.data.items import Batch, Item
+from gtp_vit.data.loader import batches
 from gtp_vit.errors import GTPError
 from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Figure, Measure, check_base, decoded, encoded
 from gtp_vit.metrics.output_cache import OutputCache

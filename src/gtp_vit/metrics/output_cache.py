@@ -12,7 +12,7 @@ import zlib
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.data.dataset import Batch
+from gtp_vit.data.items import Batch
 from gtp_vit.metrics.base import UNREDUCED, Measure
 
 MOST_BYTES = 512 * 2**20  # in each process

@@ -1,55 +1,114 @@
 """The identity of a run: fingerprints of architecture, weights, learned parts and images, settings, precision, version.
 
 Every command that can resume stores it, so that a table never mixes two models or data sets. File names are not enough:
-a checkpoint can be overwritten between two starts.
+a checkpoint can be overwritten between two starts. Data sets say themselves which images they have (`HasIdentity`).
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
-from gtp_vit.data.tar_index import Tars
 from gtp_vit.methods import known_methods
 from gtp_vit.patching import host_of, is_patched, unpatch
 from gtp_vit.recipes import sizes_of_vit
+from gtp_vit.runs.fingerprint import content_fingerprint, lines_fingerprint, tensors_fingerprint
 from gtp_vit.version import __version__
 
 
-def identity(name: str, models: Mapping[str, nn.Module] | nn.Module, dataset: Any, **settings: Any) -> dict[str, Any]:
-    """What must be equal for a run to be resumed, as JSON.
+@dataclass(frozen=True)
+class ImagesIdentity:
+    """Which images, and what is done to each before a model gets it; empty if they are prepared already."""
+
+    images: str
+    preparation: str = ""
+    orientation: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return {key: value for key, value in dataclasses.asdict(self).items() if value}
+
+
+@runtime_checkable
+class HasIdentity(Protocol):
+    """A data set that knows which images it has. Of files only names, sizes and labels count, not the content."""
+
+    def identity(self) -> ImagesIdentity: ...
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What must be equal for a run to be resumed."""
+
+    model: str  # name and sizes
+    weights: str  # fingerprint
+    images: ImagesIdentity
+    architecture: str = ""  # fingerprint; an exported file has none
+    learned: dict[str, str] = field(default_factory=dict)  # of methods: model or file -> fingerprint
+    dtype: str = ""
+    device: str = ""
+    settings: dict[str, object] = field(default_factory=dict)  # whatever else changes a figure, as JSON
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON, in one flat dictionary, as files store it and `differences` compares it."""
+        own: dict[str, Any] = {"version": __version__, "model": self.model, "architecture": self.architecture}
+        own |= {"weights": self.weights, "learned": self.learned, "dtype": self.dtype, "device": self.device}
+        own = {key: value for key, value in own.items() if value != ""} | self.images.to_dict()
+        if both := own.keys() & self.settings.keys():
+            raise KeyError(f"settings have names of the identity's own fields: {', '.join(sorted(both))}")
+        return json.loads(json.dumps({**own, **self.settings}))
+
+
+def identity(
+    name: str, models: Mapping[str, nn.Module] | nn.Module, dataset: object, **settings: object
+) -> RunIdentity:
+    """The identity of a run over images.
 
     Args:
         name: of the unreduced model.
         models: the unreduced model alone, or first among others, by their names in the results.
         dataset: what they are run on, or a tensor of prepared images.
-        settings: anything else that changes a figure.
+        settings: anything else that changes a figure, as JSON.
     """
-    every: dict[str, Any] = {"": models} if isinstance(models, nn.Module) else dict(models)
-    plain = unpatch(next(iter(every.values())))
+    by_name: dict[str, Any] = {"": models} if isinstance(models, nn.Module) else dict(models)
+    plain = unpatch(next(iter(by_name.values())))
     weight = next(plain.parameters())
     # Learned parts of a method come from a file that its settings only name.
-    learned = {key: model.reducer.state_dict() for key, model in every.items() if is_patched(model)}
-    return {
-        "version": __version__,
-        "model": f"{name} ({sizes_of_vit(host_of(plain).vit)})",
-        "architecture": architecture_fingerprint(plain),
-        "weights": tensors_fingerprint(plain.state_dict()),
-        "learned": {key: tensors_fingerprint(own) for key, own in learned.items() if own} | _files_of_methods(settings),
-        "dtype": str(weight.dtype).removeprefix("torch."),
-        "device": weight.device.type,
-        **images_identity(dataset),
-        **settings,
-    }
+    learned = {key: model.reducer.state_dict() for key, model in by_name.items() if is_patched(model)}
+    return RunIdentity(
+        model=f"{name} ({sizes_of_vit(host_of(plain).vit)})",
+        weights=tensors_fingerprint(plain.state_dict()),
+        images=images_identity(dataset),
+        architecture=architecture_fingerprint(plain),
+        learned={key: tensors_fingerprint(parts) for key, parts in learned.items() if parts}
+        | _files_of_methods(settings),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=weight.device.type,
+        settings=settings,
+    )
+
+
+def images_identity(dataset: object) -> ImagesIdentity:
+    """Which images, and how they are prepared."""
+    if isinstance(dataset, Tensor):
+        return ImagesIdentity(f"{len(dataset)}, {tensors_fingerprint({'images': dataset})}")
+    if isinstance(dataset, Subset):
+        whole = images_identity(dataset.dataset)
+        chosen = f"{len(dataset)} of them, {lines_fingerprint(map(str, dataset.indices))}"
+        return dataclasses.replace(whole, images=f"{whole.images}, {chosen}")
+    if isinstance(dataset, HasIdentity):
+        return dataset.identity()
+    # A user's own data set: only its number of images is known.
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"a {type(dataset).__name__} has no length and no identity()")
+    return ImagesIdentity(f"{len(dataset)} of {type(dataset).__name__}")
 
 
 def architecture_fingerprint(model: nn.Module) -> str:
@@ -58,24 +117,23 @@ def architecture_fingerprint(model: nn.Module) -> str:
     Two folders of Hugging Face can have the same weights and another activation or epsilon in their configuration.
     """
     modules = re.sub(" at 0x[0-9a-f]+", "", repr(model))  # where a function is in memory
-    described: Any = getattr(getattr(model, "config", None), "to_dict", dict)()
+    configuration: object = getattr(getattr(model, "config", None), "to_dict", dict)()
     stored = model.state_dict()
     others = {name: value for name, value in model.named_buffers() if name not in stored}
-    return _digest(
-        [modules, json.dumps(_of_the_model(described), sort_keys=True, default=str), tensors_fingerprint(others)]
-    )
+    settings = json.dumps(_without_origin(configuration), sort_keys=True, default=str)
+    return lines_fingerprint([modules, settings, tensors_fingerprint(others)])
 
 
-def _of_the_model(configuration: Any) -> Any:
+def _without_origin(configuration: object) -> object:
     """A configuration without what is of the file it was read from: its place and version."""
     if not isinstance(configuration, dict):
         return configuration
-    left_out = ("transformers_version", "dtype", "torch_dtype")
-    kept = {str(key): value for key, value in configuration.items() if key not in left_out}
-    return {key: _of_the_model(value) for key, value in kept.items() if not key.startswith("_")}
+    origin = ("transformers_version", "dtype", "torch_dtype")
+    settings = {str(key): value for key, value in configuration.items() if key not in origin}
+    return {key: _without_origin(value) for key, value in settings.items() if not key.startswith("_")}
 
 
-def _files_of_methods(settings: Any) -> dict[str, str]:
+def _files_of_methods(settings: object) -> dict[str, str]:
     """Fingerprints of the files that settings of methods name, wherever among the settings of a run these are."""
     if isinstance(settings, (list, tuple)):
         settings = dict(enumerate(settings))
@@ -83,119 +141,38 @@ def _files_of_methods(settings: Any) -> dict[str, str]:
         return {}
     method = known_methods().get(str(settings.get("method"))) if isinstance(settings.get("method"), str) else None
     names = [settings.get(key) for key in (() if method is None else method.files)]
-    found = {str(name): _content(Path(str(name))) for name in names if name}
+    fingerprints = {str(name): content_fingerprint(Path(str(name))) for name in names if name}
     for inner in settings.values():
-        found |= _files_of_methods(inner)
-    return found
+        fingerprints |= _files_of_methods(inner)
+    return fingerprints
 
 
-def _content(path: Path) -> str:
-    """A hash of a file, behind whatever links."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError:  # whoever needs it says so
-        return "cannot be read"
+def differences(stored: Mapping[str, Any], present: Mapping[str, Any], prefix: str = "") -> str:
+    """How two identities differ, as text: the stored value, then the present one.
 
-
-def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, dtypes, shapes and values."""
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        raw = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(memoryview(raw.numpy()))  # type: ignore[arg-type]
-    return digest.hexdigest()[:16]
-
-
-def images_identity(dataset: Any) -> dict[str, Any]:
-    """Which images, and how they are prepared. Of files only names, sizes and labels count, not the content."""
-    if isinstance(dataset, Tensor):
-        return {"images": f"{len(dataset)}, {tensors_fingerprint({'images': dataset})}"}
-    if isinstance(dataset, InMemory):
-        both = {"images": dataset.images, "labels": dataset.labels}
-        return {"images": f"{len(dataset)}, {tensors_fingerprint(both)}"}
-    if isinstance(dataset, torch.utils.data.Subset):
-        inner = images_identity(dataset.dataset)
-        return {**inner, "images": f"{inner['images']}, {len(dataset)} of them, {_digest(map(str, dataset.indices))}"}
-    if isinstance(dataset, ImageFiles):
-        return {"images": f"{len(dataset)}, {_digest(_listed(dataset))}", **_prepared(dataset)}
-    if isinstance(dataset, ImageStream):
-        stream: Any = dataset.stream
-        root = Path(getattr(getattr(stream, "reader", None), "root", None) or "")
-        count = len(stream) if hasattr(stream, "__len__") else "a stream"
-        listed = f"{count}, {dataset.limit or 'all'}, {_digest(_files_below(root))}"
-        return {"images": listed, **_prepared(dataset)}
-    # A user's own data set: only its number of images is known.
-    return {"images": f"{len(dataset)} of {type(dataset).__name__}"}
-
-
-def _prepared(dataset: ImageFiles | ImageStream) -> dict[str, str]:
-    """What is done to each picture."""
-    return {
-        "preparation": str(dataset.transform),
-        "orientation": "as stored" if dataset.ignore_exif else "as EXIF says",
-    }
-
-
-def _listed(dataset: ImageFiles) -> Iterator[str]:
-    """A line for each image that is read, in order."""
-    reader, count = dataset.reader, len(dataset)
-    samples = getattr(reader, "samples", None)
-    if isinstance(samples, list) and samples and isinstance(samples[0][0], (str, os.PathLike)):
-        target = _Links(reader.root)
-        for path, label in samples[:count]:
-            yield f"{os.path.relpath(path, reader.root)} {_size(path)} {label}{target(path)}"
-    elif isinstance(reader, Tars):
-        yield f"{count}"
-        yield from reader.listed()
-    elif hasattr(getattr(reader, "dataset", None), "_fingerprint"):  # a Hugging Face data set has its own
-        yield f"{reader.dataset._fingerprint} {count}"
-    else:
-        yield f"{type(reader).__name__} {count}"
-        yield from _files_below(Path(getattr(reader, "root", "") or ""))
-
-
-def _files_below(root: Path) -> Iterator[str]:
-    """Names and sizes of all files in a folder, or of one file; nothing if it is not on this machine."""
-    if root == Path():
-        return
-    paths = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
-    target = _Links(root)
-    for path in paths:
-        yield f"{path.relative_to(root)} {_size(path)}{target(path)}"
-
-
-class _Links:
-    """Where links below a folder lead: a link that leads elsewhere is another image, also if that has the same size.
-
-    Relative to where the folder really is, which may be another place on every machine.
+    >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
+    'method r was 8 and is 9'
     """
-
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root, self.real = str(root), os.path.realpath(root)
-        self.folders: dict[str, str] = {}
-
-    def __call__(self, path: str | os.PathLike[str]) -> str:
-        folder, name = os.path.split(path)
-        if folder not in self.folders:
-            self.folders[folder] = os.path.realpath(folder)
-        found = os.path.join(self.folders[folder], name)
-        if os.path.islink(found):
-            found = os.path.realpath(found)
-        elif self.folders[folder] == os.path.normpath(os.path.join(self.real, os.path.relpath(folder, self.root))):
-            return ""  # nothing on the way is a link
-        return f" -> {os.path.relpath(found, self.real)}"
+    sentences = []
+    for key in {**stored, **present}:
+        old, new = stored.get(key, "not there"), present.get(key, "not there")
+        if old == new:
+            continue
+        same_kind = isinstance(old, dict) and isinstance(new, dict) and old.get("method") == new.get("method")
+        sentences.append(
+            differences(old, new, f"{prefix}{key} ") if same_kind else f"{prefix}{key} {_was_and_is(old, new)}"
+        )
+    return ", ".join(sentences)
 
 
-def _size(path: str | os.PathLike[str]) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # it will be reported as unreadable
-        return -1
+def _was_and_is(*values: Any) -> str:
+    # Settings of different methods have no fields in common: their names say enough.
+    old, new = (str(value.get("method", value)) if isinstance(value, dict) else str(value) for value in values)
+    first_difference = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
+    skip = max(0, first_difference - 20)  # long texts may differ near the end
+    return f"was {_shortened(old, skip)} and is {_shortened(new, skip)}"
 
 
-def _digest(lines: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode(errors="surrogateescape") + b"\n")
-    return digest.hexdigest()[:16]
+def _shortened(text: str, skip: int) -> str:
+    shown = " ".join((f"...{text[skip:]}" if skip else text).split())
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -15,6 +15,7 @@ from typing import Any
 
 from gtp_vit.errors import GTPError
 from gtp_vit.runs.files import Lock, explained, make_folder, remove_empty
+from gtp_vit.runs.identity import differences
 
 FORMAT = 1
 MAGIC = f"gtp-vit journal {FORMAT}\n".encode()  # the first line; a file without it is no journal
@@ -141,34 +142,3 @@ def _entry(line: bytes) -> Any:
     except ValueError:
         pass
     return None
-
-
-def differences(stored: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> str:
-    """How two identities differ, as text: the stored value, then the present one.
-
-    >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
-    'method r was 8 and is 9'
-    """
-    found = []
-    for key in {**stored, **wanted}:
-        old, new = stored.get(key, "not there"), wanted.get(key, "not there")
-        if old == new:
-            continue
-        same_kind = isinstance(old, dict) and isinstance(new, dict) and old.get("method") == new.get("method")
-        found.append(
-            differences(old, new, f"{prefix}{key} ") if same_kind else f"{prefix}{key} {_was_and_is(old, new)}"
-        )
-    return ", ".join(found)
-
-
-def _was_and_is(old: Any, new: Any) -> str:
-    # Settings of different methods have no fields in common: their names say enough.
-    old, new = (str(value.get("method", value)) if isinstance(value, dict) else str(value) for value in (old, new))
-    alike = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
-    skip = max(0, alike - 20)  # long texts may differ near the end
-    return f"was {_short(old, skip)} and is {_short(new, skip)}"
-
-
-def _short(text: str, skip: int) -> str:
-    shown = " ".join((f"...{text[skip:]}" if skip else text).split())
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gtp_vit.data.dataset import Batch, DataSettings, ImageFiles, InMemory, Item, collate, open_images
+from gtp_vit.data.dataset import ImageFiles, InMemory
+from gtp_vit.data.items import Batch, Item, collate
+from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.errors import GTPError
 from gtp_vit.training.settings import Training
 

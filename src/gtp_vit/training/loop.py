@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.dataset import Item
+from gtp_vit.data.items import Item
 from gtp_vit.errors import BadSetting, GTPError, check_range
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.classes import Classes
@@ -150,10 +149,9 @@ def run_identity(
 ) -> dict[str, Any]:
     """What must be equal for a run to be resumed; the number of processes may differ."""
     kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
-    seen = {} if validation is None else images_identity(validation)
+    seen = {} if validation is None else images_identity(validation).to_dict()
     models = {UNREDUCED: model, method.name: patch(model, method, quiet=True)}
-    found = identity(name, models, dataset, method=method.to_dict(), **kept, validation=seen)
-    return json.loads(json.dumps(found))
+    return identity(name, models, dataset, method=method.to_dict(), **kept, validation=seen).to_dict()
 
 
 @dataclass(frozen=True)

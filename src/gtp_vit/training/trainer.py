@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.dataset import Batch
+from gtp_vit.data.items import Batch
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.runs import distributed

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.dataset import Item
+from gtp_vit.data.items import Item
 from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp import GTP

@@ -1,0 +1,83 @@
+"""Batches of a data set, in its order; several processes share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from gtp_vit.data.dataset import ImageStream, InMemory
+from gtp_vit.data.items import Batch, Item, collate
+from gtp_vit.errors import GTPError
+
+
+def batches(
+    dataset: Dataset[Item],
+    *,
+    batch_size: int,
+    workers: int,
+    skip: int = 0,
+    pin: bool = False,
+    share: tuple[int, int] = (0, 1),
+) -> Iterator[Batch]:
+    """Batches in the order of the data set, without its first `skip` images.
+
+    `share` is (rank, processes): the process then gets every n-th image, n = processes, from its rank on.
+    """
+    rank, processes = share
+    if isinstance(dataset, InMemory):  # no copy, no process
+        places = range(skip + rank, len(dataset), processes)
+        yield from planned_batches(dataset, (places[at : at + batch_size] for at in range(0, len(places), batch_size)))
+        return
+    if isinstance(dataset, ImageStream):
+        if processes > 1:
+            raise GTPError(
+                "a stream of images cannot be shared by several processes; run one, or give folders or an indexed set"
+            )
+        read = 0
+        for batch in DataLoader(dataset, batch_size, num_workers=min(workers, 1), collate_fn=collate):
+            read += len(batch.place) + len(batch.unreadable)
+            if read > skip:  # the journal is written batch by batch, so a run stops between two of them
+                yield batch
+        return
+    rest = Subset(dataset, range(skip + rank, len(dataset), processes))  # type: ignore[arg-type]
+    yield from DataLoader(rest, batch_size, num_workers=workers, collate_fn=collate, pin_memory=pin)
+
+
+def planned_batches(
+    dataset: Dataset[Item], plan: Iterable[range], *, workers: int = 0, pin: bool = False
+) -> Iterator[Batch]:
+    """One batch for each range of places, whichever process asks: what is in a batch decides the last bits."""
+    if not isinstance(dataset, InMemory):
+        yield from DataLoader(dataset, batch_sampler=plan, num_workers=workers, collate_fn=collate, pin_memory=pin)  # type: ignore[arg-type]
+        return
+    for places in plan:
+        own = slice(places.start, places.stop, places.step)
+        names = tuple(f"image {place}" for place in places)
+        yield Batch(torch.tensor(places), dataset.images[own], dataset.labels[own], {}, names)
+
+
+def spread_images(dataset: Any, count: int) -> Any:
+    """`count` images of a data set, evenly spread as its order is often by class; all if it has no more, or for 0."""
+    if not count or not hasattr(dataset, "__len__") or count >= len(dataset):
+        return dataset
+    places = [index * len(dataset) // count for index in range(count)]
+    if isinstance(dataset, InMemory):
+        return InMemory(dataset.images[places], dataset.labels[places])
+    return Subset(dataset, places)
+
+
+def first_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
+    """The first images that can be read, at most `count`, on the model's device and in its precision."""
+    parts: list[Tensor] = []
+    for batch in batches(dataset, batch_size=count, workers=0):
+        parts.append(batch.images)
+        if sum(map(len, parts)) >= count:
+            break
+    if not any(map(len, parts)):
+        raise GTPError("none of the images could be read")
+    weight = next(model.parameters())
+    return torch.cat(parts)[:count].to(weight.device, weight.dtype)
