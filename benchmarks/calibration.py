@@ -13,8 +13,7 @@ import dataclasses
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -25,32 +24,18 @@ from gtp_vit.core.schedule import LEARNED, SEARCHED
 from gtp_vit.methods.gtp_plus import merge
 from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
 from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
-from subject import Subject, change
+from subject import Flags as SubjectFlags
+from subject import change, write_figures
 
 
 @dataclass(frozen=True)
-class Flags:
-    model: Annotated[str, tyro.conf.Positional]
-    """Name of a model that scores classes."""
-    checkpoint: Path
-    """Its weights."""
-    data_dir: Path
-    """Folder of images; never those that results are reported on."""
-    share: float = 0.55
-    """Of the unreduced model's MACs."""
+class Flags(SubjectFlags):
     images: int = 400
     """To learn from."""
-    others: int = 300
-    """To measure on."""
-    threads: int = 2
-    """CPU threads."""
-    json: Path | None = None
-    """Write the figures here as well."""
 
 
 def main(flags: Flags) -> None:
-    torch.set_num_threads(flags.threads)
-    subject = Subject.read(flags.model, flags.checkpoint, flags.data_dir, flags.images, flags.others)
+    subject = flags.subject()
     begin = time.time()
     learned = learn_sensitivity(subject.model, subject.seen)
     seconds, own = time.time() - begin, learned.calibration
@@ -76,9 +61,7 @@ def main(flags: Flags) -> None:
             with mock.patch.object(merge, "SHARE_POWER", power):
                 found = subject.damage(method, kernels="torch")
             add(f"calibrated{variant and f', without {variant}'}{shape}", found, method)
-    if flags.json is not None:
-        options = {key: getattr(flags, key) for key in ("model", "share", "images", "others")}
-        flags.json.write_text(json.dumps({**options, "rows": rows}, indent=1) + "\n")
+    write_figures(flags, ("model", "share", "images", "others"), rows=rows)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from gtp_vit.reproduction.reproduce import find_weights
 
 from gtp_vit.cli.app import main as gtp_vit
 from gtp_vit.tuning.all_methods import searchable
+from subject import weights_of
 
 MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
 
@@ -52,9 +52,7 @@ def folder(options: Options, model: str, cost: int) -> Path:
 
 
 def measure(options: Options, model: str, cost: int) -> int:
-    weights = find_weights(options.weights, model)
-    if weights is None:
-        sys.exit(f"there are no weights of {model} in {options.weights}")
+    weights = weights_of(options.weights, model)
     words = [
         "compare",
         model,

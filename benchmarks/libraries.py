@@ -4,45 +4,37 @@
 
 All are timed in turns in one process; only ratios are reported. Slicing is the same model in the same loop that drops
 the first-come tokens of each layer: what a method with that schedule could reach if its own work cost nothing.
+A run is added to those in the file.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import warnings
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 import tyro
 
+import harness
 from gtp_vit import GTPPlus, create_model, patch
-from gtp_vit.profiling.benchmark import against, interleave
-from gtp_vit.profiling.environment import environment
+from gtp_vit.profiling.benchmark import interleave
 from gtp_vit.profiling.slicing import slicing_of
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(harness.Options):
     """Time reduced models of several libraries, interleaved."""
 
     batch: int = 8
     """Images in a batch."""
     propagate: int = 8
     """Tokens that GTP+ removes in each layer."""
-    rounds: int = 20
-    """How often each is timed."""
-    threads: int = 2
-    """CPU threads."""
     only: tuple[str, ...] = ()
     """Names of the models; none = all."""
-    json: Path | None = None
-    """Write the results to this file."""
 
 
 def hugging_face(name: str, config: str, **more: Any) -> Any:
@@ -91,19 +83,14 @@ def measure(options: Options) -> list[dict[str, Any]]:
         samples = interleave(calls, rounds=options.rounds)
     rows = []
     for name in options.only or MODELS:
-        of_slicing = {each.name: each for each in against(samples, f"{name}: slicing")}[f"{name}: reduced"]
-        of_full = {each.name: each for each in against(samples, f"{name}: full")}[f"{name}: reduced"]
-        low, high = of_slicing.speedup_quartiles
         row = {
             "model": name,
-            "over_slicing": round(1 / of_slicing.speedup, 3),
-            "over_slicing_quartiles": [round(1 / high, 3), round(1 / low, 3)],
-            "over_slicing_best": round(1 / of_slicing.best_speedup, 3),
-            "speedup": round(of_full.speedup, 3),
+            **harness.over_slicing(samples, f"{name}: reduced", f"{name}: slicing"),
+            "speedup": round(harness.of(samples, f"{name}: reduced", f"{name}: full").speedup, 3),
         }
         if SAME.get(name) in (options.only or MODELS):
-            other = {each.name: each for each in against(samples, f"{SAME[name]}: reduced")}[f"{name}: reduced"]
-            row |= {"over_timm": round(1 / other.speedup, 3), "over_timm_best": round(1 / other.best_speedup, 3)}
+            median, _, best = harness.over(harness.of(samples, f"{name}: reduced", f"{SAME[name]}: reduced"))
+            row |= {"over_timm": round(median, 3), "over_timm_best": round(best, 3)}
         rows.append(row)
     return rows
 
@@ -114,10 +101,7 @@ def main() -> None:
     rows = measure(options)
     for row in rows:
         print(json.dumps(row))
-    if options.json is not None:
-        chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key != "json"}
-        found = {"date": str(date.today()), "environment": dataclasses.asdict(environment()), "options": chosen}
-        options.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+    harness.add_run(options, rows)
 
 
 if __name__ == "__main__":

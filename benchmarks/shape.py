@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 import tyro
-from gtp_vit.reproduction.reproduce import find_weights
 from torch import Tensor
 
 from gtp_vit import GTPPlus
 from gtp_vit.core.schedule import SEARCHED
 from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
 from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
-from subject import Subject, change
+from subject import Subject, change, weights_of, write_figures
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,10 @@ class Search:
     def __init__(self, flags: Flags) -> None:
         self.flags, self.subjects, self.settings = flags, [], []
         for name in flags.models:
-            checkpoint = find_weights(flags.weights, name)
-            if checkpoint is None:
-                raise SystemExit(f"there are no weights of {name} in {flags.weights}")
             count = flags.search_images + flags.others
-            self.subjects.append(Subject.read(name, checkpoint, flags.data_dir, flags.images, count))
+            self.subjects.append(
+                Subject.read(name, weights_of(flags.weights, name), flags.data_dir, flags.images, count)
+            )
             text = learn_sensitivity(self.subjects[-1].model, self.subjects[-1].seen).calibration.to_text()
             self.settings.append(GTPPlus(propagate=flags.start, floor=CALIBRATED_FLOOR, calibration=text))
         self.space = self.subjects[0].space(self.settings[0])
@@ -127,10 +125,8 @@ def main(flags: Flags) -> None:
     search = Search(flags)
     shape = search.run()
     rows = search.check(shape)
-    if flags.json is not None:
-        names = ("models", "share", "start", "seed", "images", "search_images", "others", "minutes")
-        options = {name: getattr(flags, name) for name in names}
-        flags.json.write_text(json.dumps({**options, "shape": shape, "rows": rows}, indent=1) + "\n")
+    names = ("models", "share", "start", "seed", "images", "search_images", "others", "minutes")
+    write_figures(flags, names, shape=shape, rows=rows)
 
 
 if __name__ == "__main__":

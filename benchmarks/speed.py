@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import sys
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -25,11 +22,11 @@ import torch
 import torch.nn.functional as F
 import tyro
 
+import harness
 from gtp_vit import GTP, make_method, patch, unpatch
 from gtp_vit.methods.gtp_plus.calibration import Calibration
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.benchmark import against, interleave
-from gtp_vit.profiling.environment import environment
 from memory import in_a_child, peak_of
 
 CASES = (
@@ -46,7 +43,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(harness.Options):
     """Time full model, oracle, torch twin and native kernels, interleaved."""
 
     cases: tuple[str, ...] = CASES
@@ -58,14 +55,8 @@ class Options:
     methods: tuple[str, ...] = ()
     """Other registered methods to time, with settings: tome:r=8, evit:keep_rate=0.8:fuse_token=False; also
     gtp_plus:calibration="random"."""
-    rounds: int = 20
-    """How often each is timed."""
-    threads: int = 2
-    """CPU threads."""
     memory: bool = False
     """Also measure the peak memory of one forward pass, each in a process of its own."""
-    json: Path | None = None
-    """Write the results to this file."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +182,7 @@ def measure(case: str, options: Options) -> list[Row]:
     rows = []
     for full in against(samples, "full"):
         own = f"oracle of {full.name}" if f"oracle of {full.name}" in samples else "oracle"
-        oracle = next(timing for timing in against(samples, own) if timing.name == full.name)
-        low, high = oracle.speedup_quartiles
-        ratios = (1 / oracle.speedup, (1 / high, 1 / low), 1 / oracle.best_speedup)
+        ratios = harness.over(harness.of(samples, full.name, own))
         verdict = {True: "faster", False: "SLOWER", None: "unclear"}[full.faster]
         rows.append(Row(case, full.name, full.milliseconds, *ratios, full.speedup, full.best_speedup, verdict))
     return rows
@@ -232,15 +221,7 @@ def main(options: Options) -> None:
         if options.memory:
             memory[case] = peak_memory(case)
             print(f"{case:<34}peak MB of a forward pass: {memory[case]}", flush=True)
-        if options.json:  # after every case, so that an interruption loses nothing
-            result = {
-                "date": date.today().isoformat(),
-                "environment": dataclasses.asdict(environment()),
-                "options": {**dataclasses.asdict(options), "json": str(options.json)},
-                "rows": [dataclasses.asdict(row) for row in rows],
-                "peak_memory_mb": memory,
-            }
-            options.json.write_text(json.dumps(result, indent=1))
+        harness.write_run(options, [dataclasses.asdict(row) for row in rows], peak_memory_mb=memory)
 
 
 if __name__ == "__main__":

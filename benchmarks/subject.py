@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 from torch import Tensor
 
 from gtp_vit import GTPPlus, create_model, patch
@@ -16,6 +19,49 @@ from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.patching import host_of
 from gtp_vit.tuning.space import Limits, Space
+
+
+@dataclass(frozen=True)
+class Flags:
+    """A model, images to learn from, and others to measure on."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Name of a model that scores classes."""
+    checkpoint: Path
+    """Its weights."""
+    data_dir: Path
+    """Folder of images; never those that results are reported on."""
+    share: float = 0.55
+    """Of the unreduced model's MACs."""
+    images: int = 300
+    """To learn from."""
+    others: int = 300
+    """To measure on."""
+    threads: int = 2
+    """CPU threads."""
+    json: Path | None = None
+    """Write the figures here as well."""
+
+    def subject(self) -> Subject:
+        """The model and its images, with the threads of the flags."""
+        torch.set_num_threads(self.threads)
+        return Subject.read(self.model, self.checkpoint, self.data_dir, self.images, self.others)
+
+
+def weights_of(folder: Path, model: str) -> Path:
+    """The file of a model's weights in a folder: its name begins with the model's."""
+    files = sorted(folder.glob(f"{model.split('.', 1)[0]}*"))
+    found = [path for path in files if path.suffix in (".safetensors", ".pth", ".tar", ".pt")]
+    if not found:
+        raise SystemExit(f"there are no weights of {model} in {folder}")
+    return found[0]
+
+
+def write_figures(flags: Any, names: Sequence[str], **figures: Any) -> None:
+    """Write figures, and the flags with these names, where the flags say."""
+    if flags.json is not None:
+        options = {name: getattr(flags, name) for name in names}
+        flags.json.write_text(json.dumps({**options, **figures}, indent=1) + "\n")
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,16 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 import tyro
 
+import harness
 from gtp_vit import Identity, patch
 from gtp_vit.patching import tower_of
-from gtp_vit.profiling.benchmark import against, interleave
-from gtp_vit.profiling.environment import environment
+from gtp_vit.profiling.benchmark import interleave
 from gtp_vit.profiling.slicing import slicing_of
 from libraries import hugging_face
 
@@ -63,17 +61,13 @@ TOWERS: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(harness.Options):
     """Time towers, interleaved."""
 
     rounds: int = 15
     """How often each is timed."""
-    threads: int = 2
-    """CPU threads."""
     only: tuple[str, ...] = ()
     """Names of the towers; none = all."""
-    json: Path | None = None
-    """Write the results to this file."""
 
 
 def measure(name: str, options: Options) -> dict[str, Any]:
@@ -94,18 +88,14 @@ def measure(name: str, options: Options) -> dict[str, Any]:
         )
     prefix = tower.reduction.vit.prefix
     error = ((found - whole)[:, prefix:].norm(dim=2) / whole[:, prefix:].norm(dim=2)).mean()
-    of_slicing = {each.name: each for each in against(samples, "slicing")}["restored"]
-    of_full = {each.name: each for each in against(samples, "full")}["restored"]
-    low, high = of_slicing.speedup_quartiles
     return {
         "tower": name,
         "batch": batch,
         "patches": whole.shape[1] - prefix,
         "same shape": found.shape == whole.shape,
         "largest_difference_at_zero_reduction": float((zero - whole).abs().max()),
-        "over_slicing": round(1 / of_slicing.speedup, 3),
-        "over_slicing_quartiles": [round(1 / high, 3), round(1 / low, 3)],
-        "speedup": round(of_full.speedup, 3),
+        **harness.over_slicing(samples, "restored", "slicing"),
+        "speedup": round(harness.of(samples, "restored", "full").speedup, 3),
         "error_of_a_patch": round(float(error), 4),
         "method": str(tower.reduction.method),
     }
@@ -131,13 +121,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
-    chosen = {key: str(value) for key, value in dataclasses.asdict(options).items() if key != "json"}
-    found = {"date": str(date.today()), "environment": dataclasses.asdict(environment()), "options": chosen}
     for name in options.only or TOWERS:
         rows.append(measure(name, options))
         print(json.dumps(rows[-1]), flush=True)
-        if options.json is not None:  # after each, so that an interruption loses nothing
-            options.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+        harness.write_run(options, rows)
 
 
 if __name__ == "__main__":

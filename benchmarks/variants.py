@@ -17,8 +17,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -35,29 +34,14 @@ from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
 from gtp_vit.methods.gtp_plus.method import CalibratedReducer
 from gtp_vit.methods.gtp_plus.sensitivity import LONG, Watch, learn_sensitivity
 from gtp_vit.patching import host_of
-from subject import Subject, change
+from subject import Flags as SubjectFlags
+from subject import change, write_figures
 
 
 @dataclass(frozen=True)
-class Flags:
-    model: Annotated[str, tyro.conf.Positional]
-    """Name of a model that scores classes."""
-    checkpoint: Path
-    """Its weights."""
-    data_dir: Path
-    """Folder of images; never those that results are reported on."""
-    share: float = 0.55
-    """Of the unreduced model's MACs."""
-    images: int = 300
-    """To learn from."""
-    others: int = 300
-    """To measure on."""
+class Flags(SubjectFlags):
     channels: int = 64
     """For comparing tokens on fewer channels."""
-    threads: int = 2
-    """CPU threads."""
-    json: Path | None = None
-    """Write the figures here as well."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +118,7 @@ def moments(model: Any, images: Tensor) -> Tensor:
 
 
 def main(flags: Flags) -> None:
-    torch.set_num_threads(flags.threads)
-    subject = Subject.read(flags.model, flags.checkpoint, flags.data_dir, flags.images, flags.others)
+    subject = flags.subject()
     text = learn_sensitivity(subject.model, subject.seen).calibration.to_text()
     costs = host_of(subject.model).costs()
     plain = subject.at_share(GTPPlus(propagate=SEARCHED), flags.share)
@@ -180,9 +163,7 @@ def main(flags: Flags) -> None:
         for value in values:
             changed = dataclasses.replace(calibrated, **{setting: value})  # type: ignore[arg-type]
             add(f"{setting} {value:g}", own, lambda changed=changed: changed, none)  # type: ignore[misc]
-    if flags.json is not None:
-        options = {key: getattr(flags, key) for key in ("model", "share", "images", "others", "channels")}
-        flags.json.write_text(json.dumps({**options, "rows": rows}, indent=1) + "\n")
+    write_figures(flags, ("model", "share", "images", "others", "channels"), rows=rows)
 
 
 if __name__ == "__main__":

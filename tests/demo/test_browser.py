@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -13,8 +12,8 @@ from gtp_vit.cli.app import Exit, main
 from gtp_vit.report.page import Section, picture, table, write_report
 from gtp_vit.report.plot import Point, curves
 from gtp_vit.report.tokens import png
+from support.browser import CHROMEDRIVER, CHROMIUM, MISSING, start_chromium
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install Debian's package chromium")
 # What the page looks like to the browser, put where --dump-dom shows it.
 PROBE = """<script>addEventListener("load", () => { document.title = JSON.stringify({
@@ -132,13 +131,7 @@ def test_the_page_names_nothing_outside_itself(page):
 @pytest.fixture
 def driver():
     """A browser with a pointer and a keyboard."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for word in ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,900"):
-        options.add_argument(word)
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    started = start_chromium(1000, 900)
     yield started
     started.quit()
 
@@ -151,9 +144,7 @@ def column(driver, number):
 
 @pytest.mark.time_limit(10)
 @in_a_browser
-@pytest.mark.skipif(
-    shutil.which("chromedriver") is None, reason="no Chromium here to drive: chromium-driver is missing"
-)
+@pytest.mark.skipif(CHROMEDRIVER is None, reason=MISSING)
 def test_pointer_and_keyboard_show_the_figures_of_a_point_and_sort_tables(page, driver):
     from selenium.webdriver import ActionChains, Keys
 

@@ -20,7 +20,7 @@ from gtp_vit import create_model
 from gtp_vit.demo.demo_model import embedded_examples, make_subject
 from gtp_vit.demo.inspection import look
 from gtp_vit.demo.markup import trace_data
-from support.browser import CHROMEDRIVER, CHROMIUM, MISSING, Browser, chromedriver, wait
+from support.browser import CHROMEDRIVER, CHROMIUM, MISSING, Browser, wait
 from support.pictures import bomb
 
 pytestmark = [
@@ -52,12 +52,6 @@ def address():
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with chromedriver() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def subject():
     return make_subject("fashion_vit", create_model("fashion_vit"), embedded_examples(), "")
 
@@ -76,8 +70,8 @@ def choose(browser, dropdown, name):
 
 
 @in_a_browser
-def test_at_a_desk(address, driver, subject):
-    with Browser(driver) as browser:
+def test_at_a_desk(address, subject):
+    with Browser() as browser:
         browser.open(address)
         shows(browser, "true")
         assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
@@ -122,7 +116,8 @@ def test_at_a_desk(address, driver, subject):
         shows(browser, "document.querySelectorAll('.gtp-card').length === 1")
 
         # copy the recipe
-        browser.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+        browser.devtools("Browser.grantPermissions", permissions)
         browser.click("#gtp-recipe-button")
         browser.until("return document.querySelector('#gtp-recipe button')?.offsetParent", PATIENCE)
         assert "gtp_vit.create_model('fashion_vit')" in browser.text("#gtp-python .cm-content")
@@ -130,7 +125,7 @@ def test_at_a_desk(address, driver, subject):
         read = (
             "const done = arguments[arguments.length - 1]; navigator.clipboard.readText().then(done, e => done('' + e))"
         )
-        copied = wait(lambda: browser.call("execute/async", script=read, args=[]))
+        copied = wait(lambda: browser.driver.execute_async_script(read))
         stored = json.loads(copied)
         assert stored["method"]["method"] == "evit"
         assert stored["measured"]["share"] == pytest.approx(0.6, abs=0.01)
@@ -142,9 +137,9 @@ def test_at_a_desk(address, driver, subject):
 
 
 @in_a_browser
-def test_on_a_phone_with_files_good_and_bad(address, driver, tmp_path):
+def test_on_a_phone_with_files_good_and_bad(address, tmp_path):
     files = {"photo.png": None, "broken.png": b"hello", "bomb.png": bomb(20_000, 20_000)}
-    with Browser(driver, width=400, height=900, dark=True) as browser:
+    with Browser(width=400, height=900, dark=True) as browser:
         browser.open(address)
         shows(browser, "true")
         assert browser.run("return document.documentElement.scrollWidth") <= 400
@@ -165,8 +160,8 @@ def test_on_a_phone_with_files_good_and_bad(address, driver, tmp_path):
 
 
 @in_a_browser
-def test_two_people_at_once_and_one_who_leaves(address, driver):
-    with Browser(driver) as one, Browser(driver) as other, Browser(driver) as leaving:
+def test_two_people_at_once_and_one_who_leaves(address):
+    with Browser() as one, Browser() as other, Browser() as leaving:
         for browser in (one, other, leaving):
             browser.open(address)
         for browser, place in ((leaving, 5), (one, 2), (other, 9)):

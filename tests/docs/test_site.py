@@ -1,9 +1,7 @@
 """The documentation as a site: it builds strictly, names nothing outside itself, and is searched without a server."""
 
 import importlib.util
-import json
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -11,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from support.browser import CHROMEDRIVER, CHROMIUM, MISSING, addresses_asked_for, start_chromium
+
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs needs Python 3.11 here")
 
 
@@ -78,26 +77,12 @@ def test_the_reference_has_every_public_name(site):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    CHROMIUM is None or shutil.which("chromedriver") is None,
-    reason="no Chromium here: install Debian's package chromium",
-)
+@pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason=MISSING)
 def test_it_reads_and_searches_from_a_disk_and_asks_nothing_of_the_network(site):
-    from selenium import webdriver
     from selenium.webdriver import Keys
     from selenium.webdriver.support.ui import WebDriverWait
 
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for word in ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-
-    def asked_for():
-        events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-
+    driver = start_chromium(1200, 900)
     try:
         for name in ("how-it-works.html", "api.html", "index.html"):
             driver.get((site / name).as_uri())
@@ -107,7 +92,7 @@ def test_it_reads_and_searches_from_a_disk_and_asks_nothing_of_the_network(site)
         WebDriverWait(driver, 30).until(lambda d: d.find_elements("css selector", ".md-search-result__link"))
         found = [each.get_attribute("href") for each in driver.find_elements("css selector", ".md-search-result__link")]
         assert any("dense.html" in each or "features.html" in each for each in found)
-        names = asked_for()
+        names = addresses_asked_for(driver)
         assert any(name.endswith("one-layer.png") for name in names)
         assert not [name for name in names if not name.startswith(("file:", "data:", "blob:", "about:"))]
         assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")

@@ -5,7 +5,7 @@ Gradio is an extra, so it is imported when a page is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ LOOKED_AT, KEPT = 600, 3600  # seconds: how often uploads are looked at, and how
 EMPTY = "Upload, paste or take a picture, or choose an example."
 # One at a time: two would disturb each other's times. Of somebody who moves on, only the last wish counts.
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "model"}
-Rounds = Callable[[int, int], None]
 
 
 def build(subject: Subject | Filed) -> Any:
