@@ -102,6 +102,7 @@ SHARED = {
     "flags",
     "parser",
     "sources",
+    "values",
     "help",
     "render",
     "output",

@@ -23,7 +23,6 @@ from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Library
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.weights import load_weights
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
 # name -> sizes; skip_lam divides both branches of a block, crop is the share of the image that is evaluated
@@ -176,6 +175,8 @@ def create(name: str, *, checkpoint_path: str | Path | None = None, **sizes: Any
     """An LV-ViT in evaluation mode, by name, with the weights of a file: official ones or of a finetuned model."""
     model = LVViT(**{**SIZES[check_name("model", name, SIZES)], **sizes}).eval()
     if checkpoint_path is not None:
+        from gtp_vit.weights import load_weights
+
         load_weights(model, Path(checkpoint_path), name)
     return model
 

@@ -49,6 +49,8 @@ examples:
 
 commands (gtp-vit COMMAND --help shows its flags):
 {commands}
+
+--debug, behind any command, shows where an error comes from.
 """
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gtp_vit.cli.sources import looks_like_flag, read_source, spelled
+from gtp_vit.cli.values import kind_of, metavar_of, takes_many, value_of_type
 from gtp_vit.errors import BadSetting, UnknownName, check_name, check_range, shown, unknown_flag
 
 Value = TypeVar("Value")
@@ -55,10 +54,6 @@ class Range:
     why: str = ""
 
 
-KINDS = {int: ("an integer", "integers"), float: ("a finite number", "numbers"), Path: ("a path", "paths")}
-METAVARS = {int: "INT", float: "NUMBER", Path: "PATH"}
-
-
 @dataclass(frozen=True, eq=False)
 class Flag:
     """One flag, or one value that is written without a flag."""
@@ -82,7 +77,7 @@ class Flag:
     @property
     def many(self) -> bool:
         """Does it take several values?"""
-        return any(get_origin(part) is tuple for part in _parts(self.hint))
+        return takes_many(self.hint)
 
     @property
     def shorts(self) -> list[str]:
@@ -104,43 +99,28 @@ class Flag:
         """What its values are, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        first = _parts(self.hint)[0]
-        one, several = KINDS.get(_single(first), ("a name", "names"))
-        if get_origin(first) is tuple and get_args(first)[-1] is not Ellipsis:
-            return f"{len(get_args(first))} {several}"
-        return f"{one}, or several {several}" if self.many else one
+        return kind_of(self.hint)
 
     @property
     def metavar(self) -> str:
         """What stands for its value in a help text."""
-        kinds = {_single(part) for part in _parts(self.hint)} - {type(None)}
         if self.positional or self.field in ("model", "method"):
             name = self.field.upper()
         elif self.choices:
             name = f"{{{','.join(self.choices)}}}"
-        elif len(kinds) > 1:
-            return "SCHEDULE"
         else:
-            name = METAVARS.get(next(iter(kinds)), "NAME")
+            return metavar_of(self.hint)
         return f"{name} ..." if self.many else name
 
     def read(self, written: str, words: Sequence[str]) -> Any:
         """The value that `words` stand for, behind `written`."""
         if not words:
             raise BadSetting(f"{written} needs a value: {self.kind}")
-        if "" in words and str not in map(_single, _parts(self.hint)):  # an empty path would be the current folder
-            raise BadSetting(f"{written} is empty; give {self.kind}, or remove it")
         for word in words if self.choices else ():
             check_name(written, word, self.choices)
-        for part in _parts(self.hint):
-            try:
-                value = _converted(words, part)
-            except ValueError:
-                continue
-            self._check_range(value)
-            return value
-        wrong = next((word for word in words if not _is_one(word, self.hint)), " ".join(words))
-        raise BadSetting(f"{written} is {shown(wrong)}; it must be {self.kind}")
+        value = value_of_type(written, words, self.hint)
+        self._check_range(value)
+        return value
 
     def _check_range(self, value: Any) -> None:
         for limit in (extra for extra in self.extras if isinstance(extra, Range)):
@@ -246,38 +226,3 @@ def _help(kind: type, field: dataclasses.Field[Any]) -> str:
         if declaration is not None and field.name in declaration.fields:
             return declaration.fields[field.name].help
     return ""
-
-
-def _parts(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _single(part: Any) -> Any:
-    """The type of one value."""
-    return get_args(part)[0] if get_origin(part) is tuple else part
-
-
-def _converted(words: Sequence[str], part: Any) -> Any:
-    """The words as a value of one type; ValueError if they are none."""
-    if get_origin(part) is tuple:
-        kinds = get_args(part)
-        kinds = (kinds[0],) * len(words) if kinds[-1] is Ellipsis else kinds
-        return tuple(_converted([word], kind) for word, kind in zip(words, kinds, strict=True))
-    (word,) = words
-    value: Any = part(word) if part in (int, float, Path) else None if part is type(None) else word
-    if (part is int and abs(value) >= 2**63) or (part is float and not math.isfinite(value)):
-        raise ValueError
-    if part is type(None) and word != "None":
-        raise ValueError
-    return value
-
-
-def _is_one(word: str, hint: Any) -> bool:
-    """Can one word be read as a value of this type?"""
-    for part in _parts(hint):
-        try:
-            _converted([word], _single(part))
-        except ValueError:
-            continue
-        return True
-    return False

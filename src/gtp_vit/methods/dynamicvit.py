@@ -22,7 +22,6 @@ from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadSetting, check_range
 from gtp_vit.tensors import at_least_float32, split
-from gtp_vit.weights import read_weights
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -167,6 +166,8 @@ class DynamicViTReducer(Reducer):
 
 def load_predictors(predictors: nn.ModuleList, file: str) -> None:
     """Load predictors from a file of their own, or from a whole checkpoint of DynamicViT or of a finetuned model."""
+    from gtp_vit.weights import read_weights
+
     stored = read_weights(Path(file))
     for prefix in ("score_predictor.", "reducer.predictors.", "predictors."):
         if any(key.startswith(prefix) for key in stored):

@@ -1,0 +1,85 @@
+"""The values of flags by their type: how words are read, and what they are called in errors and help."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from gtp_vit.errors import BadSetting, shown
+
+KINDS = {int: ("an integer", "integers"), float: ("a finite number", "numbers"), Path: ("a path", "paths")}
+METAVARS = {int: "INT", float: "NUMBER", Path: "PATH"}
+
+
+def value_of_type(written: str, words: Sequence[str], hint: Any) -> Any:
+    """The value of a type that `words` stand for, behind the flag `written`."""
+    if "" in words and str not in map(_single, _parts(hint)):  # an empty path would be the current folder
+        raise BadSetting(f"{written} is empty; give {kind_of(hint)}, or remove it")
+    for part in _parts(hint):
+        try:
+            return _converted(words, part)
+        except ValueError:
+            continue
+    wrong = next((word for word in words if not _is_one(word, hint)), " ".join(words))
+    raise BadSetting(f"{written} is {shown(wrong)}; it must be {kind_of(hint)}")
+
+
+def takes_many(hint: Any) -> bool:
+    """Are there several values of this type behind one flag?"""
+    return any(get_origin(part) is tuple for part in _parts(hint))
+
+
+def kind_of(hint: Any) -> str:
+    """What values of a type are, in words."""
+    first = _parts(hint)[0]
+    one, several = KINDS.get(_single(first), ("a name", "names"))
+    if get_origin(first) is tuple and get_args(first)[-1] is not Ellipsis:
+        return f"{len(get_args(first))} {several}"
+    return f"{one}, or several {several}" if takes_many(hint) else one
+
+
+def metavar_of(hint: Any) -> str:
+    """What stands for a value of a type in a help text."""
+    kinds = {_single(part) for part in _parts(hint)} - {type(None)}
+    if len(kinds) > 1:  # a number, several, or a name such as linear:2:14
+        return "SCHEDULE"
+    name = METAVARS.get(next(iter(kinds)), "NAME")
+    return f"{name} ..." if takes_many(hint) else name
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _single(part: Any) -> Any:
+    """The type of one value."""
+    return get_args(part)[0] if get_origin(part) is tuple else part
+
+
+def _converted(words: Sequence[str], part: Any) -> Any:
+    """The words as a value of one type; ValueError if they are none."""
+    if get_origin(part) is tuple:
+        kinds = get_args(part)
+        kinds = (kinds[0],) * len(words) if kinds[-1] is Ellipsis else kinds
+        return tuple(_converted([word], kind) for word, kind in zip(words, kinds, strict=True))
+    (word,) = words
+    value: Any = part(word) if part in (int, float, Path) else None if part is type(None) else word
+    if (part is int and abs(value) >= 2**63) or (part is float and not math.isfinite(value)):
+        raise ValueError
+    if part is type(None) and word != "None":
+        raise ValueError
+    return value
+
+
+def _is_one(word: str, hint: Any) -> bool:
+    """Can one word be read as a value of this type?"""
+    for part in _parts(hint):
+        try:
+            _converted([word], _single(part))
+        except ValueError:
+            continue
+        return True
+    return False
