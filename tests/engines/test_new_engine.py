@@ -71,6 +71,7 @@ def test_its_precisions_are_checked(capsys):
     assert "toy has no int8 on a CPU; give f32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_says_what_it_is_here(capsys):
     assert answer(capsys, "check")["toy"] == f"torch {version('torch')}; it is a toy"
 

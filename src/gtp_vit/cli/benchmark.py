@@ -21,7 +21,7 @@ from gtp_vit.data.items import Batch
 from gtp_vit.data.loader import batches
 from gtp_vit.engines import TORCH, is_exported
 from gtp_vit.engines.exported_file import ExportedFile
-from gtp_vit.engines.runtime import CompiledFile, compile_for_engine
+from gtp_vit.engines.runtime import compile_for_engine, compiled_file
 from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, patch
@@ -125,7 +125,7 @@ def measure(
             threads = torch.get_num_threads()
             with compile_for_engine(flags.engine, flags.precision, models, images, threads) as ready:
                 if file is not None:
-                    ready[file.name] = CompiledFile(file.engine, file.path, flags.precision, threads)
+                    ready[file.name] = compiled_file(file.engine, file.path, flags.precision, threads)
                 return _measure(flags, {**ready, EAGER: model}, model, images)
     if flags.compile:
         models = {name: torch.compile(one) for name, one in models.items()}

@@ -104,14 +104,10 @@ def file_fingerprint(path: Path) -> str:
     """A hash of an exported file and of all files that running it reads, whatever their names."""
     digest = hashlib.sha256()
     for each in engine_of(path).files(path):
-        digest.update(_digest_of(each))
+        content = hashlib.sha256()
+        if each.is_file():  # what is missing the engine will name
+            with each.open("rb") as file:
+                while part := file.read(1 << 22):
+                    content.update(part)
+        digest.update(content.digest())
     return digest.hexdigest()[:16]
-
-
-def _digest_of(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    if path.is_file():  # what is missing the engine will name
-        with path.open("rb") as file:
-            while part := file.read(1 << 22):
-                digest.update(part)
-    return digest.digest()

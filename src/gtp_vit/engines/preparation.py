@@ -34,13 +34,8 @@ class Preparation:
         return cls(**{word: tuple(value) if isinstance(value, list) else value for word, value in own.items()})  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
-        """The words that are known, as JSON."""
-        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            word: list(value) if isinstance(value, tuple) else value
-            for word, value in known.items()
-            if value is not None
-        }
+        """The words that are known."""
+        return {word: value for word, value in vars(self).items() if value is not None}
 
 
 def _problem(words: Mapping[str, object], channels: int) -> str | None:

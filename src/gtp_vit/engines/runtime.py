@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.engines import ENGINES, check_precision, engine_of
-from gtp_vit.engines.engine import Engine, Run
+from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.engine_process import EngineProcess
 from gtp_vit.engines.program import Program, check_exportable
 
@@ -62,18 +63,11 @@ def compile_for_engine(
             forms.mkdir()
             engine.convert(Program(model, forms, engine.batch), path, precision, some, "", careful=careful)
             shutil.rmtree(forms)
-            loaded[key] = CompiledFile(engine, path, precision, threads)
+            loaded[key] = compiled_file(engine, path, precision, threads)
         yield loaded
 
 
-class CompiledFile:
+def compiled_file(engine: Engine, path: Path, precision: str, threads: int) -> Callable[[Tensor], Tensor]:
     """A file that is loaded once for every number of images, as a server with a fixed batch would."""
-
-    def __init__(self, engine: Engine, path: Path, precision: str, threads: int) -> None:
-        self.engine, self.path, self.precision, self.threads = engine, path, precision, threads
-        self.loaded: dict[int, Run] = {}
-
-    def __call__(self, images: Tensor) -> Tensor:
-        if len(images) not in self.loaded:
-            self.loaded[len(images)] = self.engine.load(self.path, self.precision, self.threads, len(images))
-        return torch.from_numpy(self.loaded[len(images)](images.numpy()))
+    loaded = functools.cache(lambda batch: engine.load(path, precision, threads, batch))
+    return lambda images: torch.from_numpy(loaded(len(images))(images.numpy()))
