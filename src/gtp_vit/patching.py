@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from gtp_vit import recipes
@@ -99,34 +96,6 @@ def patch(
     return root
 
 
-def save_pretrained(model: Any, folder: str | Path, save: Callable[[Any], None]) -> None:
-    """Save the weights by `save`, which gets the original of a patched model, and the recipe beside them."""
-    import safetensors.torch
-
-    save(unpatch(model))
-    reduction = tower_of(model).reduction
-    folder, host, method = Path(folder), host_of(model), reduction.method
-    learned = tower_of(model).reducer.state_dict()
-    files = {part: f"{Path(recipes.BESIDE).stem}-{part}.safetensors" for part in method.files if learned}
-    for part, file in files.items():
-        own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
-        safetensors.torch.save_file(own, folder / file)
-    found, measured = _history(reduction.origin, host)
-    found = {**found, "restore": True} if reduction.restore else found
-    method = dataclasses.replace(method, **files).learned_on(host.matrices)
-    recipe = Recipe(host.inputs.name, recipes.sizes_of_vit(host.vit), method, found, measured)
-    (folder / recipes.BESIDE).write_text(recipe.to_json(), encoding="utf-8")
-
-
-def _history(origin: Origin | None, host: Host) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How settings were found, and what was measured with them: nothing, once the model has other weights."""
-    if origin is None:
-        return {}, {}
-    found = {key: value for key, value in origin.found.items() if key != "restore"}
-    is_same = torch.equal(origin.weights, fingerprint(host.weights))
-    return found, dict(origin.measured) if is_same else {}
-
-
 def _settings(method: Any) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
         raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
@@ -189,9 +158,11 @@ class SavesRecipe:
         """As the model's own, and a recipe beside the weights, which `gtp_vit.load_pretrained` reads."""
         if push_to_hub:
             raise BadSetting("push_to_hub would leave out the recipe; save to a folder, then upload that")
-        save_pretrained(
-            self, save_directory, lambda plain: plain.save_pretrained(save_directory, *arguments, **options)
-        )
+        from gtp_vit.recipes.saving import write_beside
+
+        plain: Any = unpatch(self)  # type: ignore[type-var]
+        plain.save_pretrained(save_directory, *arguments, **options)
+        write_beside(find(plain), tower_of(self), Path(save_directory))
 
 
 class PatchedRoot:

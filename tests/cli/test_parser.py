@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import pytest
 
 import gtp_vit.cli
+from gtp_vit.cli import sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.cli.help import help_text
@@ -178,6 +179,7 @@ def test_every_flag_has_a_help_text_and_one_meaning(command):
 def test_a_setting_that_is_called_like_a_flag_of_the_command_has_its_method_in_front():
     evaluate = importlib.import_module("gtp_vit.cli.evaluate").Evaluate
     words = ["--method", "tofu", "--split", "val", "--tofu-split", "3"]
+    sources.check_spelling("evaluate", words)
     flags, chosen = parse_with_method(evaluate, words)
     assert (flags.split, chosen.settings.split, chosen.given) == ("val", 3, {"split"})
 

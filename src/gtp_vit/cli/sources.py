@@ -86,12 +86,17 @@ def check_spelling(command: str, words: Sequence[str]) -> None:
         name = value_of(words, flag) or default
         if settings and name not in settings and name not in OTHER_NAMES:  # a recipe, or of another package
             return
-        known = known.union(*settings.values())
+        known = known.union(*settings.values(), *(_prefixed(key, own) for key, own in settings.items()))
         near = near.union(*[settings[name]] if name in settings else settings.values())
     for word in words:
         written = word.partition("=")[0]
         if looks_like_flag(word) and written not in known:
             raise unknown_flag(written, near)
+
+
+def _prefixed(name: str, spellings: frozenset[str]) -> list[str]:
+    """How settings are spelled if the command has flags of their names."""
+    return [f"{spelled(name)}-{spelling[2:]}" for spelling in spellings]
 
 
 def value_of(words: Sequence[str], flag: str) -> str | None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.budget import at_cost
 from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, default_method, sizes_of_vit
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 MOST_EXAMPLES = 24
 LOWEST, HIGHEST = 0.2, 1.0  # shares of the MACs that can be asked for
 
@@ -40,7 +43,7 @@ class Example(NamedTuple):
     """A picture that people can start with."""
 
     name: str
-    picture: Any
+    picture: Image
 
 
 @dataclass(frozen=True, eq=False)

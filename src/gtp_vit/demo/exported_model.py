@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from gtp_vit.metrics.damage import Damage
 from gtp_vit.metrics.registry import measure_for
 from gtp_vit.models import bundled
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ class FileStudy:
 
 @torch.inference_mode()
 def look_at_file(
-    filed: Filed, picture: Any, *, timed: bool, progress: Callable[[int, int], None] | None = None
+    filed: Filed, picture: Image, *, timed: bool, progress: Callable[[int, int], None] | None = None
 ) -> FileStudy:
     """Run a picture through the file, and through the model it was made from."""
     seen = filed.view(picture)

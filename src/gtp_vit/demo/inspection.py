@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from gtp_vit.profiling.macs import macs
 from gtp_vit.profiling.trace import Trace, trace
 from gtp_vit.report.patch_features import feature_panels, same_segment
 from gtp_vit.tensors import rescaled
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FIRST = 5  # classes and neighbours that are shown
 SECONDS = 0.5  # of timing, if the model is quick enough
@@ -51,7 +54,7 @@ class Neighbour(NamedTuple):
 class Features:
     """Restored features of the patches beside the unreduced ones."""
 
-    picture: Any  # colours and segments of both
+    picture: Image  # colours and segments of both
     error: float  # relative, mean over the patches
     same: float  # patches in the same segment, in percent
 
@@ -85,7 +88,7 @@ class Study:
     columns: tuple[Column, ...]
 
 
-def look(subject: Subject, picture: Any, methods: Sequence[str], share: float) -> Study:
+def look(subject: Subject, picture: Image, methods: Sequence[str], share: float) -> Study:
     """Run a picture through the model without and with these methods."""
     seen = subject.view(picture)
     image = seen.tensor[None]

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gtp_vit.demo.demo_model import Subject
 from gtp_vit.demo.exported_model import Filed, FileStudy
@@ -14,6 +14,9 @@ from gtp_vit.demo.inspection import Column, Likely, Neighbour, Study
 from gtp_vit.profiling.benchmark import Timing
 from gtp_vit.profiling.trace import Trace
 from gtp_vit.report.page import escape
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 CELL = 32  # pixels of a patch, if the picture has that many
 NEAR = 0.015  # a share this far from what was asked for needs no remark
@@ -60,7 +63,7 @@ def message_html(text: str) -> str:
     return f"<p class='gtp-message' role='status'>{escape(text)}</p>"
 
 
-def data_url(picture: Any, kind: str = "PNG") -> str:
+def data_url(picture: Image, kind: str = "PNG") -> str:
     """A picture inside HTML."""
     buffer = io.BytesIO()
     picture.convert("RGB").save(buffer, kind)

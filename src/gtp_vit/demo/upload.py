@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gtp_vit.data.image_file import MOST_PIXELS, check_is_file, check_pixels, decode, turn_of
 from gtp_vit.errors import BadInput, GTPError, first_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MOST_BYTES = 20 * 2**20
 LONGEST = 100  # times as long as wide; resizing the short side of a longer one would need any amount of memory
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 
-def read_upload(path: str | Path) -> tuple[Any, list[str]]:
+def read_upload(path: str | Path) -> tuple[Image, list[str]]:
     """The picture in a file, and sentences on what was done to it."""
     from PIL import Image, UnidentifiedImageError
 
@@ -55,7 +58,7 @@ def _check_shape(width: int, height: int) -> None:
         )
 
 
-def _decoded(image: Any) -> tuple[Any, list[str]]:
+def _decoded(image: Image) -> tuple[Image, list[str]]:
     """The first frame of an open picture, upright, and what was done to get there."""
     notes = []
     frames, mode, turn = getattr(image, "n_frames", 1), image.mode, turn_of(image)
