@@ -1,7 +1,7 @@
 """What comes from outside is right, or it is refused in one line: metadata, recipes, shards, journals, words, numbers.
 
-Each test runs for seven and a half seconds, a minute in all, with cases that are numbered. GTP_VIT_FUZZ_SECONDS makes it
-longer, GTP_VIT_FUZZ_FIRST begins at the number that a failure has named.
+Each test runs for seven and a half seconds, a minute in all, with cases that are numbered. GTP_VIT_FUZZ_SECONDS makes
+it longer, GTP_VIT_FUZZ_FIRST begins at the number that a failure has named.
 """
 
 import json
