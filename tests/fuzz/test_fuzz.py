@@ -102,7 +102,7 @@ def test_metadata_is_as_its_graph_or_refused(tmp_path, monkeypatch):
         assert 80 <= found.exported_macs <= 104, (number, text)
         assert found.precision == "f32", (number, text)
         assert found.classes is None or len(found.classes) == 3, (number, text)
-        stored, read = json.loads(text), found.to_dict()
+        stored, read = json.loads(text), json.loads(json.dumps(found.to_dict()))
         method = stored.pop("method")
         assert found.method == (None if method is None else method_from_dict(method)), (number, text)
         assert has(stored, {key: value for key, value in read.items() if key != "method"}), (number, text)
