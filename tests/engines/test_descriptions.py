@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import gtp_vit
 from gtp_vit import GTPError, create_model, export, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.transforms import make_transform
-from gtp_vit.engines import ENGINES, output_check, program
+from gtp_vit.engines import ENGINES, engine_of, output_check, program
 from gtp_vit.engines.export import ExportInfo
 from gtp_vit.engines.exported_file import ExportedFile, file_fingerprint
 from gtp_vit.engines.metadata import ExportMetadata
@@ -336,3 +337,30 @@ def test_the_identity_of_an_openvino_file_has_its_weights(tmp_path):
     after = file_fingerprint(tmp_path / "x.xml"), file_fingerprint(tmp_path / "y.xml")
     assert before[0] != after[0]
     assert before[1] != after[1]
+
+
+@needs_onnxruntime
+@pytest.mark.slow
+def test_weights_of_more_than_two_gigabytes_get_a_file_of_their_own(tmp_path):
+    """protobuf cannot even say how large such a model is. A file with a hole in it stands for the weights."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    rows = 2**21 + 5  # of a kilobyte
+    source, path = tmp_path / "program.onnx", tmp_path / "large.onnx"
+    weights = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[rows, 256], data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value="hole")
+    sizes = {"x": rows, "y": 256}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", n]) for name, n in sizes.items()]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], [weights])
+    source.write_bytes(helper.make_model(graph).SerializeToString())
+    with open(tmp_path / "hole", "wb") as hole:
+        hole.truncate(rows * 1024)
+    engine = engine_of(path)
+    engine.convert(SimpleNamespace(onnx=source), path, "f32", None, "{}")
+    beside = tmp_path / "large.onnx.data"
+    assert beside.stat().st_size >= rows * 1024
+    assert path.stat().st_size < 2000
+    assert engine.files(path) == [path, beside]
+    assert engine.open(path).graph().macs == rows * 256
+    assert onnx.load(path, load_external_data=False).graph.initializer[0].dims == [rows, 256]

@@ -47,7 +47,8 @@ class OnnxRuntime(Engine):
             source.unlink()
         entry = model.metadata_props.add()
         entry.key, entry.value = METADATA, metadata
-        large = model.ByteSize() > LARGEST_FILE
+        # Not its ByteSize, which protobuf cannot tell above two gigabytes.
+        large = sum(len(each.raw_data) for each in model.graph.initializer) > LARGEST_FILE
         beside: dict[str, Any] = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
         format.save(model, path, **beside)
 
