@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-import gtp_vit.cli
+import gtp_vit.cli.commands
 from gtp_vit.cli import sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
@@ -50,7 +50,7 @@ def main(words):
 
 def test_a_command_is_a_file_and_a_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "toy.py").write_text(TOY)
-    monkeypatch.setattr(gtp_vit.cli, "__path__", [*gtp_vit.cli.__path__, str(tmp_path)])
+    monkeypatch.setattr(gtp_vit.cli.commands, "__path__", [*gtp_vit.cli.commands.__path__, str(tmp_path)])
     monkeypatch.setitem(COMMANDS, "toy", "Say a word")
     monkeypatch.delitem(sys.modules, "gtp_vit.cli.toy", raising=False)
     assert main(["--help"]) == Exit.OK
@@ -165,7 +165,7 @@ def test_the_flags_of_the_examples_come_first(capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_a_help_text_and_one_meaning(command):
-    kind = vars(importlib.import_module(f"gtp_vit.cli.{command}"))[command.capitalize()]
+    kind = vars(importlib.import_module(f"gtp_vit.cli.commands.{command}"))[command.capitalize()]
     own = flags_of(kind)
     assert not [flag.spelling for flag in own if not flag.help]
     if any(flag.field == "method" for flag in own):
@@ -177,7 +177,7 @@ def test_every_flag_has_a_help_text_and_one_meaning(command):
 
 
 def test_a_setting_that_is_called_like_a_flag_of_the_command_has_its_method_in_front():
-    evaluate = importlib.import_module("gtp_vit.cli.evaluate").Evaluate
+    evaluate = importlib.import_module("gtp_vit.cli.commands.evaluate").Evaluate
     words = ["--method", "tofu", "--split", "val", "--tofu-split", "3"]
     sources.check_spelling("evaluate", words)
     flags, chosen = parse_with_method(evaluate, words)

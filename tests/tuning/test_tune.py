@@ -24,13 +24,13 @@ from gtp_vit import (
     save_checkpoint,
     tune,
 )
-from gtp_vit import recipes as recipe_files
-from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import tune as tune_command
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.benchmark import Timing
+from gtp_vit.recipes import recipe as recipe_files
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
 from gtp_vit.tuning import local_search, speed_meter

@@ -8,7 +8,7 @@ from typing import Any
 from gtp_vit.metrics.base import Figure
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.registry import MEASURES
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.plot import Point, curves
 from gtp_vit.report.results import Table, in_words

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from gtp_vit.core.eval_mode import measures_in_eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, GTPError, check_range
-from gtp_vit.methods.gtp_plus.calibrate import calibrated
+from gtp_vit.methods.gtp_plus.learning.calibrate import calibrated
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.damage import Damage
 from gtp_vit.metrics.registry import MEASURES, measure_of
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.budget import starting_point
-from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, sizes_of_vit
+from gtp_vit.recipes.defaults import DEFAULT, DEFAULT_SHARE
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.tuning.local_search import HELD_OUT, Best, Ruler, check_enough_images, fewest_images, search
 from gtp_vit.tuning.space import Limits, Space, cheapest, unreachable
