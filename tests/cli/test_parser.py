@@ -2,14 +2,12 @@
 
 import dataclasses
 import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
-import gtp_vit.cli.commands
 from gtp_vit.cli import sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
@@ -17,51 +15,6 @@ from gtp_vit.cli.help import help_text
 from gtp_vit.cli.parser import Choices, Positional, Range, Short, flags_of, read_words
 from gtp_vit.errors import GTPError
 from gtp_vit.methods import METHODS
-
-TOY = '''
-"""gtp-vit toy: a command in one file."""
-
-from dataclasses import dataclass
-
-from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import OutputFlags, answer_with_table
-from gtp_vit.cli.parser import Positional
-
-
-@dataclass(frozen=True)
-class Toy(OutputFlags):
-    """Say a word a few times.
-
-    examples:
-      gtp-vit toy hello --times 2
-    """
-
-    word: Positional[str] = "hello"
-    """The word."""
-    times: int = 3
-    """How often it is said."""
-
-
-def main(words):
-    flags = parse_flags(Toy, words)
-    answer_with_table(flags, words, "toy", ["said"], [[flags.word] * 1 for _ in range(flags.times)])
-'''
-
-
-def test_a_command_is_a_file_and_a_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "toy.py").write_text(TOY)
-    monkeypatch.setattr(gtp_vit.cli.commands, "__path__", [*gtp_vit.cli.commands.__path__, str(tmp_path)])
-    monkeypatch.setitem(COMMANDS, "toy", "Say a word")
-    monkeypatch.delitem(sys.modules, "gtp_vit.cli.toy", raising=False)
-    assert main(["--help"]) == Exit.OK
-    assert "toy        Say a word" in capsys.readouterr().out
-    assert main(["toy", "--help"]) == Exit.OK
-    shown = capsys.readouterr().out
-    assert all(part in shown for part in ("usage: gtp-vit toy [WORD] [flags]", "--times INT", "How often it is said."))
-    assert main(["toy", "ping", "--times", "2", "--json"]) == Exit.OK
-    assert capsys.readouterr().out.count("ping") == 2
-    assert main(["toy", "--tims", "2"]) == Exit.USAGE
-    assert "did you mean '--times'" in capsys.readouterr().err
 
 
 @dataclass(frozen=True)
