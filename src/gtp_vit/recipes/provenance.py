@@ -21,6 +21,15 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
+class Finetuning:
+    """How a model was trained with the settings."""
+
+    settings: Mapping[str, object] = field(default_factory=dict)  # of the training
+    step: int = 0  # done when this was written
+    steps: int = 0  # of the whole run
+
+
+@dataclass(frozen=True)
 class Provenance:
     """How the settings of a recipe were made; what does not apply to a recipe has its default."""
 
@@ -38,6 +47,7 @@ class Provenance:
     interrupted: bool = False  # was the search ended before its time?
     minutes: float | None = None
     restore: bool = False  # was the model patched with restore?
+    finetuned: Finetuning | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class Measurements:
     held_out: SampleFigures | None = None  # on those that it did not see
     speedup: SpeedUp | None = None
     engine: EngineFigures | None = None
+    validation: Mapping[str, float | None] = field(default_factory=dict)  # the latest while finetuning
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +125,7 @@ def read_part(kind: type[Part], name: str, stored: object) -> Part:
         if inner is not None:
             values[key] = read_part(inner, f"{name}.{key}", value)  # type: ignore[arg-type]
         elif get_origin(hint) is not None and issubclass(_plain(hint), Mapping):
-            values[key] = _numbers(f"{name}.{key}", value)
+            values[key] = _mapping(f"{name}.{key}", value, only_numbers=get_args(hint)[1] is not object)
         else:
             values[key] = checked(kind, key, value)
     try:
@@ -134,11 +145,11 @@ def _plain(hint: Any) -> type:
     return origin if isinstance(origin, type) else object
 
 
-def _numbers(name: str, value: object) -> dict[str, float | None]:
-    """Names and numbers; null where a figure was not finite."""
+def _mapping(name: str, value: object, *, only_numbers: bool) -> dict[str, Any]:
+    """Names and what they stand for; null is a number that was not finite."""
     if not isinstance(value, dict):
         raise BadSetting(f"{name} is {shown(value)}; it must be a dictionary")
-    for key, number in value.items():
+    for key, number in value.items() if only_numbers else ():
         if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
             raise BadSetting(f"{name}.{key} is {shown(number)}; it must be a number")
     return dict(value)

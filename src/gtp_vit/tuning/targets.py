@@ -52,7 +52,9 @@ class Task:
             if self.progress is not None:
                 cost = space.cost(space.plan_of(best.method)) / space.whole
                 title = self.measure.figure(self.measure.damage).title
-                self.progress(Progress(done + spent * passes / config.passes, best.method, best.damage.mean, title, cost))
+                self.progress(
+                    Progress(done + spent * passes / config.passes, best.method, best.damage.mean, title, cost)
+                )
 
         budget = Budget(self.searched, passes, 60 * config.minutes * passes / config.passes, config.seed)
         return search(self.ruler, space, share * space.whole, budget, report=report, start=start)

@@ -19,7 +19,6 @@ from gtp_vit.core.eval_mode import measures_in_eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
 from gtp_vit.methods.gtp_plus.calibrate import calibrated
-from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.damage import Damage
 from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.patching import host_of, patch, unpatch
