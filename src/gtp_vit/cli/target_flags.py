@@ -19,10 +19,9 @@ def target_flags() -> list[tuple[str, Any, Any]]:
         owners: dict[str, list[str]] = {}
         for measure, bound in bounds:
             owners.setdefault(bound.help, []).append(measure)
-        several = len(owners) > 1
-        texts = [f"{f'of {chr(32).join(names)}: ' if several else ''}{text}" for text, names in owners.items()]
+        texts = [f"{text} ({', '.join(names)})" if len(owners) > 1 else text for text, names in owners.items()]
         start = "Target: " if bounds[0][1] in COSTS else "Target: the cheapest schedule with "
-        field = dataclasses.field(default=None, metadata={"help": f"{start}{'; '.join(texts)}.", "group": ""})
+        field = dataclasses.field(default=None, metadata={"help": f"{start}{', or '.join(texts)}.", "group": ""})
         flags.append((name, Annotated[float | None, Range(low, high, above_low=True)], field))
     return flags
 
