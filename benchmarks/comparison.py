@@ -65,7 +65,14 @@ def measure(options: Options, model: str, cost: int) -> int:
         str(cost),
     ]
     words += ["--methods", *searchable(()), "--tuned", "--calibration-dir", str(options.calibration)]
-    words += ["--tuning-images", str(options.tuning_images), "--evaluations", str(options.evaluations), "--rounds", "0"]
+    words += [
+        "--tuning-images",
+        str(options.tuning_images),
+        "--search-passes",
+        str(options.evaluations),
+        "--rounds",
+        "0",
+    ]
     return int(gtp_vit([*words, "--workers", "0", "--output", str(folder(options, model, cost))]))
 
 

@@ -44,7 +44,7 @@ from gtp_vit.profiling.budget import at_cost
 from gtp_vit.recipes.recipe import read_recipe
 from gtp_vit.report.patch_features import feature_panels
 from gtp_vit.tensors import select_rows, split
-from gtp_vit.tuning.space import Limits, Space
+from gtp_vit.tuning.space import ScheduleLimits, Space
 from subject import at_share
 
 SHARES = (0.8, 0.65, 0.55)
@@ -272,7 +272,7 @@ class HeatMaps:
         found: list[tuple[str, float, Method]] = []
         for measure in ("embedding", "dense"):
             method = dataclasses.replace(calibrate(model, images, measure=measure).method, propagate=LEARNED)
-            space = Space(costs, method, Limits())
+            space = Space(costs, method, ScheduleLimits())
             found += [(f"gtp_plus, calibrated for {measure}", share, at_share(space, share)) for share in SHARES]
         return found
 

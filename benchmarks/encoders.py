@@ -117,7 +117,7 @@ def calibrated(encoder: nn.Module, name: str, options: Options) -> list[Recipe]:
         return []
     others = open_images(encoder, DataSettings(options.calibration, crop_pct=0.9, labels=False, ignore_exif=True))
     images = first_images(spread_images(others, LEARNED_ON), LEARNED_ON, encoder)
-    return [calibrate(encoder, images, macs=options.share, name=name)]
+    return [calibrate(encoder, images, macs=options.share).labelled(model=name)]
 
 
 def encoder_macs(encoder: nn.Module) -> int:

@@ -91,7 +91,7 @@ correlation of the heat map with the unreduced model's (mean, median) / relative
 `python benchmarks/dense.py heat-maps`, [figures](results/dense-heat-maps.json); images read without EXIF orientation. Methods are at their
 defaults, with the setting that says how much is removed chosen for the MACs. *calibrated*: after `gtp_vit.calibrate` on 200 training images, for the
 class token's embedding or for the features of patches (`measure="dense"`), with the default schedule. *dense-0.65*: recipes of
-`gtp-vit tune --measure dense --macs 0.65 --evaluations 30` on 100 training images, without and with (`learned`) calibration.
+`gtp-vit tune --measure dense --macs 0.65 --search-passes 30` on 100 training images, without and with (`learned`) calibration.
 
 Calibrated for patches, GTP+ is best at 0.8 and 0.65: at 0.65 features are {nearer:.0f} % nearer than without calibration, the class token
 {class_nearer:.0f} %. At 0.55 ATC's features are as near. Our aim was a mean correlation of 0.996 at 0.65; the best result is {best:.3f} (median {median:.3f}).
@@ -110,7 +110,7 @@ gtp-vit tune vit_small_patch14_dinov2 --pretrained --data-dir photos --measure d
 gtp-vit visualise vit_small_patch14_dinov2 cat.jpg --pretrained --method dense.json --features
 ```
 
-`tune_and_patch(model, images, measure="dense")` does the first in Python and patches with restore. `visualise --features` draws the features of both
+`tune_and_patch(model, images, Target("macs", 0.65, "dense"))` does the first in Python and patches with restore. `visualise --features` draws the features of both
 models side by side (principal components as colours, k-means segments below) and says how many patches keep their segment.
 """
 DENSE_NOTEBOOK = """\

@@ -49,9 +49,13 @@ if TYPE_CHECKING:
     from gtp_vit.recipes.recipe import read_recipe as read_recipe
     from gtp_vit.training.loop import finetune as finetune
     from gtp_vit.training.settings import Training as Training
-    from gtp_vit.tuning.space import Limits as Limits
-    from gtp_vit.tuning.tune import accelerate as accelerate
+    from gtp_vit.tuning.settings import SearchConfig as SearchConfig
+    from gtp_vit.tuning.settings import Target as Target
+    from gtp_vit.tuning.settings import TimingConfig as TimingConfig
+    from gtp_vit.tuning.settings import Tracking as Tracking
+    from gtp_vit.tuning.space import ScheduleLimits as ScheduleLimits
     from gtp_vit.tuning.tune import tune as tune
+    from gtp_vit.tuning.tune import tune_and_patch as tune_and_patch
 
 # The public names, by the module that defines them; the imports above say the same to type checkers and editors.
 HOMES = {
@@ -87,8 +91,9 @@ HOMES = {
     "recipes.recipe": "Recipe read_recipe",
     "training.loop": "finetune",
     "training.settings": "Training",
-    "tuning.space": "Limits",
-    "tuning.tune": "accelerate tune",
+    "tuning.settings": "SearchConfig Target TimingConfig Tracking",
+    "tuning.space": "ScheduleLimits",
+    "tuning.tune": "tune tune_and_patch",
 }
 _MODULES = {name: module for module, names in HOMES.items() for name in names.split()}
 __all__ = list(_MODULES)

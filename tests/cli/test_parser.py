@@ -12,7 +12,8 @@ from gtp_vit.cli import sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.cli.help import help_text
-from gtp_vit.cli.parser import Choices, Positional, Range, Short, flags_of, read_words
+from gtp_vit.cli.parser import Choices, Positional, Short, flags_of, read_words
+from gtp_vit.core.ranges import Range
 from gtp_vit.errors import GTPError
 from gtp_vit.methods import METHODS
 

@@ -124,7 +124,7 @@ def test_benchmark_times_it_and_its_files(file, capsys):
 
 @pytest.mark.slow
 def test_tune_measures_in_it(capsys):
-    words = ("--images", "20", "--evaluations", "3", "--timing-batch", "1", "-b", "8")
+    words = ("--images", "20", "--search-passes", "3", "--timing-batch", "1", "-b", "8")
     (recipe,) = answer(capsys, "tune", "--engine", "toy", "--method", "tome", "--macs", "0.9", *words)
     assert recipe["measured"]["engine"]["name"] == "toy"
 

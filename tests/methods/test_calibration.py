@@ -139,8 +139,8 @@ def test_directions_have_the_covariance_of_the_damage():
 @pytest.mark.slow
 def test_the_probe_predicts_and_does_less_damage(fashion, recipe):
     model, images = fashion
-    assert min(fit for fit in recipe.found["fit"][:11] if fit is not None) > 0.1  # on images it was not fitted on
-    assert recipe.found["fit"][11] is None  # the head reads the class token only
+    assert min(fit for fit in recipe.provenance.fit[:11] if fit is not None) > 0.1  # on images it was not fitted on
+    assert recipe.provenance.fit[11] is None  # the head reads the class token only
     plain = dataclasses.replace(recipe.method, calibration=None)
     with torch.inference_mode():
         base = model(images[40:])
@@ -258,7 +258,7 @@ def test_every_kind_of_output_can_be_learned_from(family):
     with torch.inference_mode():
         found, wanted = (families.output(each, images[:3]) for each in (fast, twin))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-    assert recipe.measured["share"] <= 0.8
+    assert recipe.measured.share <= 0.8
 
 
 class NoGradients(torch.nn.Module):

@@ -40,5 +40,5 @@ def load_pretrained(
             f"{name} has no {BESIDE}: it is not reduced; load it with transformers, then gtp_vit.patch(model, method)"
         )
     recipe, model = read_recipe(found), load_model(str(name), **options)
-    restore = recipe.found.get("restore") is True if restore is None else restore
+    restore = recipe.provenance.restore if restore is None else restore
     return patch(model, recipe, restore=restore, lossless=lossless, kernels=kernels, quiet=quiet)

@@ -1,4 +1,4 @@
-"""Recipes: settings for one model as JSON, with how they were found and what they measured.
+"""Recipes: settings for one model as JSON, with where they are from and what was measured with them.
 
 A recipe is a file of its own, or metadata of a safetensors checkpoint. Some ship with the package, in this folder.
 """
@@ -19,9 +19,10 @@ from gtp_vit.core.settings import checked
 from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import BadSetting, GTPError, check_name, shown
 from gtp_vit.methods import known_methods, method_from_dict
+from gtp_vit.recipes.provenance import Measurements, Provenance, read_part, without_defaults
 
 FORMAT = 1
-KEYS = ("model", "sizes", "method", "found", "measured")
+KEYS = ("model", "sizes", "method", "provenance", "measured")
 FOLDER = Path(__file__).parent
 DEPLOY = "deploy"  # names settings for engines: in them every layer that reduces costs time of its own
 
@@ -43,24 +44,27 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings for one model, how they were found and what they measured."""
+    """Settings for one model, where they are from and what was measured with them."""
 
     model: str
     sizes: Sizes
     method: Method
-    found: dict[str, Any]  # target, images, seed, evaluations, versions
-    measured: dict[str, Any]  # macs, share of the unreduced model's, kl and agreement on which images
+    provenance: Provenance
+    measured: Measurements
+
+    def labelled(self, *, model: str = "", data: str = "") -> Recipe:
+        """The recipe with the name of its model, and with what the images were that it was made with."""
+        provenance = dataclasses.replace(self.provenance, data=data or self.provenance.data)
+        return dataclasses.replace(self, model=model or self.model, provenance=provenance)
 
     def to_dict(self) -> dict[str, Any]:
-        from gtp_vit.jsonable import jsonable
-
         return {
             "format": FORMAT,
             "model": self.model,
             "sizes": dataclasses.asdict(self.sizes),
             "method": self.method.to_dict(),
-            "found": jsonable(self.found),
-            "measured": jsonable(self.measured),
+            "provenance": without_defaults(self.provenance),
+            "measured": without_defaults(self.measured),
         }
 
     def to_json(self) -> str:
@@ -143,29 +147,13 @@ def recipe_from_dict(stored: Any, where: str) -> Recipe:
             check_name("key", key, ("format", *KEYS))
         return Recipe(
             model=checked(Recipe, "model", stored["model"]),
-            sizes=_sizes(stored["sizes"]),
+            sizes=read_part(Sizes, "sizes", stored["sizes"]),
             method=method_from_dict(stored["method"]),
-            found=_dictionary("found", stored["found"]),
-            measured=_dictionary("measured", stored["measured"]),
+            provenance=read_part(Provenance, "provenance", stored["provenance"]),
+            measured=read_part(Measurements, "measured", stored["measured"]),
         )
     except GTPError as error:
         raise type(error)(f"{where} is no recipe: {error}") from error
-
-
-def _dictionary(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadSetting(f"{name} is {shown(value)}; it must be a dictionary")
-    return value
-
-
-def _sizes(stored: Any) -> Sizes:
-    names = [field.name for field in dataclasses.fields(Sizes)]
-    for name in _dictionary("sizes", stored):
-        check_name("size", name, names)
-    lacking = [name for name in names if name not in stored]
-    if lacking:
-        raise BadSetting(f"its sizes lack {', '.join(lacking)}")
-    return Sizes(**{name: checked(Sizes, name, stored[name]) for name in names})
 
 
 def is_recipe(name: str) -> bool:

@@ -22,7 +22,8 @@ from gtp_vit.cli.model_flags import (
     make_model,
 )
 from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
-from gtp_vit.cli.parser import Choices, Range
+from gtp_vit.cli.parser import Choices
+from gtp_vit.core.ranges import Range
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS

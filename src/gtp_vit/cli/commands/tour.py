@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import JsonFlags, answer, check_complete, write_page
-from gtp_vit.cli.parser import Range
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
