@@ -551,7 +551,7 @@ def test_half_precision_does_not_change_who_is_merged():
 
 def test_whatever_an_error_says_can_be_reached_is_reached():
     """ToMe merges half of the tokens of a layer at most, so that few shapes are that cheap."""
-    model = bundled.create()
+    model = gtp_vit.create_model("fashion_vit")
     space = Space(host_of(model).costs(), ToMe(), ScheduleLimits())
     for share in (0.14, 0.185, 0.3):
         costs = [space.cost(space.plan_of(start)) for start in space.starts(share * space.whole)]
