@@ -100,6 +100,7 @@ SHARED = {
     "app",
     "flags",
     "parser",
+    "target_flags",
     "sources",
     "values",
     "help",
