@@ -41,7 +41,7 @@ class Options:
     """Names of models."""
     tuning_images: int = 100
     """Images to tune on, a fifth of them held out."""
-    evaluations: int = 20
+    passes: int = 20
     """Passes over them for each method and cost."""
     collect: Path | None = None
     """Write what is finished into this folder, and measure nothing."""
@@ -69,7 +69,7 @@ def measure(options: Options, model: str, cost: int) -> int:
         "--tuning-images",
         str(options.tuning_images),
         "--search-passes",
-        str(options.evaluations),
+        str(options.passes),
         "--rounds",
         "0",
     ]

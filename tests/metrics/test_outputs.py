@@ -382,7 +382,7 @@ def test_tune_says_so_if_no_schedule_has_finite_outputs(tmp_path, monkeypatch):
 def test_comparisons_that_cannot_end_are_refused_before_the_first_image(words, message, tmp_path, monkeypatch, capsys):
     model = create_model("fashion_vit")
     method = GTPPlus.at(host_of(model).vit, 0.5)
-    recipe = Recipe("fashion_vit", sizes_of_vit(host_of(model).vit), method, {}, {})
+    recipe = Recipe("fashion_vit", sizes_of_vit(host_of(model).vit), method)
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     monkeypatch.setattr(comparison, "evaluate", lambda *_, **__: pytest.fail("it began to work"))
     words = [word.replace("RECIPE", str(tmp_path / "recipe.json")) for word in words]

@@ -132,7 +132,7 @@ def test_ctrl_c_gives_the_best_so_far(model):
 def test_limits_are_kept(model):
     found = quick(model, limits=ScheduleLimits(max_layers=2))
     assert sum(number > 0 for number in shape(found)) <= 2
-    found = quick(model, limits=ScheduleLimits(multiple_of=8))
+    found = quick(model, value=0.6, limits=ScheduleLimits(multiple_of=8))
     left, prefix = 64, 1
     for number in shape(found):
         left -= number

@@ -49,8 +49,8 @@ class Recipe:
     model: str
     sizes: Sizes
     method: Method
-    provenance: Provenance
-    measured: Measurements
+    provenance: Provenance = Provenance()
+    measured: Measurements = Measurements()
 
     def labelled(self, *, model: str = "", data: str = "") -> Recipe:
         """The recipe with the name of its model, and with what the images were that it was made with."""
