@@ -12,6 +12,7 @@ from gtp_vit.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gtp_vit.core.reducer import Method as Method
+    from gtp_vit.embeddings.embed import PictureFolder as PictureFolder
     from gtp_vit.embeddings.embed import embed as embed
     from gtp_vit.embeddings.manifest import read_embeddings as read_embeddings
     from gtp_vit.engines.export import export as export
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 # The public names, by the module that defines them; the imports above say the same to type checkers and editors.
 HOMES = {
     "core.reducer": "Method",
-    "embeddings.embed": "embed",
+    "embeddings.embed": "PictureFolder embed",
     "embeddings.manifest": "read_embeddings",
     "engines.export": "export",
     "errors": "GTPError UnsupportedBackbone",

@@ -18,7 +18,7 @@ from gtp_vit.core.backbone import Output
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import verify
-from gtp_vit.embeddings.writer import embed_to_folder
+from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.engines import engine_of
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.graph import Graph, Port, StoredFile
@@ -143,7 +143,7 @@ def written(tmp_path, request):
     images = torch.randn(6, 1, 2, 4, generator=torch.Generator().manual_seed(0))
     embedder = Embedder(First(), output=Output("features", 5))
     dataset, folder = InMemory(images, torch.arange(6)), tmp_path / "written"
-    embed_to_folder(folder, embedder, dataset, {"what": 1}, form=request.param, batch_size=2, shard_size=4, workers=0)
+    embed_to_folder(folder, embedder, dataset, {"what": 1}, Layout(request.param, 2, 4), workers=0)
     return folder
 
 

@@ -11,7 +11,7 @@ from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.embeddings.embedder import Embedder
-from gtp_vit.embeddings.writer import embed_to_folder
+from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.journal import Journal
 
@@ -111,5 +111,7 @@ def test_an_embedding_run_that_fails_at_once_leaves_no_folder(tmp_path):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).eval()
     images = InMemory(torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.long))  # the model takes 32
     with pytest.raises(Exception, match="doesn't match"):
-        embed_to_folder(tmp_path / "v", Embedder(model), images, {"run": 1}, batch_size=4, shard_size=4, workers=0)
+        embed_to_folder(
+            tmp_path / "v", Embedder(model), images, {"run": 1}, Layout(batch_size=4, shard_size=4), workers=0
+        )
     assert list(tmp_path.iterdir()) == []

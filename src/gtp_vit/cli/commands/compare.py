@@ -37,7 +37,16 @@ from gtp_vit.report.results import write_results
 from gtp_vit.report.scores import explain_scores
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.tuning.all_methods import searchable, tune_each
-from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan, traces_at_tightest_budget
+from gtp_vit.tuning.compare import (
+    Plan,
+    budgets_of,
+    check_plans,
+    compare,
+    models_of,
+    plan,
+    traces_at_tightest_budget,
+    with_timings,
+)
 from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
 from gtp_vit.tuning.settings import SearchConfig, Tracking
 
@@ -130,12 +139,11 @@ def run(
                 dataset,
                 batch_size=flags.batch_size,
                 workers=flags.workers,
-                rounds=flags.rounds,
-                timing_images=timing_images,
                 measure=measure,
                 journal=journal,
                 progress=progress,
             )
+        rows = with_timings(rows, models, timing_images, flags.rounds)
         stored = comparison_rows(model_columns(flags.model, model, data_settings(flags)), rows, found)
         text = [explain_scores(found), *(f"Left out: {reason}" for reason in left_out)]
         if flags.output is not None:
