@@ -22,7 +22,7 @@ MEASURED = (ROOT / "docs/measured.md").read_text()
 MAP = re.findall(
     r"^\| ((?:Eq\. \(\d+\)|Section [\d.]+)) \|.*\| `([\w.]+)` \|$", (ROOT / "docs/paper-map.md").read_text(), re.M
 )
-FORMULAS = [f"gtp_vit.methods.gtp.{name}" for name in ("graph", "selection", "sparsity")]
+FORMULAS = [f"gtp_vit.methods.gtp.{name}" for name in ("graph", "selection")]
 
 
 def functions_of_the_paper():
