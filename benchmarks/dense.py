@@ -41,7 +41,7 @@ from gtp_vit.methods import METHODS
 from gtp_vit.metrics.evaluate import bootstrap
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.budget import at_cost
-from gtp_vit.recipes import read_recipe
+from gtp_vit.recipes.recipe import read_recipe
 from gtp_vit.report.patch_features import feature_panels
 from gtp_vit.tensors import select_rows, split
 from gtp_vit.tuning.space import ScheduleLimits, Space

@@ -27,7 +27,7 @@ from gtp_vit.metrics.base import Arrays, Figure, values
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.metrics.embeddings import Embeddings
 from gtp_vit.metrics.evaluate import evaluate
-from gtp_vit.recipes import Recipe, read_recipe
+from gtp_vit.recipes.recipe import Recipe, read_recipe
 from gtp_vit.tuning.compare import models_of, plan
 from gtp_vit.weights import load_weights
 

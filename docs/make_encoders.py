@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from pathlib import Path
 from typing import Any
+
+from gtp_vit.metrics.registry import MEASURES
 
 FOLDER = Path(__file__).parent
 MODELS = {
@@ -23,12 +26,10 @@ model's embeddings move.
 `evaluate`, `compare` and `tune` choose a measure by what the model returns; `--measure` overrides the choice. Every table, page and
 recipe names the measure that was used.
 
-| the model returns | measure | figures | targets of `tune` |
-|---|---|---|---|
-| class scores | `classes` | top-1, top-5, agreement, KL | `--max-kl`, `--min-agreement` |
-| an embedding, pooled features | `embedding` | 1 - cosine (mean, 95th percentile), share of the 10 nearest images that stay the same, k-NN accuracy where there are labels, zero-shot agreement with `--text-embeddings` | `--min-cosine`, `--min-neighbours` |
-| one number, or a regression (`--measure numbers`) | `numbers` | difference to the unreduced model, relative to the mean size of its outputs | `--max-error` |
-| tokens, or any model with `--measure dense` | `dense` | relative error and 1 - cosine of restored features, per patch ([dense features](dense.md)) | `--max-error`, `--min-cosine` |
+{measures}
+
+Neighbours are the 10 nearest images, k-NN needs labels, zero-shot needs `--text-embeddings`; `dense` is chosen for models that return tokens,
+and compares restored features of any other with `--measure dense` ([dense features](dense.md)).
 
 ```
 gtp-vit evaluate vit_small_patch14_dinov2 --pretrained --data-dir photos
@@ -158,6 +159,17 @@ def inversions(rows: list[dict[str, Any]], figure: str) -> int:
     return sum((one["head_kl"][0] < two["head_kl"][0]) != (one[figure][0] < two[figure][0]) for one, two in pairs)
 
 
+def measures() -> str:
+    """A row for each measure: for which models it is, what it says of them, and what a search can aim at."""
+    rows = [["models", "`--measure`", "figures", "targets of `tune`"]]
+    for name, measure in MEASURES.items():
+        models = inspect.cleandoc(measure.__doc__ or "").splitlines()[0].removeprefix("For models ").rstrip(".")
+        figures = "; ".join(figure.title for figure in measure.figures)
+        targets = ", ".join(f"`--{bound.name.replace('_', '-')}`" for bound in measure.bounds)
+        rows.append([models, f"`{name}`", figures, targets])
+    return table(rows[0], rows[1:])
+
+
 def encoders() -> str:
     rows = load("encoders")
     said, ratios = [], []
@@ -177,6 +189,7 @@ def encoders() -> str:
             f"{of_tome['gtp_plus, calibrated']}, with the recipe in the package {of_tome['gtp_plus, tuned']}."
         )
     return ENCODERS.format(
+        measures=measures(),
         share=0.65,
         images=f"{rows[0]['images']:,}",
         verdict=" ".join(said),

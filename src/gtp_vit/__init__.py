@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gtp_vit.methods.evit import EViT as EViT
     from gtp_vit.methods.evovit import EvoViT as EvoViT
     from gtp_vit.methods.gtp import GTP as GTP
-    from gtp_vit.methods.gtp_plus.calibrate import calibrate as calibrate
+    from gtp_vit.methods.gtp_plus.learning.calibrate import calibrate as calibrate
     from gtp_vit.methods.gtp_plus.method import GTPPlus as GTPPlus
     from gtp_vit.methods.identity import Identity as Identity
     from gtp_vit.methods.mctf import MCTF as MCTF
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from gtp_vit.patching import unpatch as unpatch
     from gtp_vit.profiling.macs import macs as macs
     from gtp_vit.profiling.trace import trace as trace
-    from gtp_vit.recipes import Recipe as Recipe
-    from gtp_vit.recipes import read_recipe as read_recipe
+    from gtp_vit.recipes.recipe import Recipe as Recipe
+    from gtp_vit.recipes.recipe import read_recipe as read_recipe
     from gtp_vit.training.loop import finetune as finetune
     from gtp_vit.training.settings import Training as Training
     from gtp_vit.tuning.settings import SearchConfig as SearchConfig
@@ -73,7 +73,7 @@ HOMES = {
     "methods.evit": "EViT",
     "methods.evovit": "EvoViT",
     "methods.gtp": "GTP",
-    "methods.gtp_plus.calibrate": "calibrate",
+    "methods.gtp_plus.learning.calibrate": "calibrate",
     "methods.gtp_plus.method": "GTPPlus",
     "methods.identity": "Identity",
     "methods.mctf": "MCTF",
@@ -89,7 +89,7 @@ HOMES = {
     "patching": "is_patched patch unpatch",
     "profiling.macs": "macs",
     "profiling.trace": "trace",
-    "recipes": "Recipe read_recipe",
+    "recipes.recipe": "Recipe read_recipe",
     "training.loop": "finetune",
     "training.settings": "Training",
     "tuning.settings": "SearchConfig Target TimingConfig Tracking",

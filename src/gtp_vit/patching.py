@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from gtp_vit import recipes
 from gtp_vit.backbones.host import Host, find
 from gtp_vit.backbones.modules import shell
 from gtp_vit.core.loop import Reduction
@@ -19,8 +18,9 @@ from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp_plus.calibration import fingerprint
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.defaults import given, resolve
 from gtp_vit.recipes.provenance import Origin
+from gtp_vit.recipes.recipe import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -65,8 +65,8 @@ def patch(
         raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
     check_kernels(kernels, quiet=quiet)
     host = host_of(model)
-    recipe = recipes.given(method)
-    method = _settings(recipes.resolve(recipe or method, host))
+    recipe = given(method)
+    method = _settings(resolve(recipe or method, host))
     caution = method.caution()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)

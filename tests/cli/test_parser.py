@@ -2,14 +2,12 @@
 
 import dataclasses
 import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
-import gtp_vit.cli
 from gtp_vit.cli import sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
@@ -24,51 +22,6 @@ from gtp_vit.metrics.base import Bound
 from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.metrics.regression import Numbers
 from gtp_vit.tuning.settings import Target
-
-TOY = '''
-"""gtp-vit toy: a command in one file."""
-
-from dataclasses import dataclass
-
-from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import OutputFlags, answer_with_table
-from gtp_vit.cli.parser import Positional
-
-
-@dataclass(frozen=True)
-class Toy(OutputFlags):
-    """Say a word a few times.
-
-    examples:
-      gtp-vit toy hello --times 2
-    """
-
-    word: Positional[str] = "hello"
-    """The word."""
-    times: int = 3
-    """How often it is said."""
-
-
-def main(words):
-    flags = parse_flags(Toy, words)
-    answer_with_table(flags, words, "toy", ["said"], [[flags.word] * 1 for _ in range(flags.times)])
-'''
-
-
-def test_a_command_is_a_file_and_a_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "toy.py").write_text(TOY)
-    monkeypatch.setattr(gtp_vit.cli, "__path__", [*gtp_vit.cli.__path__, str(tmp_path)])
-    monkeypatch.setitem(COMMANDS, "toy", "Say a word")
-    monkeypatch.delitem(sys.modules, "gtp_vit.cli.toy", raising=False)
-    assert main(["--help"]) == Exit.OK
-    assert "toy        Say a word" in capsys.readouterr().out
-    assert main(["toy", "--help"]) == Exit.OK
-    shown = capsys.readouterr().out
-    assert all(part in shown for part in ("usage: gtp-vit toy [WORD] [flags]", "--times INT", "How often it is said."))
-    assert main(["toy", "ping", "--times", "2", "--json"]) == Exit.OK
-    assert capsys.readouterr().out.count("ping") == 2
-    assert main(["toy", "--tims", "2"]) == Exit.USAGE
-    assert "did you mean '--times'" in capsys.readouterr().err
 
 
 @dataclass(frozen=True)
@@ -172,7 +125,7 @@ def test_the_flags_of_the_examples_come_first(capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_a_help_text_and_one_meaning(command):
-    kind = vars(importlib.import_module(f"gtp_vit.cli.{command}"))[command.capitalize()]
+    kind = vars(importlib.import_module(f"gtp_vit.cli.commands.{command}"))[command.capitalize()]
     own = flags_of(kind)
     assert not [flag.spelling for flag in own if not flag.help]
     if any(flag.field == "method" for flag in own):
@@ -184,7 +137,7 @@ def test_every_flag_has_a_help_text_and_one_meaning(command):
 
 
 def test_a_setting_that_is_called_like_a_flag_of_the_command_has_its_method_in_front():
-    evaluate = importlib.import_module("gtp_vit.cli.evaluate").Evaluate
+    evaluate = importlib.import_module("gtp_vit.cli.commands.evaluate").Evaluate
     words = ["--method", "tofu", "--split", "val", "--tofu-split", "3"]
     sources.check_spelling("evaluate", words)
     flags, chosen = parse_with_method(evaluate, words)

@@ -9,8 +9,9 @@ import torch
 
 import gtp_vit
 from gtp_vit import create_model, patch
-from gtp_vit.cli import demo, model_flags
+from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import demo
 from gtp_vit.demo.exported_model import look_at_file
 from gtp_vit.demo.markup import file_html
 from gtp_vit.engines import ENGINES

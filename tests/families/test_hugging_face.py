@@ -34,8 +34,8 @@ from gtp_vit.backbones import small_models
 from gtp_vit.backbones.wrappers import REFUSED
 from gtp_vit.errors import BadInput, BadSetting, UnsupportedBackbone
 from gtp_vit.patching import host_of, tower_of
-from gtp_vit.recipes import Recipe, sizes_of_vit
 from gtp_vit.recipes.provenance import Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.testing import families
 
 transformers = pytest.importorskip("transformers", reason="transformers needs Python 3.11")

@@ -20,11 +20,11 @@ from gtp_vit import (
 from gtp_vit.core.schedule import learned
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
-from gtp_vit.methods.gtp_plus import sensitivity
-from gtp_vit.methods.gtp_plus.calibrate import with_calibration
 from gtp_vit.methods.gtp_plus.calibration import calibration_from_text
+from gtp_vit.methods.gtp_plus.learning import sensitivity
+from gtp_vit.methods.gtp_plus.learning.calibrate import with_calibration
+from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
 from gtp_vit.methods.gtp_plus.merge import conserve_by_probe
-from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.models import bundled

@@ -30,10 +30,10 @@ from gtp_vit import (
     tune_and_patch,
 )
 from gtp_vit.backbones import small_models
-from gtp_vit.cli import benchmark as benchmark_command
-from gtp_vit.cli import evaluate as evaluate_command
 from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import benchmark as benchmark_command
+from gtp_vit.cli.commands import evaluate as evaluate_command
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.metrics.base import UNREDUCED
@@ -43,7 +43,7 @@ from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.profiling import environment
 from gtp_vit.profiling.benchmark import benchmark_models
-from gtp_vit.recipes import sizes_of_vit
+from gtp_vit.recipes.recipe import sizes_of_vit
 from gtp_vit.report.plot import curves
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families

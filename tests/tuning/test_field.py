@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from gtp_vit import read_recipe
-from gtp_vit.cli import compare as command
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import compare as command
 from gtp_vit.tuning.all_methods import searchable
 
 

@@ -28,13 +28,13 @@ from gtp_vit import (
     save_checkpoint,
     tune,
 )
-from gtp_vit import recipes as recipe_files
-from gtp_vit.cli import tune as tune_command
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import tune as tune_command
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.benchmark import Timing
+from gtp_vit.recipes import recipe as recipe_files
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
 from gtp_vit.tuning import local_search, speed_meter
@@ -547,3 +547,14 @@ def test_half_precision_does_not_change_who_is_merged():
         half = conserve.twin(*arguments)
     for one, other in zip(half[3:], conserve.twin(*arguments)[3:], strict=True):
         assert torch.equal(one, other)
+
+
+def test_whatever_an_error_says_can_be_reached_is_reached():
+    """ToMe merges half of the tokens of a layer at most, so that few shapes are that cheap."""
+    model = gtp_vit.create_model("fashion_vit")
+    space = Space(host_of(model).costs(), ToMe(), ScheduleLimits())
+    for share in (0.14, 0.185, 0.3):
+        costs = [space.cost(space.plan_of(start)) for start in space.starts(share * space.whole)]
+        assert costs
+        assert max(costs) <= share * space.whole
+    assert not list(space.starts(0.12 * space.whole))

@@ -14,7 +14,8 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, UnknownName, check_name, unknown_flag
 from gtp_vit.methods import known_methods, method_class
 from gtp_vit.patching import host_of
-from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_method, is_recipe, read_recipe
+from gtp_vit.recipes.defaults import DEFAULT, default_method, deploy_method
+from gtp_vit.recipes.recipe import DEPLOY, Recipe, is_recipe, read_recipe
 
 Command = TypeVar("Command")
 # Stands for the schedule of the default method if none is given, as it depends on the model.

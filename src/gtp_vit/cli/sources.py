@@ -86,7 +86,7 @@ def read_source(path: Path) -> Module:
 
 def check_spelling(command: str, words: Sequence[str]) -> None:
     """Raise UnknownName for a flag that neither the command nor any method or measure has; the parser does the rest."""
-    own = _flags(f"gtp_vit.cli.{command}", command.capitalize())
+    own = _flags(f"gtp_vit.cli.commands.{command}", command.capitalize())
     if own is None or {"-h", "--help"} & set(words):
         return
     own |= _targets() if command == HAS_TARGETS else set()

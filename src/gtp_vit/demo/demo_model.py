@@ -30,8 +30,9 @@ from gtp_vit.models.class_names import class_names
 from gtp_vit.models.sources import transform_of
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.budget import at_cost
-from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, default_method, sizes_of_vit
+from gtp_vit.recipes.defaults import DEFAULT, DEFAULT_SHARE, default_method
 from gtp_vit.recipes.provenance import Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -9,7 +9,8 @@ from gtp_vit.backbones.hf_library import WHERE, load_model, transformers_library
 from gtp_vit.errors import GTPError
 from gtp_vit.kernels import Kernels
 from gtp_vit.patching import patch
-from gtp_vit.recipes import BESIDE, read_recipe
+from gtp_vit.recipes.files import BESIDE
+from gtp_vit.recipes.recipe import read_recipe
 
 
 def load_pretrained(

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gtp_vit.core.settings import checked
 from gtp_vit.errors import BadSetting, check_name, shown
-from gtp_vit.jsonable import jsonable
 
 Part = TypeVar("Part")
 
@@ -104,6 +103,8 @@ class Origin:
 
 def without_defaults(part: object) -> dict[str, Any]:
     """A part of a recipe as JSON."""
+    from gtp_vit.jsonable import jsonable
+
     stored: dict[str, Any] = {}
     for each in dataclasses.fields(part):  # type: ignore[arg-type]
         value = getattr(part, each.name)

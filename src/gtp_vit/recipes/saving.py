@@ -11,8 +11,9 @@ import torch
 from gtp_vit.backbones.host import Host
 from gtp_vit.core.loop import Reduction
 from gtp_vit.methods.gtp_plus.calibration import fingerprint
-from gtp_vit.recipes import BESIDE, Recipe, sizes_of_vit
+from gtp_vit.recipes.files import BESIDE
 from gtp_vit.recipes.provenance import Measurements, Origin, Provenance
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 
 
 def write_beside(host: Host, tower: Any, folder: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gtp_vit.metrics.base import Figure
 from gtp_vit.metrics.registry import MEASURES
-from gtp_vit.recipes import Recipe
 from gtp_vit.recipes.provenance import SampleFigures
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.plot import Point, curves
 from gtp_vit.report.results import Table, in_words

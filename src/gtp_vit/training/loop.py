@@ -25,8 +25,9 @@ from gtp_vit.models.checkpoint import sizes_of_model
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.environment import bf16_verdict
 from gtp_vit.profiling.macs import macs
-from gtp_vit.recipes import Recipe, resolve
+from gtp_vit.recipes.defaults import resolve
 from gtp_vit.recipes.provenance import Finetuning, Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs import distributed
 from gtp_vit.runs.identity import identity, images_identity
 from gtp_vit.training.checkpoint import STATE, RunState, locked, read_state, write_state, write_weights

@@ -11,7 +11,7 @@ from gtp_vit.errors import BadSetting
 from gtp_vit.methods import known_methods, method_class
 from gtp_vit.metrics.base import Measure
 from gtp_vit.patching import host_of
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.tuning.settings import SearchConfig, Target, Tracking
 from gtp_vit.tuning.tune import tune
 

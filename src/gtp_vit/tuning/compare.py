@@ -24,7 +24,7 @@ from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
 from gtp_vit.profiling.budget import at_cost
 from gtp_vit.profiling.trace import Trace, trace
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs.journal import Journal
 
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import BadSetting, GTPError, counted
+from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
 from gtp_vit.metrics.base import UNREDUCED, Arrays, Measure, check_base, decoded, encoded
 from gtp_vit.metrics.damage import Damage, compare_unlabelled
-from gtp_vit.metrics.input_checks import check_has_weights, check_pixels
+from gtp_vit.metrics.input_checks import check_has_weights, check_image_tensor
 from gtp_vit.patching import patch, unpatch
 from gtp_vit.runs.journal import Journal
 from gtp_vit.tuning.space import Space, unreachable
@@ -43,16 +43,8 @@ def fewest_images(measure: Measure) -> int:
 
 def check_enough_images(images: Any, model: Any, fewest: int) -> None:
     """Raise BadSetting unless `images` is a tensor of enough images that the model takes."""
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
-        raise BadSetting(
-            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
-        )
-    if len(images) < fewest:
-        found = counted(len(images), "image is", "images are")
-        raise BadSetting(f"{found} too few to tune on; give at least {fewest}, better 200")
     check_has_weights(model)
-    check_pixels(images)
+    check_image_tensor(images, fewest, "tune on", 200)
     with torch.no_grad():
         patch(model, Identity(), quiet=True)(images[:1])  # raises if they do not fit
 

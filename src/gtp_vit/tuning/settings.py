@@ -17,7 +17,7 @@ from gtp_vit.engines import TORCH
 from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.metrics.base import Bound, Measure
 from gtp_vit.metrics.registry import MEASURES, measure_of
-from gtp_vit.recipes import DEFAULT_SHARE
+from gtp_vit.recipes.defaults import DEFAULT_SHARE
 from gtp_vit.runs.journal import Journal
 
 # Targets that every model has, whatever its outputs; those of its outputs are the bounds of their measure.

@@ -130,6 +130,8 @@ class Space:
         if not found:  # removing as much as possible at once is the cheapest
             last_resort = self.fit([float(layer == 0) for layer in range(depth)], target)
             found = [] if last_resort is None else [last_resort]
+        if not found:  # the method cuts what a shape asks for, and several layers must remove all they can
+            found = sorted((plan for plan in earliest(self) if self.cost(plan) <= target), key=self.cost)[-1:]
         for plan in found:
             yield self.with_plan(plan)
 
@@ -144,14 +146,19 @@ def unreachable(space: Space, target: float) -> BadSetting:
     )
 
 
-def cheapest(space: Space) -> int:
-    """MACs of the cheapest schedule known: everything as early as the method and the limits allow."""
+def earliest(space: Space) -> list[list[int]]:
+    """Schedules that remove all they can in the first layers, of one layer, two, and so on, and one of none."""
     tokens, depth = space.vit.image_tokens, space.vit.depth
-    costs = [space.cost([0] * depth)]
+    found = [[0] * depth]
     for used in range(1, depth + 1):
         asked = [tokens if layer < used else 0 for layer in range(depth)]
         plans = [space.settle(asked)]
         with contextlib.suppress(GTPError):  # some methods cut a schedule that asks for too much
             plans.append(space.plan_of(space.with_plan(asked)))
-        costs += [space.cost(plan) for plan in plans if plan is not None and space.respected(plan)]
-    return min(costs)
+        found += [plan for plan in plans if plan is not None and space.respected(plan)]
+    return found
+
+
+def cheapest(space: Space) -> int:
+    """MACs of the cheapest schedule known: everything as early as the method and the limits allow."""
+    return min(map(space.cost, earliest(space)))

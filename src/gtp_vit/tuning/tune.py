@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from gtp_vit.core.eval_mode import measures_in_eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
-from gtp_vit.methods.gtp_plus.calibrate import calibrated
+from gtp_vit.methods.gtp_plus.learning.calibrate import calibrated
 from gtp_vit.metrics.damage import Damage
 from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.budget import starting_point
-from gtp_vit.recipes import DEFAULT, Recipe, sizes_of_vit
+from gtp_vit.recipes.defaults import DEFAULT
 from gtp_vit.recipes.provenance import Measurements, Provenance, SampleFigures
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.tuning.local_search import HELD_OUT, Best, Ruler, check_enough_images, fewest_images
 from gtp_vit.tuning.settings import DEFAULT_TARGET, Progress, SearchConfig, Target, TimingConfig, Tracking
 from gtp_vit.tuning.space import ScheduleLimits, Space, unreachable

@@ -24,10 +24,10 @@ from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import BadSetting, GTPError, counted, first_line
+from gtp_vit.errors import BadSetting, GTPError, first_line
 from gtp_vit.methods.gtp_plus.calibration import Calibration, fingerprint
 from gtp_vit.metrics.base import Measure
-from gtp_vit.metrics.input_checks import check_has_weights, check_pixels
+from gtp_vit.metrics.input_checks import check_has_weights, check_image_tensor
 from gtp_vit.metrics.registry import measure_of
 from gtp_vit.patching import host_of, patch, tower_of, unpatch
 
@@ -70,7 +70,7 @@ def learn_sensitivity(
         seed: of the random directions in the output.
         progress: called after every batch.
     """
-    check_images(images)
+    check_image_tensor(images, FEWEST_IMAGES, "learn from", 400)
     check_has_weights(model)
     plain = unpatch(model)
     host = host_of(plain)
@@ -108,19 +108,6 @@ def _saving_memory(backbone: Backbone, tower: nn.Module, on: bool) -> Iterator[N
     finally:
         if on:
             backbone.save_memory(tower, before)
-
-
-def check_images(images: Any) -> None:
-    """Raise BadSetting unless `images` is a tensor of enough images."""
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
-        raise BadSetting(
-            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
-        )
-    if len(images) < FEWEST_IMAGES:
-        found = counted(len(images), "image is", "images are")
-        raise BadSetting(f"{found} too few to learn from; give at least {FEWEST_IMAGES}, better 400")
-    check_pixels(images)
 
 
 def _check_fit(fit: list[float | None], images: int) -> None:

@@ -31,7 +31,7 @@ from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import Measure
 from gtp_vit.models.sources import public_name
 from gtp_vit.profiling.macs import macs
-from gtp_vit.recipes import Recipe, read_recipe
+from gtp_vit.recipes.recipe import Recipe, read_recipe
 from gtp_vit.report.comparison import comparison_rows, comparison_sections, comparison_table
 from gtp_vit.report.results import write_results
 from gtp_vit.report.scores import explain_scores

@@ -24,7 +24,7 @@ from gtp_vit.errors import GTPError, counted
 from gtp_vit.models import bundled
 from gtp_vit.models.sources import library_of, preparation_of, public_name
 from gtp_vit.patching import patch
-from gtp_vit.recipes import DEPLOY
+from gtp_vit.recipes.recipe import DEPLOY
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.runs.files import check_writable
 

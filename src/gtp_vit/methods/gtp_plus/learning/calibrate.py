@@ -12,12 +12,13 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.core.schedule import LEARNED, learned, stretched
 from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.methods.gtp_plus.learning.sensitivity import Done, learn_sensitivity
 from gtp_vit.methods.gtp_plus.method import GTPPlus
-from gtp_vit.methods.gtp_plus.sensitivity import Done, learn_sensitivity
 from gtp_vit.metrics.base import Measure
 from gtp_vit.patching import host_of, unpatch
-from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
+from gtp_vit.recipes.defaults import DEFAULT_SHARE
 from gtp_vit.recipes.provenance import Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
 from gtp_vit.tuning.space import ScheduleLimits, Space, unreachable
 from gtp_vit.version import __version__

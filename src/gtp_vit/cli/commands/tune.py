@@ -24,7 +24,8 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.engines import TORCH
 from gtp_vit.errors import GTPError
 from gtp_vit.models.sources import public_name
-from gtp_vit.recipes import DEFAULT, DEPLOY_LAYERS, DEPLOY_MULTIPLE, Recipe
+from gtp_vit.recipes.defaults import DEFAULT, DEPLOY_LAYERS, DEPLOY_MULTIPLE
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.report.tuned import explain_recipes, recipe_sections, recipe_table
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.tuning.local_search import fewest_images
