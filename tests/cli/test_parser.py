@@ -12,10 +12,16 @@ from gtp_vit.cli import sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.cli.help import help_text
-from gtp_vit.cli.parser import Choices, Positional, Short, flags_of, read_words
-from gtp_vit.core.ranges import Range
+from gtp_vit.cli.measure_flags import with_flags
+from gtp_vit.cli.parser import Choices, Nested, Positional, Short, flags_of, read_words
+from gtp_vit.cli.target_flags import target_flags
+from gtp_vit.core.ranges import Range, check_ranges
 from gtp_vit.errors import GTPError
 from gtp_vit.methods import METHODS
+from gtp_vit.metrics.base import Bound
+from gtp_vit.metrics.registry import MEASURES
+from gtp_vit.metrics.regression import Numbers
+from gtp_vit.tuning.settings import Target
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,72 @@ def test_a_setting_that_is_called_like_a_flag_of_the_command_has_its_method_in_f
     sources.check_spelling("evaluate", words)
     flags, chosen = parse_with_method(evaluate, words)
     assert (flags.split, chosen.settings.split, chosen.given) == ("val", 3, {"split"})
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Settings of a library."""
+
+    seed: int = 0
+    """Seed."""
+    times: Annotated[int, Range(1, 9)] = 3
+    """How often."""
+    hidden: int = 7
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A command whose field is a dataclass."""
+
+    seed: int = 1
+    inner: Annotated[Inner, Nested({"seed": "inner_seed"}, without=("hidden",))] = Inner(times=5)
+
+
+def test_the_fields_of_a_nested_dataclass_are_flags():
+    assert [flag.spelling for flag in flags_of(Outer)] == ["--seed", "--inner-seed", "--times"]
+    assert [(flag.default, flag.help) for flag in flags_of(Outer)][2] == (5, "How often.")
+    assert parse_flags(Outer, []) == Outer()
+    assert parse_flags(Outer, ["--inner-seed", "4"]) == Outer(1, Inner(4, 5, 7))
+    assert parse_flags(Outer, ["--seed", "2", "--times", "9", "--inner-seed", "3"]) == Outer(2, Inner(3, 9, 7))
+    with pytest.raises(GTPError, match=r"--times is 10; it must be a whole number in \[1, 9\]"):
+        parse_flags(Outer, ["--times", "10"])
+    with pytest.raises(GTPError, match="times is 10"):
+        Inner(times=10)
+
+
+def test_nested_flags_and_targets_are_known_before_torch_is_imported():
+    """The flags that are read from the source code are those that the parser has."""
+    tune = importlib.import_module("gtp_vit.cli.tune").Tune
+    spellings = {spelling for flag in flags_of(with_flags(tune, target_flags())) for spelling in flag.spellings()}
+    assert {"--search-passes", "--max-layers", "--timing-batch", "--no-calibrate", "--macs", "--max-kl"} <= spellings
+    sources.check_spelling("tune", sorted(spellings))
+    for wrong, near in (
+        ("--search-pases", "--search-passes"),
+        ("--max-k", "--max-kl"),
+        ("--passes", "--search-passes"),
+    ):
+        with pytest.raises(GTPError, match=near):
+            sources.check_spelling("tune", [wrong, "1"])
+    with pytest.raises(GTPError, match="unknown flag"):
+        sources.check_spelling("evaluate", ["--max-kl", "1"])
+
+
+def test_the_bounds_of_a_registered_measure_are_targets(monkeypatch):
+    class Toy(Numbers):
+        name = "toy"
+        bounds = (Bound("max_toy", "at most this toy", high=3), Bound("max_error", "at most this error of toys"))
+
+    monkeypatch.setitem(MEASURES, "toy", Toy)
+    flags = {flag.spelling: flag for flag in flags_of(with_flags(Outer, target_flags()))}
+    assert flags["--max-toy"].help == "Target: the cheapest schedule with at most this toy."
+    assert "at most this relative error (numbers), or" in flags["--max-error"].help
+    assert "at most this error of toys (toy)" in flags["--max-error"].help
+    assert Target("max_toy", 2.5).value == 2.5
+    with pytest.raises(GTPError, match=r"max_toy is 4; it must be a number in \(0, 3\]"):
+        Target("max_toy", 4)
 
 
 def test_what_was_not_written_is_not_given():
