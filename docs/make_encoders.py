@@ -154,7 +154,7 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 def inversions(rows: list[dict[str, Any]], figure: str) -> int:
     """Pairs of methods that a figure puts in the other order than the classifier's KL."""
-    pairs = itertools.combinations([row["figures"] for row in rows if row["settings"] is not None], 2)
+    pairs = itertools.combinations([row["figures"] for row in rows if row["method"] != "unreduced"], 2)
     return sum((one["head_kl"][0] < two["head_kl"][0]) != (one[figure][0] < two[figure][0]) for one, two in pairs)
 
 
