@@ -1,4 +1,4 @@
-"""Writes docs/methods.md from the registries: python docs/make_methods.py"""
+"""Writes docs/reference/methods.md from the registries: python docs/make_methods.py"""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def _gmacs(model: torch.nn.Module, method: Method) -> str:
 
 
 def pages() -> dict[str, str]:
-    return {"methods.md": PAGE.format(properties=properties(), settings=settings())}
+    return {"reference/methods.md": PAGE.format(properties=properties(), settings=settings())}
 
 
 if __name__ == "__main__":
     for name, text in pages().items():
-        Path(__file__).with_name(name).write_text(text)
+        (Path(__file__).parent / name).write_text(text)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 MEASURED = (ROOT / "docs/measured.md").read_text()
 MAP = re.findall(
-    r"^\| ((?:Eq\. \(\d+\)|Section [\d.]+)) \|.*\| `([\w.]+)` \|$", (ROOT / "docs/paper-map.md").read_text(), re.M
+    r"^\| ((?:Eq\. \(\d+\)|Section [\d.]+)) \|.*\| `([\w.]+)` \|$", (ROOT / "docs/explanation/paper-map.md").read_text(), re.M
 )
 FORMULAS = [f"gtp_vit.methods.gtp.{name}" for name in ("graph", "selection", "sparsity")]
 
@@ -127,7 +127,7 @@ def test_a_backbone_defines_what_the_page_says():
 def test_every_promise_is_on_the_page_of_the_test_kit_in_its_own_words():
     from gtp_vit.testing import PROMISES, SLOW_PROMISES
 
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/testing.md").read_text(), re.M)
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/guides/test-your-method.md").read_text(), re.M)
     promises = (*PROMISES, *SLOW_PROMISES)
     assert rows == [(promise.__name__, promise.__doc__.splitlines()[0]) for promise in promises]
 
@@ -154,7 +154,7 @@ def test_generated_pages_are_what_their_sources_say(name):
 
 def test_the_page_of_models_is_what_the_code_says():
     """All of timm's names and tags; of the models themselves a sample, as building all of them takes a minute."""
-    page, models = (ROOT / "docs/models.md").read_text(), maker("models")
+    page, models = (ROOT / "docs/reference/models.md").read_text(), maker("models")
     if f"timm {timm.__version__};" not in page:
         pytest.skip("the page was made with another version of timm")
     known, stale = models.modules(), "run python docs/make_models.py"
@@ -214,8 +214,8 @@ def test_the_times_of_the_readme_are_those_of_the_page():
     assert "is 1.4 and 1.9 times as fast as the unreduced model (DeiT-S, batch 8)" in prose
     assert "1.9 times as fast" in README
     assert "1.4 times with P = 8" in README
-    share = re.search(r"can be patched: (\d+ %)", (ROOT / "docs/models.md").read_text())[1]
-    assert f"[{share} of its pre-trained plain ViTs](docs/models.md)" in README
+    share = re.search(r"can be patched: (\d+ %)", (ROOT / "docs/reference/models.md").read_text())[1]
+    assert f"[{share} of its pre-trained plain ViTs](docs/reference/models.md)" in README
 
 
 @pytest.mark.parametrize("model", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
