@@ -1,4 +1,4 @@
-"""Writes docs/measured.md from docs/results: python docs/make_measured.py"""
+"""Writes docs/measured.md, and the table of README.md, from docs/results: python docs/make_measured.py"""
 # ruff: noqa: E501  (the texts of the page have long lines)
 
 from __future__ import annotations
@@ -51,15 +51,24 @@ methods and more costs: [all methods at equal cost](comparison.md).*
 
 ## Sources
 
-The commit is the one that recorded the result; the code that ran is that commit's.
+The commit is the one that recorded the result. Damage does not depend on the machine beyond rounding, so most of its sources name none. Files have what pages print; the
+settings of each row and figures that no page prints are in the files of that commit.
 
 {sources}
 
-*All of them: torch 2.15, timm 1.0.30, Python 3.11.*
+*Sources with a machine: {versions}.*
 """
 DEIT, VIT = "deit_tiny_patch16_224", "vit_tiny_patch16_224"
 TITLES = {DEIT: "DeiT-Ti", "deit_small_patch16_224": "DeiT-S"}
-METHODS = {"gtp": "GTP", "tome": "ToMe", "gtp_plus": "GTP+", "mctf": "MCTF", "pitome": "PiToMe", "tofu": "ToFu", "atc": "ATC"}
+METHODS = {
+    "gtp": "GTP",
+    "tome": "ToMe",
+    "gtp_plus": "GTP+",
+    "mctf": "MCTF",
+    "pitome": "PiToMe",
+    "tofu": "ToFu",
+    "atc": "ATC",
+}
 
 
 class Source(NamedTuple):
@@ -81,7 +90,9 @@ def load(name: str) -> Any:
 def timed(letter: str, script: str, file: str, run: dict[str, Any], page: str = "this page") -> Source:
     """Of a run that has recorded its machine."""
     machine = run["environment"]
-    return Source(letter, script, file, f"{_cpu(machine)}, {machine['instruction_sets']}", run["date"], run["commit"], page)
+    return Source(
+        letter, script, file, f"{_cpu(machine)}, {machine['instruction_sets']}", run["date"], run["commit"], page
+    )
 
 
 def _cpu(machine: dict[str, Any]) -> str:
@@ -100,14 +111,21 @@ def sources() -> list[Source]:
     commits = {run["commit"]: run for run in LIBRARIES}
     found += [timed(next(letters), "benchmarks/libraries.py", "libraries-speed", run) for run in commits.values()]
     found.append(timed(next(letters), "benchmarks/towers.py", "towers-speed", load("towers-speed")))
-    compared, any_machine = "[comparison](comparison.md)", "any"
+    compared, any_machine = "[comparison](comparison.md)", "-"
     for name, part in COMPARISON.items():
         script = "benchmarks/comparison.py" if name == "tuned" else f"gtp-vit compare ({name})"
         page = compared if name in ("published", "tuned") else "this page"
         found.append(Source(next(letters), script, "comparison", any_machine, part["date"], part["commit"], page))
-    deploy, encoders, dense = "[deploy](guides/deploy.md)", "[encoders](encoders.md)", "[dense features](dense.md)"
+    files, encoders, dense = (
+        "[exported files](reference/exported-files.md)",
+        "[encoders](encoders.md)",
+        "[dense features](dense.md)",
+    )
     notebook, dense_notebook = "[notebook](research/gtp-plus.md)", "[notebook](research/dense.md)"
-    found += [timed(next(letters), f"benchmarks/engines.py {what}", f"engines-{what}", load(f"engines-{what}"), deploy) for what in ("damage", "equality")]
+    found.append(timed(next(letters), "benchmarks/engines.py damage", "engines-damage", load("engines-damage")))
+    found.append(
+        timed(next(letters), "benchmarks/engines.py equality", "engines-equality", load("engines-equality"), files)
+    )
     for script, file, date, commit, page in (
         ("benchmarks/encoders.py", "encoders", "2026-11-18", "12f1fc2", encoders),
         ("benchmarks/dense.py heat-maps", "dense-heat-maps", "2026-11-18", "a5b702a", dense),
@@ -118,7 +136,16 @@ def sources() -> list[Source]:
         ("benchmarks/tuning.py schedules", "schedules", "2026-11-16", "f50881a", notebook),
     ):
         found.append(Source(next(letters), script, file, any_machine, date, commit, page))
-    found += [timed(next(letters), "benchmarks/embedding.py", "embedding", run, "[embeddings](guides/embed.md)") for run in EMBEDDING]
+    found += [
+        timed(
+            next(letters),
+            "benchmarks/embedding.py",
+            "embedding",
+            run,
+            "[embedding files](reference/embedding-files.md)",
+        )
+        for run in EMBEDDING
+    ]
     return found
 
 
@@ -164,7 +191,16 @@ def methods_timed() -> Iterator[Case]:
         model, batch, _ = case.split(":")
         earlier = sum(run["commit"] == SPEED[place]["commit"] for run in SPEED[:place])
         source = letter_of("speed", SPEED[place]["commit"], earlier)
-        yield Case(TITLES[model], "torch", int(batch), method, row["speedup"], row["over_oracle"], row["over_oracle_quartiles"], source)
+        yield Case(
+            TITLES[model],
+            "torch",
+            int(batch),
+            method,
+            row["speedup"],
+            row["over_oracle"],
+            row["over_oracle_quartiles"],
+            source,
+        )
 
 
 def _titled(candidate: str, case: str) -> str:
@@ -177,7 +213,11 @@ def _titled(candidate: str, case: str) -> str:
     if "calibration" in candidate:
         text += ", calibrated"
     text += f", P = {number}" if name == "gtp_plus" else ""
-    return text + (f", r = {number}" if any(setting.startswith("r=") for setting in settings) else "") + ("" if settings else ", defaults")
+    return (
+        text
+        + (f", r = {number}" if any(setting.startswith("r=") for setting in settings) else "")
+        + ("" if settings else ", defaults")
+    )
 
 
 def _order(case: str, method: str) -> tuple[str, int, bool, int]:
@@ -192,7 +232,15 @@ def engines_timed() -> Iterator[Case]:
     for row in run["rows"]:
         over = [1 / row["of_slicing"], [1 / each for each in reversed(row["of_slicing_quartiles"])]]
         runs_in = f"{titles[row['engine']]}, {row['precision']}"
-        yield Case("DeiT-S", runs_in, row["batch"], "GTP+, `deploy`", row["speedup"], *over, letter_of("engines-speed", run["commit"]))
+        yield Case(
+            "DeiT-S",
+            runs_in,
+            row["batch"],
+            "GTP+, `deploy`",
+            row["speedup"],
+            *over,
+            letter_of("engines-speed", run["commit"]),
+        )
 
 
 def libraries_timed() -> Iterator[Case]:
@@ -204,14 +252,30 @@ def libraries_timed() -> Iterator[Case]:
                 best[row["model"]] = (rounds, run, row)
     for model, (_, run, row) in best.items():
         over = (row["over_slicing"], row["over_slicing_quartiles"])
-        yield Case(model, "torch", int(run["options"]["batch"]), "GTP+, P = 8", row["speedup"], *over, letter_of("libraries-speed", run["commit"]))
+        yield Case(
+            model,
+            "torch",
+            int(run["options"]["batch"]),
+            "GTP+, P = 8",
+            row["speedup"],
+            *over,
+            letter_of("libraries-speed", run["commit"]),
+        )
 
 
 def towers_timed() -> Iterator[Case]:
     run = load("towers-speed")
     for row in run["rows"]:
         over = (row["over_slicing"], row["over_slicing_quartiles"])
-        yield Case(row["tower"], "torch", row["batch"], "GTP+, 65 %, restored", row["speedup"], *over, letter_of("towers-speed", run["commit"]))
+        yield Case(
+            row["tower"],
+            "torch",
+            row["batch"],
+            "GTP+, 65 %, restored",
+            row["speedup"],
+            *over,
+            letter_of("towers-speed", run["commit"]),
+        )
 
 
 def speed() -> str:
@@ -222,7 +286,12 @@ def speed() -> str:
 
 def damage() -> str:
     """The same rows of both models side by side."""
-    columns = ["method", "MACs", *(f"{model}: {figure}" for model in ("DeiT-Ti", "ViT-Ti") for figure in ("top-1", "agreement", "KL")), "source"]
+    columns = [
+        "method",
+        "MACs",
+        *(f"{model}: {figure}" for model in ("DeiT-Ti", "ViT-Ti") for figure in ("top-1", "agreement", "KL")),
+        "source",
+    ]
     paired, calibrated = COMPARISON["paired"], COMPARISON["calibrated"]
     rows = [["unreduced", "100 %", *_both(paired, 0), letter_of("comparison", paired["commit"], _place("paired"))]]
     names = ("gtp", "tome", "gtp_plus")
@@ -230,12 +299,61 @@ def damage() -> str:
         assert paired["rows"][DEIT][place]["method"] == names[(place - 1) % 3]
         label = f"{METHODS[names[(place - 1) % 3]]}, P = {8 if place < 4 else 14}"
         label = f"**{label}**" if "+" in label else label
-        rows.append([label, _share(paired, place), *_both(paired, place), letter_of("comparison", paired["commit"], _place("paired"))])
+        rows.append(
+            [
+                label,
+                _share(paired, place),
+                *_both(paired, place),
+                letter_of("comparison", paired["commit"], _place("paired")),
+            ]
+        )
     for place, row in enumerate(calibrated["rows"][DEIT][3:], 3):
         what = row["method"].removeprefix("gtp_plus, ")
         label = f"GTP+ calibrated, P = {8 if place == 3 else 14}" if what == "calibrated" else f"GTP+, {what}"
-        rows.append([label, _share(calibrated, place), *_both(calibrated, place), letter_of("comparison", calibrated["commit"])])
-    return table(columns, rows)
+        rows.append(
+            [label, _share(calibrated, place), *_both(calibrated, place), letter_of("comparison", calibrated["commit"])]
+        )
+    return table(columns, [*rows, *_in_engines()])
+
+
+def _in_engines() -> Iterator[list[str]]:
+    """Rows of the recipe `deploy`, in torch and in 8 bits, and of 8 bits alone."""
+    run = load("engines-damage")
+    by_engine = {(row["model"], row["engine"]): row for row in run["rows"]}
+    cases = [("GTP+, recipe deploy", "openvino", "deploy", "kl_deploy")]
+    for engine, title in (("openvino", "OpenVINO int8"), ("onnxruntime", "ONNX Runtime int8")):
+        cases += [(f"{title}, unreduced", engine, f"{engine} int8", "kl_int8")]
+        cases += [(f"{title}, GTP+, recipe deploy", engine, f"{engine} int8 + deploy", "kl_int8_deploy")]
+    for label, engine, key, kl in cases:
+        cells = []
+        for model in (DEIT, VIT):
+            row = by_engine[model, engine]
+            cells += [f"{row['top1'][key]:.1f}", f"{row['agreement'][key]:.1f}", f"{row[kl]:.4f}"]
+        share = "100 %" if kl == "kl_int8" else f"{100 * by_engine[DEIT, engine]['share_of_macs']['deploy']:.0f} %"
+        yield [label, share, *cells, letter_of("engines-damage", run["commit"])]
+
+
+def headline(readme: str) -> str:
+    """The README with its table: what GTP, ToMe and GTP+ do at 55 % of the MACs."""
+    columns = [
+        "55 % of the MACs",
+        "speed-up",
+        *(f"{model}: {figure}" for model in ("DeiT-Ti", "ViT-Ti") for figure in ("agreement", "KL")),
+    ]
+    speedups = {case.method: f"{case.speedup:.2f}" for case in methods_timed() if case.model == "DeiT-S"}
+    parts = (
+        ("GTP as published", "GTP, P = 14", "paired", 4),
+        ("ToMe", "ToMe, r = 14", "paired", 5),
+        ("**GTP+**", "GTP+, P = 14", "paired", 6),
+        ("**GTP+**, calibrated", "GTP+, calibrated, P = 14", "calibrated", 4),
+    )
+    rows = []
+    for title, method, part, place in parts:
+        assert _share(COMPARISON[part], place) == "55 %"
+        cells = _both(COMPARISON[part], place)
+        rows.append([title, speedups[method], *cells[1:3], *cells[4:]])
+    before, rest = readme.split("<!-- headline -->")
+    return f"{before}<!-- headline -->\n{table(columns, rows)}\n\n<!-- end -->{rest.split('<!-- end -->')[1]}"
 
 
 def _place(part: str) -> int:
@@ -253,7 +371,10 @@ def _both(part: dict[str, Any], place: int) -> list[str]:
     cells = []
     for model in (DEIT, VIT):
         row = part["rows"][model][place]
-        cells += [f"{row['top1']:.1f}", *(("-", "-") if place == 0 else (f"{row['agreement']:.1f}", f"{row['kl']:.4f}"))]
+        cells += [
+            f"{row['top1']:.1f}",
+            *(("-", "-") if place == 0 else (f"{row['agreement']:.1f}", f"{row['kl']:.4f}")),
+        ]
     return cells
 
 
@@ -261,8 +382,33 @@ def sources_table() -> str:
     rows = []
     for source in ALL:
         script = f"`{source.script}`" if source.script.startswith("gtp") else f"`python {source.script}`"
-        rows.append([source.letter, script, f"[{source.file}.json](results/{source.file}.json)", source.machine, source.date, source.commit, source.page])
+        rows.append(
+            [
+                source.letter,
+                script,
+                f"[{source.file}.json](results/{source.file}.json)",
+                source.machine,
+                source.date,
+                source.commit,
+                source.page,
+            ]
+        )
     return table(["", "script", "file", "machine", "date", "commit", "printed on"], rows)
+
+
+def versions() -> str:
+    """Refuses to be written if a run had other versions than the rest."""
+    runs = [
+        *SPEED,
+        *LIBRARIES,
+        *EMBEDDING,
+        *map(load, ("engines-speed", "engines-damage", "engines-equality", "towers-speed")),
+    ]
+    (machine,) = {
+        (run["environment"]["torch"].split("+")[0], run["environment"]["timm"], run["environment"]["python"])
+        for run in runs
+    }
+    return "torch {}, timm {}, Python {}".format(*machine)
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
@@ -270,9 +416,11 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def pages() -> dict[str, str]:
-    return {"measured.md": PAGE.format(speed=speed(), damage=damage(), sources=sources_table())}
+    return {"measured.md": PAGE.format(speed=speed(), damage=damage(), sources=sources_table(), versions=versions())}
 
 
 if __name__ == "__main__":
+    README = FOLDER.parent / "README.md"
+    README.write_text(headline(README.read_text()))
     for name, text in pages().items():
         (FOLDER / name).write_text(text)
