@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sources import COMPARISON, letter_of, load, sources_table, table, versions
+from speeds import METHODS, engines_timed, libraries_timed, methods_timed, towers_timed
 
 FOLDER = Path(__file__).parent
 PAGE = """\
@@ -46,7 +50,7 @@ have the shortened last block.
 methods and more costs: [all methods at equal cost](comparison.md).*
 
 - The standard error of a top-1 figure is about one point. Agreement and KL are paired with the unreduced model and much sharper.
-- GTP is the paper's operator with θ = 1 and α = 0.2, which suits these models better than its θ = 0.6. These are Ti models: they neither confirm nor refute
+- GTP is the paper's operator with θ = 1 and alpha = 0.2, which suits these models better than its θ = 0.6. These are Ti models: they neither confirm nor refute
   the accuracies that the paper prints for DeiT-S and larger models.
 
 ## Sources
@@ -59,223 +63,6 @@ settings of each row and figures that no page prints are in the files of that co
 *Sources with a machine: {versions}.*
 """
 DEIT, VIT = "deit_tiny_patch16_224", "vit_tiny_patch16_224"
-TITLES = {DEIT: "DeiT-Ti", "deit_small_patch16_224": "DeiT-S"}
-METHODS = {
-    "gtp": "GTP",
-    "tome": "ToMe",
-    "gtp_plus": "GTP+",
-    "mctf": "MCTF",
-    "pitome": "PiToMe",
-    "tofu": "ToFu",
-    "atc": "ATC",
-}
-
-
-class Source(NamedTuple):
-    """A run whose figures some page prints."""
-
-    letter: str
-    script: str
-    file: str
-    machine: str
-    date: str
-    commit: str
-    page: str
-
-
-def load(name: str) -> Any:
-    return json.loads((FOLDER / f"results/{name}.json").read_text())
-
-
-def timed(letter: str, script: str, file: str, run: dict[str, Any], page: str = "this page") -> Source:
-    """Of a run that has recorded its machine."""
-    machine = run["environment"]
-    return Source(
-        letter, script, file, f"{_cpu(machine)}, {machine['instruction_sets']}", run["date"], run["commit"], page
-    )
-
-
-def _cpu(machine: dict[str, Any]) -> str:
-    return machine["cpu"].replace("(R)", "").removesuffix(" Processor")
-
-
-SPEED, COMPARISON = load("speed"), load("comparison")
-LIBRARIES, EMBEDDING = load("libraries-speed"), load("embedding")
-
-
-def sources() -> list[Source]:
-    """Every run, in the order of the tables."""
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    found = [timed(next(letters), "benchmarks/speed.py", "speed", run) for run in SPEED]
-    found.append(timed(next(letters), "benchmarks/engines.py speed", "engines-speed", load("engines-speed")))
-    commits = {run["commit"]: run for run in LIBRARIES}
-    found += [timed(next(letters), "benchmarks/libraries.py", "libraries-speed", run) for run in commits.values()]
-    found.append(timed(next(letters), "benchmarks/towers.py", "towers-speed", load("towers-speed")))
-    compared, any_machine = "[comparison](comparison.md)", "-"
-    for name, part in COMPARISON.items():
-        script = "benchmarks/comparison.py" if name == "tuned" else f"gtp-vit compare ({name})"
-        page = compared if name in ("published", "tuned") else "this page"
-        found.append(Source(next(letters), script, "comparison", any_machine, part["date"], part["commit"], page))
-    files, encoders, dense = (
-        "[exported files](reference/exported-files.md)",
-        "[encoders](encoders.md)",
-        "[dense features](dense.md)",
-    )
-    notebook, dense_notebook = "[notebook](research/gtp-plus.md)", "[notebook](research/dense.md)"
-    found.append(timed(next(letters), "benchmarks/engines.py damage", "engines-damage", load("engines-damage")))
-    found.append(
-        timed(next(letters), "benchmarks/engines.py equality", "engines-equality", load("engines-equality"), files)
-    )
-    for script, file, date, commit, page in (
-        ("benchmarks/encoders.py", "encoders", "2026-11-18", "12f1fc2", encoders),
-        ("benchmarks/dense.py heat-maps", "dense-heat-maps", "2026-11-18", "a5b702a", dense),
-        ("benchmarks/dense.py candidates", "dense-candidates", "2026-11-18", "ecdb9af", dense_notebook),
-        ("benchmarks/dense.py late", "dense-late", "2026-11-18", "e97808b", dense_notebook),
-        ("benchmarks/calibration.py", "calibration", "2026-11-18", "5c15bc0", notebook),
-        ("benchmarks/variants.py", "variants", "2026-11-18", "5c15bc0", notebook),
-        ("benchmarks/tuning.py schedules", "schedules", "2026-11-16", "f50881a", notebook),
-    ):
-        found.append(Source(next(letters), script, file, any_machine, date, commit, page))
-    found += [
-        timed(
-            next(letters),
-            "benchmarks/embedding.py",
-            "embedding",
-            run,
-            "[embedding files](reference/embedding-files.md)",
-        )
-        for run in EMBEDDING
-    ]
-    return found
-
-
-ALL = sources()
-
-
-def letter_of(file: str, commit: str, place: int = 0) -> str:
-    """Where a row comes from: a link to the file, named by the letter of its run."""
-    runs = [source for source in ALL if (source.file, source.commit) == (file, commit)]
-    return f"[{runs[place].letter}](results/{file}.json)"
-
-
-class Case(NamedTuple):
-    """A row of the table of speed."""
-
-    model: str
-    runs_in: str
-    batch: int
-    method: str
-    speedup: float
-    over_slicing: float
-    quartiles: list[float]
-    source: str
-
-    def cells(self) -> list[str]:
-        low, high = self.quartiles
-        over = f"{self.over_slicing:.2f} [{low:.2f}, {high:.2f}]"
-        return [self.model, self.runs_in, str(self.batch), self.method, f"{self.speedup:.2f}", over, self.source]
-
-
-def methods_timed() -> Iterator[Case]:
-    """Of each method and case the run with the most rounds, the later one of two."""
-    best: dict[tuple[str, str], tuple[int, int, dict[str, Any]]] = {}
-    for place, run in enumerate(SPEED):
-        for row in run["rows"]:
-            name = row["candidate"]
-            if name == "full" or "oracle" in name:
-                continue
-            key = (row["case"], _titled(name, row["case"]))
-            if key not in best or run["options"]["rounds"] >= best[key][0]:
-                best[key] = (run["options"]["rounds"], place, row)
-    for (case, method), (_, place, row) in sorted(best.items(), key=lambda item: _order(*item[0])):
-        model, batch, _ = case.split(":")
-        earlier = sum(run["commit"] == SPEED[place]["commit"] for run in SPEED[:place])
-        source = letter_of("speed", SPEED[place]["commit"], earlier)
-        yield Case(
-            TITLES[model],
-            "torch",
-            int(batch),
-            method,
-            row["speedup"],
-            row["over_oracle"],
-            row["over_oracle_quartiles"],
-            source,
-        )
-
-
-def _titled(candidate: str, case: str) -> str:
-    """GTP+, P = 8."""
-    name, *settings = candidate.split(":")
-    number = case.split(":")[2]
-    if name.startswith("gtp native"):
-        return f"GTP, P = {number}"
-    text = METHODS[name]
-    if "calibration" in candidate:
-        text += ", calibrated"
-    text += f", P = {number}" if name == "gtp_plus" else ""
-    return (
-        text
-        + (f", r = {number}" if any(setting.startswith("r=") for setting in settings) else "")
-        + ("" if settings else ", defaults")
-    )
-
-
-def _order(case: str, method: str) -> tuple[str, int, bool, int]:
-    model, _, number = case.split(":")
-    name = next(place for place, title in enumerate(METHODS.values()) if method.split(",")[0] == title)
-    return (model.replace("deit_small", "a"), -int(number), "defaults" in method, 10 * name + ("calibrated" in method))
-
-
-def engines_timed() -> Iterator[Case]:
-    run = load("engines-speed")
-    titles = {"openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}
-    for row in run["rows"]:
-        over = [1 / row["of_slicing"], [1 / each for each in reversed(row["of_slicing_quartiles"])]]
-        runs_in = f"{titles[row['engine']]}, {row['precision']}"
-        yield Case(
-            "DeiT-S",
-            runs_in,
-            row["batch"],
-            "GTP+, `deploy`",
-            row["speedup"],
-            *over,
-            letter_of("engines-speed", run["commit"]),
-        )
-
-
-def libraries_timed() -> Iterator[Case]:
-    best: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {}
-    for run in LIBRARIES:
-        for row in run["rows"]:
-            rounds = int(run["options"]["rounds"])
-            if row["model"] not in best or rounds >= best[row["model"]][0]:
-                best[row["model"]] = (rounds, run, row)
-    for model, (_, run, row) in best.items():
-        over = (row["over_slicing"], row["over_slicing_quartiles"])
-        yield Case(
-            model,
-            "torch",
-            int(run["options"]["batch"]),
-            "GTP+, P = 8",
-            row["speedup"],
-            *over,
-            letter_of("libraries-speed", run["commit"]),
-        )
-
-
-def towers_timed() -> Iterator[Case]:
-    run = load("towers-speed")
-    for row in run["rows"]:
-        over = (row["over_slicing"], row["over_slicing_quartiles"])
-        yield Case(
-            row["tower"],
-            "torch",
-            row["batch"],
-            "GTP+, 65 %, restored",
-            row["speedup"],
-            *over,
-            letter_of("towers-speed", run["commit"]),
-        )
 
 
 def speed() -> str:
@@ -376,43 +163,6 @@ def _both(part: dict[str, Any], place: int) -> list[str]:
             *(("-", "-") if place == 0 else (f"{row['agreement']:.1f}", f"{row['kl']:.4f}")),
         ]
     return cells
-
-
-def sources_table() -> str:
-    rows = []
-    for source in ALL:
-        script = f"`{source.script}`" if source.script.startswith("gtp") else f"`python {source.script}`"
-        rows.append(
-            [
-                source.letter,
-                script,
-                f"[{source.file}.json](results/{source.file}.json)",
-                source.machine,
-                source.date,
-                source.commit,
-                source.page,
-            ]
-        )
-    return table(["", "script", "file", "machine", "date", "commit", "printed on"], rows)
-
-
-def versions() -> str:
-    """Refuses to be written if a run had other versions than the rest."""
-    runs = [
-        *SPEED,
-        *LIBRARIES,
-        *EMBEDDING,
-        *map(load, ("engines-speed", "engines-damage", "engines-equality", "towers-speed")),
-    ]
-    (machine,) = {
-        (run["environment"]["torch"].split("+")[0], run["environment"]["timm"], run["environment"]["python"])
-        for run in runs
-    }
-    return "torch {}, timm {}, Python {}".format(*machine)
-
-
-def table(columns: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows])
 
 
 def pages() -> dict[str, str]:

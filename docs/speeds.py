@@ -1,0 +1,139 @@
+"""The rows of the table of speed in measured.md: of every case that was timed, the run with the most rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sources import LIBRARIES, SPEED, letter_of, load
+
+TITLES = {"deit_small_patch16_224": "DeiT-S"}
+METHODS = {
+    "gtp": "GTP",
+    "tome": "ToMe",
+    "gtp_plus": "GTP+",
+    "mctf": "MCTF",
+    "pitome": "PiToMe",
+    "tofu": "ToFu",
+    "atc": "ATC",
+}
+
+
+class Case(NamedTuple):
+    """A row of the table of speed."""
+
+    model: str
+    runs_in: str
+    batch: int
+    method: str
+    speedup: float
+    over_slicing: float
+    quartiles: list[float]
+    source: str
+
+    def cells(self) -> list[str]:
+        low, high = self.quartiles
+        over = f"{self.over_slicing:.2f} [{low:.2f}, {high:.2f}]"
+        return [self.model, self.runs_in, str(self.batch), self.method, f"{self.speedup:.2f}", over, self.source]
+
+
+def methods_timed() -> Iterator[Case]:
+    """Of each method and case the run with the most rounds, the later one of two."""
+    best: dict[tuple[str, str], tuple[int, int, dict[str, Any]]] = {}
+    for place, run in enumerate(SPEED):
+        for row in run["rows"]:
+            name = row["candidate"]
+            if name == "full" or "oracle" in name:
+                continue
+            key = (row["case"], _titled(name, row["case"]))
+            if key not in best or run["options"]["rounds"] >= best[key][0]:
+                best[key] = (run["options"]["rounds"], place, row)
+    for (case, method), (_, place, row) in sorted(best.items(), key=lambda item: _order(*item[0])):
+        model, batch, _ = case.split(":")
+        earlier = sum(run["commit"] == SPEED[place]["commit"] for run in SPEED[:place])
+        source = letter_of("speed", SPEED[place]["commit"], earlier)
+        yield Case(
+            TITLES[model],
+            "torch",
+            int(batch),
+            method,
+            row["speedup"],
+            row["over_oracle"],
+            row["over_oracle_quartiles"],
+            source,
+        )
+
+
+def _titled(candidate: str, case: str) -> str:
+    """GTP+, P = 8."""
+    name, *settings = candidate.split(":")
+    number = case.split(":")[2]
+    if name.startswith("gtp native"):
+        return f"GTP, P = {number}"
+    text = METHODS[name]
+    if "calibration" in candidate:
+        text += ", calibrated"
+    text += f", P = {number}" if name == "gtp_plus" else ""
+    return (
+        text
+        + (f", r = {number}" if any(setting.startswith("r=") for setting in settings) else "")
+        + ("" if settings else ", defaults")
+    )
+
+
+def _order(case: str, method: str) -> tuple[str, int, bool, int]:
+    model, _, number = case.split(":")
+    name = next(place for place, title in enumerate(METHODS.values()) if method.split(",", maxsplit=1)[0] == title)
+    return (model.replace("deit_small", "a"), -int(number), "defaults" in method, 10 * name + ("calibrated" in method))
+
+
+def engines_timed() -> Iterator[Case]:
+    run = load("engines-speed")
+    titles = {"openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}
+    for row in run["rows"]:
+        over = [1 / row["of_slicing"], [1 / each for each in reversed(row["of_slicing_quartiles"])]]
+        runs_in = f"{titles[row['engine']]}, {row['precision']}"
+        yield Case(
+            "DeiT-S",
+            runs_in,
+            row["batch"],
+            "GTP+, `deploy`",
+            row["speedup"],
+            *over,
+            letter_of("engines-speed", run["commit"]),
+        )
+
+
+def libraries_timed() -> Iterator[Case]:
+    best: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {}
+    for run in LIBRARIES:
+        for row in run["rows"]:
+            rounds = int(run["options"]["rounds"])
+            if row["model"] not in best or rounds >= best[row["model"]][0]:
+                best[row["model"]] = (rounds, run, row)
+    for model, (_, run, row) in best.items():
+        over = (row["over_slicing"], row["over_slicing_quartiles"])
+        yield Case(
+            model,
+            "torch",
+            int(run["options"]["batch"]),
+            "GTP+, P = 8",
+            row["speedup"],
+            *over,
+            letter_of("libraries-speed", run["commit"]),
+        )
+
+
+def towers_timed() -> Iterator[Case]:
+    run = load("towers-speed")
+    for row in run["rows"]:
+        over = (row["over_slicing"], row["over_slicing_quartiles"])
+        yield Case(
+            row["tower"],
+            "torch",
+            row["batch"],
+            "GTP+, 65 %, restored",
+            row["speedup"],
+            *over,
+            letter_of("towers-speed", run["commit"]),
+        )
