@@ -28,7 +28,7 @@ images; the schedules are either the published ones or tuned with the same effor
 ![KL over GMACs, DeiT-Ti](compared-deit_tiny_patch16_224.svg)
 ![KL over GMACs, ViT-Ti](compared-vit_tiny_patch16_224.svg)
 
-*KL divergence to the unreduced model over GMACs; published schedules, and the default schedule of GTP+.*
+*KL divergence to the unreduced model over GMACs; published schedules, and the default schedule of GTP+. The figures are those of the first tables below.*
 
 ## Published schedules
 
@@ -37,12 +37,16 @@ ATC, ToFu and PiToMe are in the next tables.
 
 {published}
 
+*{published_origin}*
+
 ## Tuned schedules
 
 Every method that has a schedule, with the better of its published and its tuned schedule. All searches had the same 100 training images and the same
 number of passes over them; GTP+ also calibrates on these images, as `tune` always does.
 
 {tuned}
+
+*{tuned_origin}*
 
 By KL, GTP+ is first in each of the {cases} cases measured (two models, five costs), and no 95 % interval of the paired difference to the
 next method includes zero. {ahead}
@@ -95,6 +99,12 @@ RESULTS = json.loads((FOLDER / "results/comparison.json").read_text())
 def load(model: str, part: str = "published") -> list[dict[str, Any]]:
     """The rows of one run of `gtp-vit compare`; the unreduced model is the first."""
     return RESULTS[part]["rows"][model]
+
+
+def origin(part: str) -> str:
+    """What a caption says of a run."""
+    run = RESULTS[part]
+    return f"`{run['script']}`, {run['date']}, commit {run['commit']}, [comparison.json](results/comparison.json)."
 
 
 def by_budget(rows: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
@@ -307,6 +317,8 @@ def page() -> str:
             ranking(title, {number: better(tuned_rows[model][number]) for number in SHOWN})
             for model, title in MODELS.items()
         ),
+        published_origin=origin("published"),
+        tuned_origin=origin("tuned"),
         cases=cases,
         ahead="Another method has higher agreement or accuracy here; all intervals overlap:\n\n" + "\n".join(ahead)
         if ahead and not any("no overlap" in line for line in ahead)

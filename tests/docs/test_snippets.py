@@ -335,7 +335,9 @@ def test_the_code_in_cpp_compiles(prefix, tmp_path):
     folder = next((place for place in places if (place / header).is_file()), None)
     if folder is None or shutil.which("g++") is None:
         pytest.skip(f"{header} or g++ is not here")
-    (code,) = [text for language, text in blocks(ROOT / "docs/guides/deploy.md") if language == "cpp" and prefix in text]
+    (code,) = [
+        text for language, text in blocks(ROOT / "docs/guides/deploy.md") if language == "cpp" and prefix in text
+    ]
     source = tmp_path / "snippet.cpp"
     source.write_text(
         f"#include <array>\n#include <vector>\n#include <{header}>\n"
