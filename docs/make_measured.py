@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sources import COMPARISON, letter_of, load, sources_table, table, versions
+from sources import COMPARISON, link_to, load, sources_table, table, versions
 from speeds import METHODS, engines_timed, libraries_timed, methods_timed, towers_timed
 
 FOLDER = Path(__file__).parent
@@ -31,7 +31,7 @@ that says which script and which file each row comes from. The tables are writte
 
 ## Speed
 
-Every model has random weights and runs on two threads of a CPU in float32. All candidates of a row take turns, round by round, so another process slows all of
+Every model has random weights and runs on one or two threads of a CPU, in float32 where the table says nothing else. All candidates of a row take turns, round by round, so another process slows all of
 them alike. A figure is the median over the rounds; brackets are the middle half of the rounds. Where a case was timed several times, this is the run
 with the most rounds; [the notebook](research/speed.md) has all of them.
 
@@ -46,7 +46,7 @@ have the shortened last block.
 
 {damage}
 
-*"Calibrated" is after `gtp_vit.calibrate`; "recipe" is what the package has for these two models. Date and commit of each source: [below](#sources). Paired differences, more
+*"Calibrated" is after `gtp_vit.calibrate`; "recipe" is what the package has for these two models; rows of engines are compared with the float model. Date and commit of each source: [below](#sources). Paired differences, more
 methods and more costs: [all methods at equal cost](comparison.md).*
 
 - The standard error of a top-1 figure is about one point. Agreement and KL are paired with the unreduced model and much sharper.
@@ -80,7 +80,7 @@ def damage() -> str:
         "source",
     ]
     paired, calibrated = COMPARISON["paired"], COMPARISON["calibrated"]
-    rows = [["unreduced", "100 %", *_both(paired, 0), letter_of("comparison", paired["commit"], _place("paired"))]]
+    rows = [["unreduced", "100 %", *_both(paired, 0), link_to("comparison", paired["commit"], _place("paired"))]]
     names = ("gtp", "tome", "gtp_plus")
     for place in range(1, 7):  # P = 8, then P = 14
         assert paired["rows"][DEIT][place]["method"] == names[(place - 1) % 3]
@@ -91,14 +91,14 @@ def damage() -> str:
                 label,
                 _share(paired, place),
                 *_both(paired, place),
-                letter_of("comparison", paired["commit"], _place("paired")),
+                link_to("comparison", paired["commit"], _place("paired")),
             ]
         )
     for place, row in enumerate(calibrated["rows"][DEIT][3:], 3):
         what = row["method"].removeprefix("gtp_plus, ")
         label = f"GTP+ calibrated, P = {8 if place == 3 else 14}" if what == "calibrated" else f"GTP+, {what}"
         rows.append(
-            [label, _share(calibrated, place), *_both(calibrated, place), letter_of("comparison", calibrated["commit"])]
+            [label, _share(calibrated, place), *_both(calibrated, place), link_to("comparison", calibrated["commit"])]
         )
     return table(columns, [*rows, *_in_engines()])
 
@@ -117,7 +117,7 @@ def _in_engines() -> Iterator[list[str]]:
             row = by_engine[model, engine]
             cells += [f"{row['top1'][key]:.1f}", f"{row['agreement'][key]:.1f}", f"{row[kl]:.4f}"]
         share = "100 %" if kl == "kl_int8" else f"{100 * by_engine[DEIT, engine]['share_of_macs']['deploy']:.0f} %"
-        yield [label, share, *cells, letter_of("engines-damage", run["commit"])]
+        yield [label, share, *cells, link_to("engines-damage", run["commit"])]
 
 
 def headline(readme: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ FOLDER = Path(__file__).parent
 class Source(NamedTuple):
     """A run whose figures some page prints."""
 
-    letter: str
+    number: int
     script: str
     file: str
     machine: str
@@ -25,11 +26,17 @@ def load(name: str) -> Any:
     return json.loads((FOLDER / f"results/{name}.json").read_text())
 
 
-def timed(letter: str, script: str, file: str, run: dict[str, Any], page: str = "this page") -> Source:
+def timed(number: int, script: str, file: str, run: dict[str, Any], page: str = "this page") -> Source:
     """Of a run that has recorded its machine."""
     machine = run["environment"]
     return Source(
-        letter, script, file, f"{_cpu(machine)}, {machine['instruction_sets']}", run["date"], run["commit"], page
+        letter,
+        script,
+        file,
+        f"{_cpu(machine)}, {machine['instruction_sets']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}",
+        run["date"],
+        run["commit"],
+        page,
     )
 
 
@@ -43,26 +50,26 @@ LIBRARIES, EMBEDDING = load("libraries-speed"), load("embedding")
 
 def sources() -> list[Source]:
     """Every run, in the order of the tables."""
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    found = [timed(next(letters), "benchmarks/speed.py", "speed", run) for run in SPEED]
-    found.append(timed(next(letters), "benchmarks/engines.py speed", "engines-speed", load("engines-speed")))
+    numbers = itertools.count(1)
+    found = [timed(next(numbers), "benchmarks/speed.py", "speed", run) for run in SPEED]
+    found.append(timed(next(numbers), "benchmarks/engines.py speed", "engines-speed", load("engines-speed")))
     commits = {run["commit"]: run for run in LIBRARIES}
-    found += [timed(next(letters), "benchmarks/libraries.py", "libraries-speed", run) for run in commits.values()]
-    found.append(timed(next(letters), "benchmarks/towers.py", "towers-speed", load("towers-speed")))
+    found += [timed(next(numbers), "benchmarks/libraries.py", "libraries-speed", run) for run in commits.values()]
+    found.append(timed(next(numbers), "benchmarks/towers.py", "towers-speed", load("towers-speed")))
     compared, any_machine = "[comparison](comparison.md)", "-"
     for name, part in COMPARISON.items():
         script = "benchmarks/comparison.py" if name == "tuned" else f"gtp-vit compare ({name})"
         page = compared if name in ("published", "tuned") else "this page"
-        found.append(Source(next(letters), script, "comparison", any_machine, part["date"], part["commit"], page))
+        found.append(Source(next(numbers), script, "comparison", any_machine, part["date"], part["commit"], page))
     files, encoders, dense = (
         "[exported files](reference/exported-files.md)",
         "[encoders](encoders.md)",
         "[dense features](dense.md)",
     )
     notebook, dense_notebook = "[notebook](research/gtp-plus.md)", "[notebook](research/dense.md)"
-    found.append(timed(next(letters), "benchmarks/engines.py damage", "engines-damage", load("engines-damage")))
+    found.append(timed(next(numbers), "benchmarks/engines.py damage", "engines-damage", load("engines-damage")))
     found.append(
-        timed(next(letters), "benchmarks/engines.py equality", "engines-equality", load("engines-equality"), files)
+        timed(next(numbers), "benchmarks/engines.py equality", "engines-equality", load("engines-equality"), files)
     )
     for script, file, date, commit, page in (
         ("benchmarks/encoders.py", "encoders", "2026-11-18", "12f1fc2", encoders),
@@ -73,10 +80,10 @@ def sources() -> list[Source]:
         ("benchmarks/variants.py", "variants", "2026-11-18", "5c15bc0", notebook),
         ("benchmarks/tuning.py schedules", "schedules", "2026-11-16", "f50881a", notebook),
     ):
-        found.append(Source(next(letters), script, file, any_machine, date, commit, page))
+        found.append(Source(next(numbers), script, file, any_machine, date, commit, page))
     found += [
         timed(
-            next(letters),
+            next(numbers),
             "benchmarks/embedding.py",
             "embedding",
             run,
@@ -90,10 +97,10 @@ def sources() -> list[Source]:
 ALL = sources()
 
 
-def letter_of(file: str, commit: str, place: int = 0) -> str:
-    """Where a row comes from: a link to the file, named by the letter of its run."""
+def link_to(file: str, commit: str, place: int = 0) -> str:
+    """Where a row comes from: a link to the file, named by the number of its run."""
     runs = [source for source in ALL if (source.file, source.commit) == (file, commit)]
-    return f"[{runs[place].letter}](results/{file}.json)"
+    return f"[{runs[place].number}](results/{file}.json)"
 
 
 def sources_table() -> str:
@@ -102,7 +109,7 @@ def sources_table() -> str:
         script = f"`{source.script}`" if source.script.startswith("gtp") else f"`python {source.script}`"
         rows.append(
             [
-                source.letter,
+                str(source.number),
                 script,
                 f"[{source.file}.json](results/{source.file}.json)",
                 source.machine,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sources import LIBRARIES, SPEED, letter_of, load
+from sources import LIBRARIES, SPEED, link_to, load
 
 TITLES = {"deit_small_patch16_224": "DeiT-S"}
 METHODS = {
@@ -51,7 +51,7 @@ def methods_timed() -> Iterator[Case]:
     for (case, method), (_, place, row) in sorted(best.items(), key=lambda item: _order(*item[0])):
         model, batch, _ = case.split(":")
         earlier = sum(run["commit"] == SPEED[place]["commit"] for run in SPEED[:place])
-        source = letter_of("speed", SPEED[place]["commit"], earlier)
+        source = link_to("speed", SPEED[place]["commit"], earlier)
         yield Case(
             TITLES[model],
             "torch",
@@ -100,7 +100,7 @@ def engines_timed() -> Iterator[Case]:
             "GTP+, `deploy`",
             row["speedup"],
             *over,
-            letter_of("engines-speed", run["commit"]),
+            link_to("engines-speed", run["commit"]),
         )
 
 
@@ -120,7 +120,7 @@ def libraries_timed() -> Iterator[Case]:
             "GTP+, P = 8",
             row["speedup"],
             *over,
-            letter_of("libraries-speed", run["commit"]),
+            link_to("libraries-speed", run["commit"]),
         )
 
 
@@ -135,5 +135,5 @@ def towers_timed() -> Iterator[Case]:
             "GTP+, 65 %, restored",
             row["speedup"],
             *over,
-            letter_of("towers-speed", run["commit"]),
+            link_to("towers-speed", run["commit"]),
         )
