@@ -30,7 +30,7 @@ def timed(number: int, script: str, file: str, run: dict[str, Any], page: str = 
     """Of a run that has recorded its machine."""
     machine = run["environment"]
     return Source(
-        letter,
+        number,
         script,
         file,
         f"{_cpu(machine)}, {machine['instruction_sets']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}",
