@@ -32,7 +32,7 @@ that says which script and which file each row comes from. The tables are writte
 ## Speed
 
 Every model has random weights and runs on one or two threads of a CPU, in float32 where the table says nothing else. All candidates of a row take turns, round by round, so another process slows all of
-them alike. A figure is the median over the rounds; brackets are the middle half of the rounds. Where a case was timed several times, this is the run
+them alike. A figure is the median over the rounds, and the middle half of the rounds is that of time / slicing. Where a case was timed several times, this is the run
 with the most rounds; [the notebook](research/speed.md) has all of them.
 
 {speed}
@@ -66,7 +66,7 @@ DEIT, VIT = "deit_tiny_patch16_224", "vit_tiny_patch16_224"
 
 
 def speed() -> str:
-    columns = ["model", "runs in", "batch", "method", "speed-up", "time / slicing", "source"]
+    columns = ["model", "runs in", "batch", "method", "speed-up", "time / slicing", "middle half", "source"]
     cases = [*methods_timed(), *engines_timed(), *libraries_timed(), *towers_timed()]
     return table(columns, [case.cells() for case in cases])
 

@@ -32,9 +32,10 @@ class Case(NamedTuple):
     source: str
 
     def cells(self) -> list[str]:
-        low, high = self.quartiles
-        over = f"{self.over_slicing:.2f} [{low:.2f}, {high:.2f}]"
-        return [self.model, self.runs_in, str(self.batch), self.method, f"{self.speedup:.2f}", over, self.source]
+        middle = "{:.2f}&nbsp;to&nbsp;{:.2f}".format(*self.quartiles)
+        method = self.method.replace(" = ", "&nbsp;=&nbsp;")
+        figures = [f"{self.speedup:.2f}", f"{self.over_slicing:.2f}", middle]
+        return [self.model, self.runs_in, str(self.batch), method, *figures, self.source]
 
 
 def methods_timed() -> Iterator[Case]:
