@@ -1,12 +1,15 @@
-"""Writes the pages on encoders and dense features from docs/results: python docs/make_encoders.py"""
+"""Writes the pages on encoders, dense features and measures: python docs/make_encoders.py"""
 # ruff: noqa: E501  (the texts of the pages have long lines)
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from pathlib import Path
 from typing import Any
+
+from gtp_vit.metrics.registry import MEASURES
 
 FOLDER = Path(__file__).parent
 MODELS = {
@@ -56,7 +59,7 @@ Each cell: correlation of the heat map with the unreduced model's (mean, median)
 - Methods are at their defaults, with the setting for how much is removed chosen for the MACs.
 - *calibrated*: after `gtp_vit.calibrate` on 200 training images, for the class token's embedding or for the features of patches (`measure="dense"`), with the
   default schedule.
-- *dense-0.65*: recipes of `gtp-vit tune --measure dense --macs 0.65 --evaluations 30` on 100 training images, without and with (`learned`) calibration.
+- *dense-0.65*: recipes of `gtp-vit tune --measure dense --macs 0.65 --search-passes 30` on 100 training images, without and with (`learned`) calibration.
 
 Calibrated for patches, GTP+ is best at 0.8 and 0.65: at 0.65 features are {nearer:.0f} % nearer than without calibration, the class token {class_nearer:.0f} %. At 0.55 ATC's features
 are as near. Our aim was a mean correlation of 0.996 at 0.65; the best result is {best:.3f} (median {median:.3f}). What was tried for it is in
@@ -110,6 +113,17 @@ def inversions(rows: list[dict[str, Any]], figure: str) -> int:
     """Pairs of methods that a figure puts in the other order than the classifier's KL."""
     pairs = itertools.combinations([row["figures"] for row in rows if row["method"] != "unreduced"], 2)
     return sum((one["head_kl"][0] < two["head_kl"][0]) != (one[figure][0] < two[figure][0]) for one, two in pairs)
+
+
+def measures() -> str:
+    """A row for each measure: for which models it is, what it says of them, and what a search can aim at."""
+    rows = [["models", "`--measure`", "figures", "targets of `tune`"]]
+    for name, measure in MEASURES.items():
+        models = inspect.cleandoc(measure.__doc__ or "").splitlines()[0].removeprefix("For models ").rstrip(".")
+        figures = "; ".join(figure.title for figure in measure.figures)
+        targets = ", ".join(f"`--{bound.name.replace('_', '-')}`" for bound in measure.bounds)
+        rows.append([models, f"`{name}`", figures, targets])
+    return table(rows[0], rows[1:])
 
 
 def encoders() -> str:
@@ -221,9 +235,21 @@ def dense() -> tuple[str, str]:
     return DENSE.format(**figures), DENSE_NOTEBOOK.format(**figures)
 
 
+def with_measures(text: str) -> str:
+    """The page of measures with its table as the registry has it."""
+    before, rest = text.split("<!-- measures -->")
+    return f"{before}<!-- measures -->\n\n{measures()}\n\n<!-- end -->{rest.split('<!-- end -->')[1]}"
+
+
 def pages() -> dict[str, str]:
     page, notebook = dense()
-    return {"encoders.md": encoders(), "dense.md": page, "research/dense.md": notebook}
+    reference = FOLDER / "reference/measures.md"
+    return {
+        "reference/measures.md": with_measures(reference.read_text()),
+        "encoders.md": encoders(),
+        "dense.md": page,
+        "research/dense.md": notebook,
+    }
 
 
 if __name__ == "__main__":

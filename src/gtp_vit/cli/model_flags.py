@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import torch
 
-from gtp_vit.cli.parser import Choices, Positional, Range, Short
+from gtp_vit.cli.parser import Choices, Positional, Short
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.data.loader import batches, spread_images
 from gtp_vit.data.open import DataSettings, open_images

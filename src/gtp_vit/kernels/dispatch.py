@@ -20,6 +20,7 @@ from gtp_vit.kernels import native
 from gtp_vit.kernels.checks import check_kinds
 
 Result = TypeVar("Result")
+TRUSTED = "trusted"  # the overload of every operator that the package itself calls
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
 # Not torch.library.infer_schema: it makes SymInt of int, which programs exported before would not match.
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool", list[bool]: "bool[]"}
@@ -72,7 +73,8 @@ class Operator(Generic[Result]):
         flops: the number of operations, given shapes in place of tensors; None = not counted.
         whole: names of the tensors that may be integers.
         check_values: raises for numbers on which implementations would differ. They are looked at only where others
-            call (torch.ops.gtp_vit.*), as the package's own calls never have them.
+            call (torch.ops.gtp_vit.*), as the package's own calls never have them. In what it compiles, exports and
+            profiles these are therefore calls of a second overload, torch.ops.gtp_vit.*.trusted.
 
     `check`, `fits`, `fake`, `flops` and `check_values` get only the arguments that they have parameters of the same
     name for.
@@ -99,14 +101,16 @@ class Operator(Generic[Result]):
         self.check_values = None if check_values is None else _with_some(check_values, names)
         self.whole = [names.index(each) for each in whole]
         parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
-        _LIBRARY.define(f"{name}({parameters}) -> ({results})")
         self._by_twin = self._checked(twin)
-        _LIBRARY.impl(name, self._of_others(self._by_twin), "CompositeExplicitAutograd")
-        _LIBRARY.impl(name, self._of_others(self._by_native), "CPU")
-        _LIBRARY.impl(name, self._with_gradients, "Autograd")
-        torch.library.register_fake(f"gtp_vit::{name}", self._checked(self.fake), lib=_LIBRARY)
+        fake_results = self._checked(self.fake)
+        for overload, prepared in ((name, self._of_others), (f"{name}.{TRUSTED}", lambda function: function)):
+            _LIBRARY.define(f"{overload}({parameters}) -> ({results})")
+            _LIBRARY.impl(overload, prepared(self._by_twin), "CompositeExplicitAutograd")
+            _LIBRARY.impl(overload, prepared(self._by_native), "CPU")
+            _LIBRARY.impl(overload, self._with_gradients(overload, prepared(self._by_twin)), "Autograd")
+            torch.library.register_fake(f"gtp_vit::{overload}", fake_results, lib=_LIBRARY)
         registered = getattr(torch.ops.gtp_vit, name)
-        self.registered = registered.default
+        self.registered, self.trusted = registered.default, getattr(registered, TRUSTED)
         if flops is not None:
             count = _with_some(flops, names)
             register_flop_formula(registered)(lambda *arguments, **_: int(count(*arguments)))
@@ -114,7 +118,7 @@ class Operator(Generic[Result]):
     def __call__(self, ops: Ops, *arguments: Any) -> Result:
         """The result, by the implementation that belongs to the set `ops`."""
         if ops is Ops.NATIVE:
-            return self._by_native(*arguments) if _unobserved() else self.registered(*arguments)
+            return self._by_native(*arguments) if _unobserved() else self.trusted(*arguments)
         self.check(*arguments)
         return self.by_set.get(ops, self.twin)(*arguments)
 
@@ -151,12 +155,19 @@ class Operator(Generic[Result]):
 
         return call
 
-    def _with_gradients(self, *arguments: Any) -> Result:
+    @staticmethod
+    def _with_gradients(overload: str, by_twin: Callable[..., Result]) -> Callable[..., Result]:
         """The twin if a gradient is needed, since autograd knows torch's operators."""
-        if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments):
-            return self._of_others(self._by_twin)(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.registered(*arguments)
+        name, _, kind = overload.partition(".")
+
+        def call(*arguments: Any) -> Result:
+            if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments):
+                return by_twin(*arguments)
+            with torch._C._AutoDispatchBelowAutograd():
+                result: Result = getattr(getattr(torch.ops.gtp_vit, name), kind or "default")(*arguments)
+            return result
+
+        return call
 
 
 def _with_some(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
