@@ -37,7 +37,10 @@ with the most rounds; [the notebook](research/speed.md) has all of them.
 
 {speed}
 
-*Machine, date and commit of each source: [below](#sources). Rows of one source were measured together; rows of different sources were not.*
+*Machine, date and commit of each source: [below](#sources). Rows of one source were measured together; rows of different sources were not. Most machines had other work at the
+same time.*
+
+Slicing runs on torch's fused attention. Where time / slicing is below 1, our attention kernel beat it on that machine.
 
 ## Damage
 
