@@ -102,7 +102,7 @@ class Measure:
         """How many images its figures need to mean something."""
         return 1
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """What decides the figures, for the identity of a run."""
         return {"measure": self.name}
 
@@ -110,7 +110,7 @@ class Measure:
         """What is compared, checked; a row for each image. `name` is the model's, for errors."""
         return self.check(name, main_output(model(images), self.kind), len(images)).float()
 
-    def check(self, name: str, output: Any, images: int) -> Tensor:
+    def check(self, name: str, output: object, images: int) -> Tensor:
         """`output` if it is what this measure compares; raises BadSetting."""
         raise NotImplementedError
 
@@ -158,7 +158,7 @@ def check_base(outputs: Tensor, place: Sequence[int], images: Tensor) -> None:
         )
 
 
-def refuse_shape(name: str, output: Any, images: int, needed: str) -> BadSetting:
+def refuse_shape(name: str, output: object, images: int, needed: str) -> BadSetting:
     """The error for an output that a measure cannot compare."""
     shape = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
     return BadSetting(f"{name} returns {shape} for {images} images; {needed}")

@@ -58,7 +58,7 @@ class Recipe:
     found: dict[str, Any]  # target, images, seed, evaluations, versions
     measured: dict[str, Any]  # macs, share of the unreduced model's, kl and agreement on which images
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         from gtp_vit.jsonable import jsonable
 
         return {
@@ -131,7 +131,7 @@ def _with_files(recipe: Recipe, folder: Path) -> Recipe:
     return dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, **found))
 
 
-def recipe_from_dict(stored: Any, where: str) -> Recipe:
+def recipe_from_dict(stored: object, where: str) -> Recipe:
     """The recipe in a dictionary, checked; `where` is for errors."""
     if not isinstance(stored, dict) or "format" not in stored:
         raise GTPError(f"{where} is no recipe: it names no format; make one with gtp-vit tune")
@@ -157,20 +157,21 @@ def recipe_from_dict(stored: Any, where: str) -> Recipe:
         raise type(error)(f"{where} is no recipe: {error}") from error
 
 
-def _dictionary(name: str, value: Any) -> dict[str, Any]:
+def _dictionary(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadSetting(f"{name} is {shown(value)}; it must be a dictionary")
     return value
 
 
-def _sizes(stored: Any) -> Sizes:
+def _sizes(stored: object) -> Sizes:
     names = [field.name for field in dataclasses.fields(Sizes)]
-    for name in _dictionary("sizes", stored):
+    sizes = _dictionary("sizes", stored)
+    for name in sizes:
         check_name("size", name, names)
-    lacking = [name for name in names if name not in stored]
+    lacking = [name for name in names if name not in sizes]
     if lacking:
         raise BadSetting(f"its sizes lack {', '.join(lacking)}")
-    return Sizes(**{name: checked(Sizes, name, stored[name]) for name in names})
+    return Sizes(**{name: checked(Sizes, name, sizes[name]) for name in names})
 
 
 def is_recipe(name: str) -> bool:
@@ -233,15 +234,16 @@ def _shipped(host: Host, ending: str) -> Recipe | None:
     return recipe
 
 
-def given(source: Any) -> Recipe | None:
+def given(source: object) -> Recipe | None:
     """The recipe that `source` is, or names; None if it is something else."""
     if isinstance(source, Recipe):
         return source
-    names_one = isinstance(source, Path) or (isinstance(source, str) and source != DEPLOY and not is_method(source))
-    return read_recipe(source) if names_one else None
+    if isinstance(source, Path) or (isinstance(source, str) and source != DEPLOY and not is_method(source)):
+        return read_recipe(source)
+    return None
 
 
-def resolve(source: Any, host: Host) -> Any:
+def resolve(source: object, host: Host) -> Any:
     """The settings that `source` names: a recipe, its file or name, or a method's name; others are returned unchanged.
 
     The name of a method means its defaults. Those of GTP+ depend on the model: the 8 tokens a layer of its class are

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,9 @@ def learn_sensitivity(
     chosen = measure_of(plain, measure)
     needed = BYTES * host.vit.depth * (host.vit.prefix + host.vit.image_tokens) * host.vit.dim  # for an image
     batch_size = max(min(batch_size, MEMORY // needed), 1)
-    watched: Any = patch(plain, Watch(), restore=chosen.restores or host.needs_grid is not None, quiet=True)
+    watched = patch(plain, Watch(), restore=chosen.restores or host.needs_grid is not None, quiet=True)
     vit, watcher = host.vit, tower_of(watched).reducer
+    assert isinstance(watcher, Watcher)
     generator = torch.Generator().manual_seed(seed)
     halves = [[Normal(vit.dim) for _ in range(vit.depth)] for _ in range(2)]  # each is checked on the other
     long = torch.zeros(vit.depth, vit.image_tokens)
@@ -130,7 +131,7 @@ def _saving_memory(backbone: Backbone, tower: nn.Module, on: bool) -> Iterator[N
             backbone.save_memory(tower, before)
 
 
-def check_images(images: Any) -> None:
+def check_images(images: object) -> None:
     """Raise BadSetting unless `images` is a tensor of enough images."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
