@@ -149,7 +149,7 @@ def written(tmp_path, request):
 
 def content_of(folder):
     shards = list(read_embeddings(folder))
-    return [(s.names, s.places.tolist(), s.embeddings.tobytes(), s.labels.tolist(), s.about) for s in shards]
+    return [(s.names, s.places.tolist(), s.embeddings.tobytes(), s.labels.tolist(), s.header) for s in shards]
 
 
 def test_files_of_embeddings_are_what_was_written_or_refused(tmp_path, written):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory, UserDataset
+from gtp_vit.core.backbone import Transform
+from gtp_vit.data.dataset import ImageFiles, Images, ImageStream, Indexed, InMemory, UserDataset
 from gtp_vit.data.loader import batches, planned_batches
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.embeddings.embedder import Embedded, Embedder
@@ -20,14 +20,14 @@ from gtp_vit.runs import distributed
 
 def embed(
     model: nn.Module,
-    images: Any,
+    images: str | Path | Tensor | Indexed | Images,
     *,
     batch_size: int = 64,
     workers: int = 2,
     patches: bool = False,
     normalise: bool = False,
     dtype: str = "float32",
-    transform: Any = None,
+    transform: Transform | None = None,
     ignore_exif: bool = False,
 ) -> Iterator[Embedded]:
     """The embeddings of all images in order, batch by batch; images are read while the model works.
@@ -68,13 +68,21 @@ def embed(
     return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))
 
 
-def dataset_of(model: nn.Module, images: Any, transform: Any = None, *, ignore_exif: bool = False) -> Any:
+def dataset_of(
+    model: nn.Module,
+    images: str | Path | Tensor | Indexed | Images,
+    transform: Transform | None = None,
+    *,
+    ignore_exif: bool = False,
+) -> Images:
     """Images of any kind as a data set with names and places."""
     if isinstance(images, (str, Path)):
         height, width = host_of(model).inputs.size
         size = height if height == width else None  # a model for any size is not for that of its weights alone
-        folder: dict[str, Any] = {"data_dir": Path(images), "split": "", "labels": False, "ignore_exif": ignore_exif}
-        return open_images(model, DataSettings(**folder, img_size=size, transform=transform))
+        settings = DataSettings(
+            Path(images), split="", labels=False, ignore_exif=ignore_exif, img_size=size, transform=transform
+        )
+        return open_images(model, settings)
     if ignore_exif:
         raise BadInput("ignore_exif is for pictures in a folder; these images are prepared already")
     if transform is not None:
