@@ -23,6 +23,7 @@ from gtp_vit.engines import engine_of
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.graph import Graph, Port, StoredFile
 from gtp_vit.kernels import native
+from gtp_vit.kernels.arguments import NeighboursInputs
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.gtp import operators
@@ -287,7 +288,7 @@ def reduce_of(chance):
     x, branch = some(chance, batch, prefix + left, channels), some(chance, batch, prefix + left, channels)
     similarity = torch.rand(batch, patches, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31)))
     lists, root = operators.neighbours_in_torch(
-        similarity, side, side, chance.choice((0, 4, 8)), chance.randint(1, min(3, patches - 1))
+        NeighboursInputs(similarity, side, side, chance.choice((0, 4, 8)), chance.randint(1, min(3, patches - 1)))
     )
     order = torch.rand(batch, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31))).argsort(dim=1)
     position = spoilt(chance, order[:, :left].contiguous(), [0, patches, -1])
@@ -372,7 +373,7 @@ def test_operators_give_the_twins_result_or_refuse():
             if isinstance(given, torch.Tensor):
                 assert np.array_equal(given.numpy(), copy.numpy(), equal_nan=True), (number, name)
         computed[name] += 1
-        wanted = operator.twin(*arguments)
+        wanted = operator.twin(operator.inputs(*arguments))
         if name == "conserve" and not same_decisions(found, wanted):
             for results in (found, wanted):
                 check_conserve(number, arguments, results)
