@@ -1,6 +1,5 @@
 """What the operators are given is looked at before any pointer is taken: nonsense is refused on every way in."""
 
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
