@@ -36,7 +36,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^    (gtp-vit .*)$", re.M)
 COMMAND, CODE = ("sh", ""), ("python",)
-OTHER = ("cpp", "{.python}")  # tests/docs/test_examples.py runs the scripts that docs/examples.md takes in
+OTHER = ("cpp", "toml", "{.python}")  # tests/docs/test_examples.py runs the scripts that docs/examples.md takes in
 
 WITHOUT_WEIGHTS = ("macs", "models", "methods", "check")  # nothing to replace
 CLASSIFIER = re.compile(r"(deit|vit)_(tiny|small|base)_patch16_224")
@@ -202,7 +202,7 @@ def with_fewer(command, rest):
 def flags_of(command, *method):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         main([command, *method, "--help"])
-    return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", out.getvalue()))
+    return {"--help", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", out.getvalue())}
 
 
 def check_flags(words):

@@ -297,7 +297,7 @@ def test_a_file_says_what_is_in_it(engine, exported, fast):
     assert said["weights"]["fingerprint"] == tensors_fingerprint(model.state_dict())
     given = said["input"]
     assert (given["name"], given["channels"], given["size"]) == ("images", 1, [28, 28])
-    assert (given["mean"], given["std"]) == ([bundled.MEAN], [bundled.STD])
+    assert (given["mean"], given["std"]) == ((bundled.MEAN,), (bundled.STD,))
     assert said["output"] == {"name": "logits", "kind": "classes", "width": 10}
     assert said["classes"] == list(bundled.CLASSES)
     assert said["macs"]["exported"] == macs(fast).total
@@ -1089,6 +1089,7 @@ def test_the_page_says_how_equal_files_were():
 
 
 @needs("openvino")
+@pytest.mark.time_limit(6)  # the first one loads OpenVINO
 @pytest.mark.parametrize("how", ["missing", "cut off", "of another"])
 def test_weights_beside_a_file_that_are_broken_are_named(exported, tmp_path, how, capsys):
     made = exported("openvino", "f32")

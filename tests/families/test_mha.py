@@ -17,7 +17,6 @@ from torchvision.models import vision_transformer
 from gtp_vit import GTP, EvoViT, GTPError, GTPPlus, Identity, ToMe, Training, finetune, macs, patch, unpatch
 from gtp_vit.backbones import small_models
 from gtp_vit.data.dataset import InMemory
-from gtp_vit.data.open import DataSettings
 from gtp_vit.data.transforms import make_transform, preparation
 from gtp_vit.errors import BadSetting, UnsupportedBackbone
 from gtp_vit.patching import host_of
@@ -304,7 +303,7 @@ def test_heads_that_were_exchanged(heads, expected):
 )
 def test_images_as_torchvisions_weights_want_them(size, crop, interpolation):
     model = small_models.torchvision_vit(image_size=size)
-    prepared = preparation(model, DataSettings("nowhere"))
+    prepared = preparation(model)
     assert (prepared["input_size"], prepared["crop_pct"]) == ((3, size, size), crop)
     assert (prepared["interpolation"], prepared["mean"]) == (interpolation, (0.485, 0.456, 0.406))
     make_transform(prepared)
@@ -312,7 +311,7 @@ def test_images_as_torchvisions_weights_want_them(size, crop, interpolation):
 
 def test_images_as_open_clips_weights_want_them():
     model = small_models.open_clip_vit(image_size=(48, 96))
-    prepared = preparation(model, DataSettings("nowhere"))
+    prepared = preparation(model)
     assert (prepared["input_size"], prepared["crop_pct"], prepared["crop_mode"]) == ((3, 48, 96), 1.0, "center")
     assert (prepared["interpolation"], prepared["mean"]) == ("bicubic", open_clip.OPENAI_DATASET_MEAN)
     open_clip.set_model_preprocess_cfg(

@@ -93,7 +93,8 @@ def mobile_clip(depth: int = DEPTH) -> nn.Module:
     """vit_base_mci_224 in small: convolutions with BatchNorm, and no projection of their output."""
     stem = ConvStem(channels=24, stride=(2, 2, 2))
     embed = functools.partial(HybridEmbed, backbone=stem, proj=False)
-    return VisionTransformer(**{**SMALL, "patch_size": 1}, depth=depth, embed_layer=embed, no_embed_class=True)
+    sizes = {**SMALL, "patch_size": 1, "depth": depth}
+    return VisionTransformer(**sizes, embed_layer=embed, no_embed_class=True)
 
 
 def lvvit(depth: int = DEPTH, **sizes: object) -> nn.Module:
