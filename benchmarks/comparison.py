@@ -41,7 +41,7 @@ class Options:
     """Names of models."""
     tuning_images: int = 100
     """Images to tune on, a fifth of them held out."""
-    evaluations: int = 20
+    passes: int = 20
     """Passes over them for each method and cost."""
     collect: Path | None = None
     """Write what is finished into this folder, and measure nothing."""
@@ -65,7 +65,14 @@ def measure(options: Options, model: str, cost: int) -> int:
         str(cost),
     ]
     words += ["--methods", *searchable(()), "--tuned", "--calibration-dir", str(options.calibration)]
-    words += ["--tuning-images", str(options.tuning_images), "--evaluations", str(options.evaluations), "--rounds", "0"]
+    words += [
+        "--tuning-images",
+        str(options.tuning_images),
+        "--search-passes",
+        str(options.passes),
+        "--rounds",
+        "0",
+    ]
     return int(gtp_vit([*words, "--workers", "0", "--output", str(folder(options, model, cost))]))
 
 

@@ -3,9 +3,9 @@
     python benchmarks/stress.py --times 20 --seconds 1800
 
 `gtp-vit finetune`, `compare` and `tune` on the model inside the package, with images in files, as a journal is kept
-for these only. Each is run once without a kill; then it is killed with SIGKILL at random moments and started again
-until it ends by itself. The files that are left must be the same byte for byte, but for dates and times (TIMES). Exit
-code 1 if anything differs, fails or was never killed while it worked.
+for these only. Each is run once without a kill; then it is killed with SIGKILL at random moments after it has begun to
+write, and started again until it ends by itself. The files that are left must be the same byte for byte, but for dates
+and times (TIMES). Exit code 1 if anything differs, fails or was never killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from PIL import Image
 from gtp_vit.models import bundled
 
 IMAGES = 64
-IDLE = 0.5  # share of a run in which Python starts and there is nothing to lose
+LOOKS = 0.01  # seconds between two looks at the files
 HANGS = 1200  # seconds after which a run that nobody kills is taken to hang
 WORK = {
     "finetune": [
@@ -37,7 +37,7 @@ WORK = {
         *("--save-every", "1", "--log-every", "1", "--repeats", "1", "--device", "cpu", "--output", "out"),
     ],
     "compare": ["--methods", "gtp", "tome", "--macs", "0.8", "--rounds", "0", "-b", "8", "--output", "out"],
-    "tune": ["--macs", "0.8", "--evaluations", "12", "--images", "40", "--output", "out/recipe.json"],
+    "tune": ["--macs", "0.8", "--search-passes", "12", "--images", "40", "--output", "out/recipe.json"],
 }
 # What says when a run was made and how long it took; the value behind each is left out.
 NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
@@ -86,62 +86,79 @@ def write_images(folder: Path) -> None:
 def stress(folder: Path, command: str, times: int, end: float, chance: random.Random) -> Iterator[str]:
     """How the files of a command that was killed differ from those of one that was not."""
     calm, wild = folder / f"{command}-calm", folder / f"{command}-wild"
-    begin = time.monotonic()
-    code, said = run(calm, command, folder, None)
-    usual = time.monotonic() - begin
+    code, said, work = run(calm, command, folder, None)
     if code != 0:
         yield f"{command}: without a kill it ends with {code}: {said}"
         return
-    print(f"{command}: {usual:.1f} s without a kill", flush=True)
-    killed = 0
+    print(f"{command}: writes for {work:.1f} s without a kill", flush=True)
+    killed = ended = 0
     while killed < times and time.monotonic() < end:
-        moment = chance.uniform(IDLE * usual, usual)
-        code, said = run(wild, command, folder, moment)
+        moment = chance.uniform(0, work)
+        code, said, _ = run(wild, command, folder, moment)
         if code == -signal.SIGKILL:
-            left = len(list(wild.rglob("*")))
-            if not left:  # nothing to resume from, so it proves nothing
-                print(f"{command}: a kill after {moment:.1f} s came before any work; not counted", flush=True)
-                continue
             killed += 1
-            print(
-                f"{command}: kill {killed} of {times} after {moment:.1f} s, {left} files and folders there", flush=True
-            )
+            left = len(list(wild.rglob("*")))
+            print(f"{command}: kill {killed} of {times}, {moment:.2f} s at work, {left} files and folders", flush=True)
             continue
         if code != 0:
             yield f"{command}: started again after {killed} kills it ends with {code}: {said}"
             return
-        print(f"{command}: ended before {moment:.1f} s", flush=True)
+        ended += 1
+        print(f"{command}: ended by itself before {moment:.2f} s", flush=True)
         yield from differences(command, calm, wild)
         shutil.rmtree(wild)  # the next kills are of a new run
     if not killed:
-        yield f"{command}: never killed while it worked; give more --seconds"
+        yield f"{command}: never killed; give more --seconds"
         return
-    code, said = run(wild, command, folder, None)
+    code, said, _ = run(wild, command, folder, None)
     if code != 0:
         yield f"{command}: started again after {killed} kills it ends with {code}: {said}"
         return
     yield from differences(command, calm, wild)
+    print(f"{command}: {killed} kills at work, {ended + 1} runs that ended", flush=True)
 
 
-def run(place: Path, command: str, folder: Path, moment: float | None) -> tuple[int, str]:
-    """Run a command in a folder of its own, killed at a moment with all that it started: exit code, last words."""
+def run(place: Path, command: str, folder: Path, moment: float | None) -> tuple[int, str, float]:
+    """Run a command in a folder of its own; killed, with all that it started, so many seconds after it began to write.
+
+    Returns exit code, last words and for how many seconds it wrote.
+    """
     place.mkdir(exist_ok=True)
+    before = state(place)
     words = ["--data-dir", str(folder / "images"), "--workers", "0", "--threads", "1", *WORK[command]]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gtp_vit.cli.app", command, "fashion_vit", *words],
-        cwd=place,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=moment or HANGS)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-    return process.returncode, " ".join(said.split())[-300:]
+    began = None
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gtp_vit.cli.app", command, "fashion_vit", *words],
+            cwd=place,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        start = time.monotonic()
+        while process.poll() is None:
+            now = time.monotonic()
+            if began is None and state(place) != before:
+                began = now
+            if now - start > HANGS or (moment is not None and began is not None and now - began >= moment):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            time.sleep(LOOKS)
+        said.seek(0)
+        words_said = " ".join(said.read().split())[-300:]
+    return process.returncode, words_said, 0 if began is None else time.monotonic() - began
+
+
+def state(place: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of all files; a lock is no work."""
+    files = {}
+    for path in place.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just been renamed
+            if path.is_file() and path.suffix != ".lock":
+                status = path.stat()
+                files[str(path)] = (status.st_size, status.st_mtime_ns)
+    return files
 
 
 def differences(command: str, calm: Path, wild: Path) -> Iterator[str]:

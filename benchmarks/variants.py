@@ -32,9 +32,9 @@ from gtp_vit.core.vit import ForwardPass
 from gtp_vit.kernels.arguments import ConserveInputs, Merged
 from gtp_vit.methods.gtp_plus import merge as merging
 from gtp_vit.methods.gtp_plus import method as gtp_plus
-from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus.learning.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus.learning.sensitivity import LONG, Watch, learn_sensitivity
 from gtp_vit.methods.gtp_plus.method import CalibratedReducer
-from gtp_vit.methods.gtp_plus.sensitivity import LONG, Watch, learn_sensitivity
 from gtp_vit.patching import host_of
 from subject import Flags as SubjectFlags
 from subject import change, write_figures

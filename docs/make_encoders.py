@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from pathlib import Path
 from typing import Any
+
+from gtp_vit.metrics.registry import MEASURES
 
 FOLDER = Path(__file__).parent
 MODELS = {
@@ -23,12 +26,10 @@ model's embeddings move.
 `evaluate`, `compare` and `tune` choose a measure by what the model returns; `--measure` overrides the choice. Every table, page and
 recipe names the measure that was used.
 
-| the model returns | measure | figures | targets of `tune` |
-|---|---|---|---|
-| class scores | `classes` | top-1, top-5, agreement, KL | `--max-kl`, `--min-agreement` |
-| an embedding, pooled features | `embedding` | 1 - cosine (mean, 95th percentile), share of the 10 nearest images that stay the same, k-NN accuracy where there are labels, zero-shot agreement with `--text-embeddings` | `--min-cosine`, `--min-neighbours` |
-| one number, or a regression (`--measure numbers`) | `numbers` | difference to the unreduced model, relative to the mean size of its outputs | `--max-error` |
-| tokens, or any model with `--measure dense` | `dense` | relative error and 1 - cosine of restored features, per patch ([dense features](dense.md)) | `--max-error`, `--min-cosine` |
+{measures}
+
+Neighbours are the 10 nearest images, k-NN needs labels, zero-shot needs `--text-embeddings`; `dense` is chosen for models that return tokens,
+and compares restored features of any other with `--measure dense` ([dense features](dense.md)).
 
 ```
 gtp-vit evaluate vit_small_patch14_dinov2 --pretrained --data-dir photos
@@ -90,7 +91,7 @@ correlation of the heat map with the unreduced model's (mean, median) / relative
 `python benchmarks/dense.py heat-maps`, [figures](results/dense-heat-maps.json); images read without EXIF orientation. Methods are at their
 defaults, with the setting that says how much is removed chosen for the MACs. *calibrated*: after `gtp_vit.calibrate` on 200 training images, for the
 class token's embedding or for the features of patches (`measure="dense"`), with the default schedule. *dense-0.65*: recipes of
-`gtp-vit tune --measure dense --macs 0.65 --evaluations 30` on 100 training images, without and with (`learned`) calibration.
+`gtp-vit tune --measure dense --macs 0.65 --search-passes 30` on 100 training images, without and with (`learned`) calibration.
 
 Calibrated for patches, GTP+ is best at 0.8 and 0.65: at 0.65 features are {nearer:.0f} % nearer than without calibration, the class token
 {class_nearer:.0f} %. At 0.55 ATC's features are as near. Our aim was a mean correlation of 0.996 at 0.65; the best result is {best:.3f} (median {median:.3f}).
@@ -109,7 +110,7 @@ gtp-vit tune vit_small_patch14_dinov2 --pretrained --data-dir photos --measure d
 gtp-vit visualise vit_small_patch14_dinov2 cat.jpg --pretrained --method dense.json --features
 ```
 
-`tune_and_patch(model, images, measure="dense")` does the first in Python and patches with restore. `visualise --features` draws the features of both
+`tune_and_patch(model, images, Target("macs", 0.65, "dense"))` does the first in Python and patches with restore. `visualise --features` draws the features of both
 models side by side (principal components as colours, k-means segments below) and says how many patches keep their segment.
 """
 DENSE_NOTEBOOK = """\
@@ -158,6 +159,17 @@ def inversions(rows: list[dict[str, Any]], figure: str) -> int:
     return sum((one["head_kl"][0] < two["head_kl"][0]) != (one[figure][0] < two[figure][0]) for one, two in pairs)
 
 
+def measures() -> str:
+    """A row for each measure: for which models it is, what it says of them, and what a search can aim at."""
+    rows = [["models", "`--measure`", "figures", "targets of `tune`"]]
+    for name, measure in MEASURES.items():
+        models = inspect.cleandoc(measure.__doc__ or "").splitlines()[0].removeprefix("For models ").rstrip(".")
+        figures = "; ".join(figure.title for figure in measure.figures)
+        targets = ", ".join(f"`--{bound.name.replace('_', '-')}`" for bound in measure.bounds)
+        rows.append([models, f"`{name}`", figures, targets])
+    return table(rows[0], rows[1:])
+
+
 def encoders() -> str:
     rows = load("encoders")
     said, ratios = [], []
@@ -177,6 +189,7 @@ def encoders() -> str:
             f"{of_tome['gtp_plus, calibrated']}, with the recipe in the package {of_tome['gtp_plus, tuned']}."
         )
     return ENCODERS.format(
+        measures=measures(),
         share=0.65,
         images=f"{rows[0]['images']:,}",
         verdict=" ".join(said),

@@ -9,17 +9,18 @@ from typing import Any, TypeGuard, TypeVar
 
 from torch import nn
 
-from gtp_vit import recipes
 from gtp_vit.backbones.host import Host, find
 from gtp_vit.backbones.modules import shell
-from gtp_vit.core.loop import Origin, PatchedModel, Reduction
+from gtp_vit.core.loop import PatchedModel, Reduction
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp_plus.calibration import fingerprint
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.defaults import given, resolve
+from gtp_vit.recipes.provenance import Origin
+from gtp_vit.recipes.recipe import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -43,7 +44,7 @@ def patch(
 
     Args:
         model: a supported ViT, or a model around one; the error for any other names the unsupported module.
-        method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` found, its
+        method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` made, its
             file, or the name of one in the package. Without it, and for "gtp_plus", GTP+ with what is known to be
             good for this model, at 65 % of its MACs.
         restore: give back the full grid wherever the model returns tokens (forward_features, forward_intermediates,
@@ -64,8 +65,8 @@ def patch(
         raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
     check_kernels(kernels, quiet=quiet)
     host = host_of(model)
-    recipe = recipes.given(method)
-    method = _settings(recipes.resolve(recipe or method, host))
+    recipe = given(method)
+    method = _settings(resolve(recipe or method, host))
     caution = method.caution()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
@@ -87,7 +88,7 @@ def patch(
             stacklevel=2,
         )
     reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
-    origin = None if recipe is None else Origin(recipe.found, recipe.measured, fingerprint(host.weights))
+    origin = None if recipe is None else Origin(recipe.provenance, recipe.measured, fingerprint(host.weights))
     tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads, origin)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")

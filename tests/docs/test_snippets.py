@@ -46,7 +46,7 @@ FEWER = {
     "benchmark": ["--rounds", "3"],
     "evaluate": ["--limit", "21"],
     "compare": ["--limit", "21", "--rounds", "0"],
-    "tune": ["--images", "20", "--evaluations", "2"],
+    "tune": ["--images", "20", "--search-passes", "2"],
     "embed": ["--limit", "12"],
     "export": ["--images", "16"],
     "finetune": ["--epochs", "1", "--limit", "32", "--val-limit", "8", "--batch-size", "32", "--micro-batch", "32"],
@@ -61,8 +61,7 @@ REPLACED = [
     ("google/vit-base-patch16-224", "small-vit"),
     ('"ViT-B-32", pretrained="openai"', '"small-clip"'),
     ("workers=4", "workers=0"),
-    ("(model, images, macs=0.65)  # learn, ", "(model, images, macs=0.65, evaluations=2)  # learn, "),
-    ("(model, images, macs=0.65)  # the same", "(model, images, macs=0.65, evaluations=2)  # the same"),
+    ("gtp_vit.SearchConfig()", "gtp_vit.SearchConfig(passes=2)"),
     ("epochs=30, batch_size=512", "epochs=1, batch_size=32, micro_batch=32"),
     ('output="tuned"', 'output="tuned-here"'),
     ("gtp_vit.patch(llava)", "gtp_vit.patch(llava, gtp_vit.GTPPlus(propagate=(5, 5, 5)))"),
@@ -187,7 +186,7 @@ def with_fewer(command, rest):
     """On few images, without processes that read them, and never into the folder of another run."""
     fewer = FEWER.get(command, [])
     if "--min-neighbours" in rest:
-        fewer = ["--images", "60", "--evaluations", "2"]  # ten neighbours among a fifth of them
+        fewer = ["--images", "60", "--search-passes", "2"]  # ten neighbours among a fifth of them
     if command == "finetune" and "--output" not in rest:
         rest = [*rest, "--output", "finetuned"]
     if "--output" in rest:

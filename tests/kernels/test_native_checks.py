@@ -4,52 +4,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gtp_vit import GTPError, kernels
+from gtp_vit import GTPError
 from gtp_vit.kernels import Ops, native
-from gtp_vit.kernels.arguments import NeighboursInputs, ReduceInputs
-from gtp_vit.methods.atc import cluster
+from gtp_vit.kernels.arguments import ReduceInputs
 from gtp_vit.methods.gtp import operators
-from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe
+from support.operators import LISTS, OPERATORS, good, twin
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
-OPERATORS = {
-    each.name: each
-    for each in (kernels.attention, operators.reduce, conserve, conserve_by_probe, operators.neighbours, cluster)
-}
-
-
-def twin(operator, arguments):
-    """What torch makes of arguments by name."""
-    return OPERATORS[operator].twin(OPERATORS[operator].inputs(**arguments))
-
-
-LISTS = operators.neighbours_in_torch(
-    NeighboursInputs(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
-)
-
-
-def good(operator: str) -> dict:
-    """Arguments that make sense: 2 images, 10 tokens, 9 of them image tokens on a grid of 3 x 3."""
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 2, 4, 10, 8).unbind(0)
-    x, branch = torch.randn(2, 2, 10, 16).unbind(0)
-    scores, size = torch.rand(2, 9), torch.rand(2, 10) + 0.5
-    norm = {"norm_weight": torch.rand(16), "norm_bias": torch.rand(16), "epsilon": 1e-6}
-    asked = {"asked": [True, True, True], "heads": 1, "first": 1}
-    position, (neighbours, root) = torch.arange(9).repeat(2, 1), LISTS
-    distance = torch.rand(2, 9, 9)
-    return {
-        "attention": {"q": q, "k": k, "v": v, "size": size, "scale": 0.3, "removed": 0, "queries": 10, **asked},
-        "reduce": {"x": x, "branch": branch, "scores": scores, "position": position, "size": size}
-        | {"neighbours": neighbours, "root": root, "removed": 3, "alpha": 0.2, "with_size": True, **norm},
-        "conserve": {"x": x, "branch": branch, "importance": scores, "size": size[:, 1:].contiguous()}
-        | {"removed": 3, "floor": 0.5, "keep_norm": True, **norm},
-        "conserve_by_probe": {"x": x, "branch": branch, "probe": torch.randn(16), "size": size[:, 1:].contiguous()}
-        | {"protected": (torch.arange(9) == 4).float().repeat(2, 1), "removed": 3, "floor": 0.5, "keep_norm": True}
-        | norm,
-        "cluster": {"distance": distance + distance.transpose(1, 2), "removed": 3, "linkage": 0},
-        "neighbours": {"similarity": torch.rand(2, 9, 9), "rows": 3, "columns": 3, "spatial": 8, "semantic": 2},
-    }[operator]
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -252,7 +213,7 @@ def test_a_cell_outside_the_grid_is_reported_and_not_read(where, value):
         with pytest.raises(IndexError, match="no cell of the grid"):
             torch.ops.gtp_vit.reduce(*(given | {where: bad}).values())
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            operators.reduce(Ops.TORCH, ReduceInputs(*(given | {where: bad}).values()))
+            operators.reduce(Ops.TORCH, ReduceInputs(**(given | {where: bad})))
 
 
 def test_shapes_that_are_checked_are_enough_for_every_operator():
@@ -399,5 +360,5 @@ def test_lists_that_are_filled_up_are_no_duplicates():
     lists[:, :, 1:] = 9
     arguments |= {"neighbours": lists, "size": None}
     found = torch.ops.gtp_vit.reduce(*arguments.values())
-    for one, other in zip(found, operators.reduce_in_torch(ReduceInputs(*arguments.values())), strict=True):
+    for one, other in zip(found, twin("reduce", arguments), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from gtp_vit.data.loader import batches
 from gtp_vit.data.open import DataSettings, open_pictures
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import read_embeddings
-from gtp_vit.embeddings.writer import embed_to_folder
+from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.runs.journal import Journal
 from gtp_vit.training.checkpoint import STATE, read_state, write_state
+from support.process import start_python
 
 NOBODY = 65534
 
@@ -94,10 +96,11 @@ def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0, embed_dim=24, depth=2).eval()
     images = InMemory(torch.randn(12, 3, 32, 32), torch.arange(12))
-    settings = {"batch_size": 4, "shard_size": 4, "workers": 0}
 
     def embed(folder):
-        return embed_to_folder(folder, Embedder(model), images, {"model": "a" * 300}, **settings)
+        return embed_to_folder(
+            folder, Embedder(model), images, {"model": "a" * 300}, Layout(batch_size=4, shard_size=4), workers=0
+        )
 
     embed(tmp_path / "whole")
     shard = tmp_path / "whole" / "embeddings-000000.safetensors"
@@ -150,3 +153,31 @@ def test_a_journal_that_may_not_be_read_is_left_alone(open_to_all):
     path.chmod(0o600)
     assert before in (None, path.read_bytes())
     assert json.dumps({"model": "a"}, separators=(",", ":")).encode() in path.read_bytes()
+
+
+HANGING = """
+import os, sys, time
+from pathlib import Path
+from gtp_vit.runs.files import write_atomically
+
+os.fsync = lambda _: time.sleep(600)
+write_atomically(Path(sys.argv[1]), b"half of it")
+"""
+
+
+def test_what_a_killed_writer_left_is_deleted_by_the_next_and_nothing_else(tmp_path):
+    path, others = tmp_path / "state.pt", [".state.pt.original", ".state.pt.bxt0baif", ".weights.pt.bxt0baif.part"]
+    for other in others:
+        (tmp_path / other).write_text("of somebody else")
+    process = start_python(HANGING, path)
+    while not (left := {each.name for each in tmp_path.iterdir()} - set(others)):
+        time.sleep(0.01)
+    while not (tmp_path / min(left)).stat().st_size:  # then it is locked, too
+        time.sleep(0.01)
+    write_atomically(path, b"new")  # the first writer lives
+    assert {each.name for each in tmp_path.iterdir()} == {*others, *left, "state.pt"}
+    process.kill()
+    process.join()
+    write_atomically(path, b"newer")
+    assert {each.name for each in tmp_path.iterdir()} == {*others, "state.pt"}
+    assert path.read_bytes() == b"newer"

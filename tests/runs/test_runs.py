@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from gtp_vit import DynamicViT, GTPError, create_model, patch
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import InMemory
-from gtp_vit.data.open import DataSettings, open_images
+from gtp_vit.data.open import DataSettings, open_images, open_pictures
 from gtp_vit.data.transforms import make_transform
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
@@ -63,7 +63,7 @@ def words(place, command="evaluate", *more):
     if command == "compare":
         found += ["--methods", "gtp", "--macs", "0.8", "--rounds", "0", "--output", str(place)]
     if command == "tune":
-        found += ["--macs", "0.8", "--evaluations", "7", "--output", str(place / "r.json")]
+        found += ["--macs", "0.8", "--search-passes", "7", "--output", str(place / "r.json")]
     return [*found, *more]
 
 
@@ -276,6 +276,43 @@ def test_the_identity_of_images_follows_limits_and_subsets(place):
     before = of(2)
     (place / "data" / "class3" / "3.png").write_bytes(b"changed")  # behind the limit
     assert of(2) == before
+
+
+class Everywhere:
+    """A data set as torchvision's, whose folder may hold others, too."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, place):
+        return Image.new("RGB", (8, 8)), 0
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """A data set as timm's streams, which may have no folder at all."""
+
+    def __init__(self, root):
+        self.reader = type("Reader", (), {"root": root})()
+
+    def __iter__(self):
+        yield Image.new("RGB", (8, 8)), 0
+
+
+@pytest.mark.parametrize("kind", [Everywhere, Stream])
+def test_data_sets_and_splits_in_one_folder_have_identities_of_their_own(tmp_path, monkeypatch, kind):
+    (tmp_path / "all of them").write_bytes(b"one file")
+    monkeypatch.setattr(timm.data, "create_dataset", lambda *_, root, **__: kind(root))
+
+    def of(name, split):
+        settings = DataSettings(data_dir=tmp_path, dataset=name, split=split, limit=5)
+        return images_identity(open_pictures(settings, None, (3, 8, 8))).images
+
+    named = [("torch/mnist", "train"), ("torch/mnist", "validation"), ("torch/kmnist", "train")]
+    assert len({of(*each) for each in named}) == 3
+    assert of(*named[0]) == of(*named[0])
 
 
 def test_the_preparation_of_grey_images_is_the_same_text_every_time():

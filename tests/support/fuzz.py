@@ -6,7 +6,7 @@ import os
 import random
 import time
 
-SECONDS = float(os.environ.get("GTP_VIT_FUZZ_SECONDS", "8"))  # for each of seven tests
+SECONDS = float(os.environ.get("GTP_VIT_FUZZ_SECONDS", "7.5"))  # for each of eight tests
 FIRST = int(os.environ.get("GTP_VIT_FUZZ_FIRST", "0"))  # the number of the first case
 ODD = [None, True, False, 0, 1, -1, 2**70, 10**400, 0.5, -0.0, 1e300, float("nan"), float("inf"), "", "x", "\x1b[31m"]
 ODD += ["../x", "\ud800", "0" * 300, [], [1], ["a", None], [[[]]], {}, {"a": 1}, {"method": "gtp"}]

@@ -11,7 +11,8 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from gtp_vit.cli.parser import Choices, Positional, Range, Short
+from gtp_vit.cli.parser import Choices, Positional, Short
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
 from gtp_vit.data.loader import batches, spread_images
 from gtp_vit.data.open import DataSettings, open_images

@@ -5,7 +5,7 @@ Nothing is stored on a module: every step returns a new `Tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -25,15 +25,6 @@ from gtp_vit.errors import BadInput
 from gtp_vit.kernels import Kernels
 
 
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """The recipe that settings are from: how they were found, and what was measured with them on which weights."""
-
-    found: Mapping[str, object]
-    measured: Mapping[str, object]
-    weights: Tensor  # fingerprint
-
-
 @dataclass(frozen=True)
 class Reduction:
     """What `patch` decided; every patched model carries it as `model.reduction`."""
@@ -46,7 +37,7 @@ class Reduction:
     restore: bool  # do callers who want all tokens get the full grid?
     # Does a model around the ViT read its image tokens? None: the ViT's own head counts.
     root_reads: bool | None = None
-    origin: Origin | None = field(default=None, compare=False)  # None if no recipe was given
+    origin: object = field(default=None, compare=False)  # the recipe that the settings are from (recipes), or None
 
     def may_skip_image_tokens(self, model: PatchedModel) -> bool:
         """Are image tokens unused after the last block, as `model` is set now?"""

@@ -79,10 +79,11 @@ class ImageStream(IterableDataset[Item]):
         shape: tuple[int, ...],
         limit: int = 0,
         *,
+        source: str = "",
         ignore_exif: bool = False,
     ) -> None:
         self.stream, self.transform, self.shape, self.limit = stream, transform, shape, limit
-        self.ignore_exif = ignore_exif
+        self.source, self.ignore_exif = source, ignore_exif
 
     def __iter__(self) -> Iterator[Item]:
         place = -1
@@ -108,7 +109,7 @@ class ImageStream(IterableDataset[Item]):
         root = getattr(getattr(self.stream, "reader", None), "root", None)
         files = lines_fingerprint(files_below(Path(root or "")))
         count = self._promised() or "a stream"
-        images = f"{count}, {self.limit or 'all'}, {files}"
+        images = ", ".join(word for word in (self.source, str(count), str(self.limit or "all"), files) if word)
         return ImagesIdentity(images, str(self.transform), _orientation(self.ignore_exif))
 
 

@@ -56,8 +56,8 @@ class TorchvisionReader(Reader):
 
     has_labels = True
 
-    def __init__(self, dataset: Any, *, ignore_exif: bool = False, count_links: bool = False) -> None:
-        self.dataset, self.root = dataset, Path(getattr(dataset, "root", ""))
+    def __init__(self, dataset: Any, *, source: str = "", ignore_exif: bool = False, count_links: bool = False) -> None:
+        self.dataset, self.root, self.source = dataset, Path(getattr(dataset, "root", "")), source
         if hasattr(dataset, "loader"):  # its own waits for pipes, and turns 16-bit grey into white
             dataset.loader = functools.partial(load_picture, ignore_exif=ignore_exif)
         if _is_folder(dataset):
@@ -73,8 +73,9 @@ class TorchvisionReader(Reader):
 class TimmReader(Reader):
     """A reader of timm's, of which a folder of images counts each once."""
 
-    def __init__(self, reader: Any, *, count_links: bool = False) -> None:
+    def __init__(self, reader: Any, *, source: str = "", count_links: bool = False) -> None:
         self.reader, self.root, self.class_to_idx = reader, Path(reader.root), reader.class_to_idx
+        self.source = source
         self.is_folder = _is_folder(reader)
         if self.is_folder:
             _leave_out_duplicates(reader, self.root, count_links=count_links)

@@ -62,7 +62,9 @@ def open_pictures(
     except Exception as error:
         raise GTPError(f"no images in {settings.data_dir}: {first_line(error)}") from error
     if not isinstance(reader, Reader):
-        return ImageStream(reader, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
+        return ImageStream(
+            reader, transform, shape, settings.limit, source=_source(settings), ignore_exif=settings.ignore_exif
+        )
     if len(reader) == 0:
         raise GTPError(f"no images in {settings.data_dir}; give a folder with one folder of images for each class")
     if isinstance(reader, image_folder.FolderReader):
@@ -83,7 +85,7 @@ def _open(settings: DataSettings) -> Reader | Iterable[Any]:
     dataset = timm.data.create_dataset(name, root=str(folder), split=settings.split, **_timm_options(name))
     reader = getattr(dataset, "reader", None)
     if reader is None:
-        return TorchvisionReader(dataset, ignore_exif=settings.ignore_exif, count_links=links)
+        return TorchvisionReader(dataset, source=_source(settings), ignore_exif=settings.ignore_exif, count_links=links)
     if name.startswith("wds/") and not reader.split_info.alt_label:
         paths = tar_files(folder, reader.split_info.filenames)
         if paths is not None:
@@ -91,7 +93,14 @@ def _open(settings: DataSettings) -> Reader | Iterable[Any]:
             return TarReader([path for path in paths if str(path) not in duplicates], folder)
     if isinstance(dataset, IterableDataset):
         return dataset
-    return HuggingFaceReader(reader) if name.startswith("hfds/") else TimmReader(reader, count_links=links)
+    if name.startswith("hfds/"):
+        return HuggingFaceReader(reader)
+    return TimmReader(reader, source=_source(settings), count_links=links)
+
+
+def _source(settings: DataSettings) -> str:
+    """Data set and split by name: one folder may hold several of both."""
+    return f"{settings.dataset} {settings.split}".strip()
 
 
 def _timm_options(dataset: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ class Reader:
     """Where images are; a subclass says how to open one."""
 
     root: Path | None = None  # its files are below, if it has any of its own
+    source: str = ""  # data set and split by name, if its files do not say which of their images are read
     class_to_idx: Mapping[str, int] = {}  # names of classes -> labels; empty if it does not know any
 
     def __len__(self) -> int:
@@ -52,7 +53,7 @@ class Reader:
 
     def listing(self, count: int) -> Iterator[str]:
         """Lines that say which images the first `count` are, for the identity of a run."""
-        yield f"{type(self).__name__} {count}"
+        yield " ".join(word for word in (type(self).__name__, self.source, str(count)) if word)
         yield from files_below(self.root)
 
 

@@ -62,15 +62,22 @@ class Written:
         return [entry["image"] for entry in self.manifest["not_finite"]]
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What the files of a folder are, and what is in each."""
+
+    form: str = "safetensors"  # or parquet
+    batch_size: int = 64  # images at a time
+    shard_size: int = 4096  # images in a file, a multiple of the batch size
+
+
 def embed_to_folder(
     folder: Path,
     embedder: Embedder,
     dataset: Images,
     run: Mapping[str, object],
+    layout: Layout = Layout(),  # noqa: B008  it is frozen
     *,
-    form: str = "safetensors",
-    batch_size: int = 64,
-    shard_size: int = 4096,
     workers: int = 2,
     restart: bool = False,
     progress: ImagesDone | None = None,
@@ -82,21 +89,20 @@ def embed_to_folder(
         embedder: the model.
         dataset: the images.
         run: what makes the run: model, method, images, as JSON. A folder with files of another one is refused.
-        form: safetensors or parquet.
-        batch_size: images at a time.
-        shard_size: images in a file, a multiple of the batch size.
+        layout: of the files.
         workers: processes that read images.
         restart: delete what another run has written, and begin anew.
         progress: called after every batch.
 
     Returns the result in the first process, None in the others.
     """
+    form, batch_size, shard_size = layout.form, layout.batch_size, layout.shard_size
     assert shard_size % batch_size == 0
     assert embedder.kind is not None
     kind = dataclasses.asdict(embedder.kind)
     settings = {"output": kind, "normalise": embedder.normalise, "stored": embedder.dtype}
-    layout = {"format": form, "batch_size": batch_size, "shard_size": shard_size}
-    run = json.loads(json.dumps({**run, **settings, **layout}))
+    files = {"format": form, "batch_size": batch_size, "shard_size": shard_size}
+    run = json.loads(json.dumps({**run, **settings, **files}))
     distributed.check_same("weights, images or settings", run)
     with _locked(folder, run, restart):
         finished = finished_shards(folder, run)

@@ -20,6 +20,7 @@ from gtp_vit.kernels.checks import check_kinds
 
 Inputs = TypeVar("Inputs", bound="tuple[object, ...]")
 Result = TypeVar("Result", bound="tuple[Tensor, ...]")
+TRUSTED = "trusted"  # the overload of every operator that the package itself calls
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
 # Not torch.library.infer_schema: it makes SymInt of int, which programs exported before would not match.
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool", list[bool]: "bool[]"}
@@ -48,7 +49,8 @@ class Checks(Generic[Inputs]):
     """Can native code take these arguments, which have passed `check`?"""
     values: Callable[[Inputs], None]
     """Raises for numbers on which implementations would differ. They are looked at only where others call
-    (torch.ops.gtp_vit.*), as the package's own calls never have them."""
+    (torch.ops.gtp_vit.*), as the package's own calls never have them. In what it compiles, exports and profiles these
+    are therefore calls of a second overload, torch.ops.gtp_vit.*.trusted."""
     whole: Collection[str] = ()
     """Names of the tensors that may be integers."""
 
@@ -86,22 +88,24 @@ class Operator(Generic[Inputs, Result]):
         self.twin, self.fake = by_set[Ops.TORCH], fake
         self.whole = [names.index(each) for each in checks.whole]
         parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
-        _LIBRARY.define(f"{name}({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})")
-        _LIBRARY.impl(name, self._of_others(self._by_twin), "CompositeExplicitAutograd")
-        _LIBRARY.impl(name, self._of_others(self._by_native), "CPU")
-        _LIBRARY.impl(name, self._with_gradients, "Autograd")
-        torch.library.register_fake(
-            f"gtp_vit::{name}", lambda *flat: self._checked(fake, self.inputs(*flat)), lib=_LIBRARY
-        )
+        schema = f"({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})"
+        for overload, prepared in ((name, self._of_others), (f"{name}.{TRUSTED}", self._of_ours)):
+            _LIBRARY.define(f"{overload}{schema}")
+            _LIBRARY.impl(overload, prepared(self._by_twin), "CompositeExplicitAutograd")
+            _LIBRARY.impl(overload, prepared(self._by_native), "CPU")
+            _LIBRARY.impl(overload, self._with_gradients(overload, prepared(self._by_twin)), "Autograd")
+            torch.library.register_fake(
+                f"gtp_vit::{overload}", lambda *flat: self._checked(fake, self.inputs(*flat)), lib=_LIBRARY
+            )
         registered = getattr(torch.ops.gtp_vit, name)
-        self.registered = registered.default
+        self.registered, self.trusted = registered.default, getattr(registered, TRUSTED)
         if flops is not None:
             register_flop_formula(registered, get_raw=True)(lambda *flat, **_: int(flops(self.inputs(*flat))))
 
     def __call__(self, ops: Ops, inputs: Inputs) -> Result:
         """The result, by the implementation that belongs to the set `ops`."""
         if ops is Ops.NATIVE:
-            return self._by_native(inputs) if _unobserved() else self.results(*self.registered(*inputs))
+            return self._by_native(inputs) if _unobserved() else self.results(*self.trusted(*inputs))
         self.checks.check(inputs)
         return self.by_set.get(ops, self.twin)(inputs)
 
@@ -135,12 +139,23 @@ class Operator(Generic[Inputs, Result]):
 
         return call
 
-    def _with_gradients(self, *flat: object) -> Result:
+    def _of_ours(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
+        """`function` for the package's own calls through the dispatcher, whose numbers need no look."""
+        return lambda *flat: function(self.inputs(*flat))
+
+    @staticmethod
+    def _with_gradients(overload: str, by_twin: Callable[..., Result]) -> Callable[..., Result]:
         """The twin if a gradient is needed, since autograd knows torch's operators."""
-        if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in flat):
-            return self._of_others(self._by_twin)(*flat)
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.registered(*flat)
+        name, _, kind = overload.partition(".")
+
+        def call(*flat: object) -> Result:
+            if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in flat):
+                return by_twin(*flat)
+            with torch._C._AutoDispatchBelowAutograd():
+                result: Result = getattr(getattr(torch.ops.gtp_vit, name), kind or "default")(*flat)
+            return result
+
+        return call
 
 
 def _unobserved() -> bool:

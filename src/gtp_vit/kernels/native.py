@@ -278,7 +278,7 @@ def cluster(inputs: ClusterInputs) -> Clusters:
 
 
 def kth_smallest(values: Tensor, k: int) -> float:
-    """The k-th smallest entry of a matrix of non-negative floats; used by sparsification."""
+    """The k-th smallest entry of a matrix of non-negative floats, found as the attention kernel does it; for tests."""
     values = values.float().contiguous()
     rows, columns = values.shape
     scratch = torch.empty(values.numel() + 64, dtype=torch.int32)

@@ -13,22 +13,6 @@ BESIDE = "gtp_vit.json"  # name of a recipe beside the weights of a Hugging Face
 LARGEST = 2**20  # characters; a recipe takes a few thousand
 
 
-def is_file(path: Path) -> bool:
-    """Path.is_file, also for names that no file can have."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def is_folder(path: Path) -> bool:
-    """Path.is_dir, also for names that no file can have."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
 def read_json(path: Path) -> object:
     """The JSON in a file, or in the metadata of a safetensors checkpoint."""
     return parse(_metadata(path) if path.suffix == ".safetensors" else _text(path), str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,27 +11,55 @@ from pathlib import Path
 
 from gtp_vit.errors import GTPError
 
+PART = ".part"  # how the name of a temporary file ends
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write under a temporary name, then rename: readers see the old file or the new one, never a part."""
+    """Write under a temporary name, then rename: readers see the old file or the new one, never a part.
+
+    What an earlier writer of this file left that was killed is deleted.
+    """
     data = content.encode() if isinstance(content, str) else content
     with explained(path):
         _check_ordinary(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        _delete_parts(path)
+        handle, temporary = _new_part(path)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files that only the owner can read
-            os.replace(temporary, path)
+                umask = os.umask(0)
+                os.umask(umask)
+                os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files that only the owner can read
+                os.replace(temporary, path)  # while it is locked
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+
+def _new_part(path: Path) -> tuple[int, str]:
+    """A temporary file beside a path, open and locked for as long as its writer lives."""
+    while True:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        _lock(handle, Path(temporary))
+        if os.path.lexists(temporary):
+            return handle, temporary
+        os.close(handle)  # another writer found it before it was locked
+
+
+def _delete_parts(path: Path) -> None:
+    """Delete the temporary files of a path whose writers are dead."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PART}"):
+        with contextlib.suppress(OSError):  # another writer may be quicker, or it is another user's
+            handle = os.open(left, os.O_RDWR)
+            try:
+                if _lock(handle, left):
+                    left.unlink()
+            finally:
+                os.close(handle)
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from gtp_vit.methods import known_methods
 from gtp_vit.patching import host_of, is_patched, unpatch
-from gtp_vit.recipes import sizes_of_vit
+from gtp_vit.recipes.recipe import sizes_of_vit
 from gtp_vit.runs.fingerprint import content_fingerprint, lines_fingerprint, tensors_fingerprint
 from gtp_vit.version import __version__
 

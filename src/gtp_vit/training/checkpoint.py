@@ -18,7 +18,7 @@ import torch
 from gtp_vit.core.loop import PatchedModel
 from gtp_vit.errors import GTPError
 from gtp_vit.models.checkpoint import save_checkpoint
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
 from gtp_vit.runs.identity import differences
 from gtp_vit.training.log import LogLine

@@ -24,7 +24,9 @@ from gtp_vit.models.checkpoint import sizes_of_model
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.environment import bf16_verdict
 from gtp_vit.profiling.macs import macs
-from gtp_vit.recipes import Recipe, resolve
+from gtp_vit.recipes.defaults import resolve
+from gtp_vit.recipes.provenance import Finetuning, Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs import distributed
 from gtp_vit.runs.identity import identity, images_identity
 from gtp_vit.training.checkpoint import STATE, RunState, locked, read_state, write_state, write_weights
@@ -271,11 +273,12 @@ class TrainingLoop:
         if distributed.is_rank_zero():
             lines = [entry.to_dict() for entry in self.log.entries]
             latest = [line for line in lines if line["kind"] == "validation"][-1:] or [{}]
-            found = {"finetuned": self.settings.to_dict(), "step": step, "steps": self.steps}
-            measured = {"macs": self.macs, "share": self.share, "validation": latest[0]}
+            provenance = Provenance(finetuned=Finetuning(self.settings.to_dict(), step, self.steps))
+            validation = {key: value for key, value in latest[0].items() if key != "kind"}
+            measured = Measurements(macs=self.macs, share=self.share, validation=validation)
             model = self.trainer.eval_model()
             # The state last: where it says that a step is done, the weights of that step must exist.
-            recipe = Recipe(self.place.model_name, sizes_of_model(model), self.method, found, measured)
+            recipe = Recipe(self.place.model_name, sizes_of_model(model), self.method, provenance, measured)
             write_weights(self.place.folder, model, recipe)
             write_state(self.place.folder, {"run": self.place.identity, "step": step, "log": lines, **state})
         self.saved = step

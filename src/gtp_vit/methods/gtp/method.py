@@ -23,8 +23,8 @@ from gtp_vit.errors import BadSetting, check_name, check_range
 from gtp_vit.kernels.arguments import NeighboursInputs, ReduceInputs
 from gtp_vit.methods.gtp import graph as graphs
 from gtp_vit.methods.gtp import operators
+from gtp_vit.methods.gtp.graph import Sparsify
 from gtp_vit.methods.gtp.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores
-from gtp_vit.methods.gtp.sparsity import Sparsify
 from gtp_vit.tensors import select_rows, split
 
 Graph = Literal["mixed", "spatial", "semantic", "none"]

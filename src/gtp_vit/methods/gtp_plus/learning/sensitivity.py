@@ -10,7 +10,7 @@ Shapes: I images, B batch, N tokens, M image tokens, M0 patches, L layers, C cha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,10 +24,10 @@ from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import BadSetting, GTPError, counted, first_line
+from gtp_vit.errors import BadSetting, GTPError, first_line
 from gtp_vit.methods.gtp_plus.calibration import Calibration, fingerprint
 from gtp_vit.metrics.base import Measure
-from gtp_vit.metrics.input_checks import check_has_weights, check_pixels
+from gtp_vit.metrics.input_checks import check_has_weights, check_image_tensor
 from gtp_vit.metrics.registry import measure_of
 from gtp_vit.patching import host_of, patch, tower_of, unpatch
 
@@ -70,7 +70,7 @@ def learn_sensitivity(
         seed: of the random directions in the output.
         progress: called after every batch.
     """
-    check_images(images)
+    check_image_tensor(images, FEWEST_IMAGES, "learn from", 400)
     check_has_weights(model)
     plain = unpatch(model)
     host = host_of(plain)
@@ -81,39 +81,19 @@ def learn_sensitivity(
     vit, watcher = host.vit, tower_of(watched).reducer
     assert isinstance(watcher, Watcher)
     generator = torch.Generator().manual_seed(seed)
-    halves = [[Normal(vit.dim) for _ in range(vit.depth)] for _ in range(2)]  # each is checked on the other
-    long = torch.zeros(vit.depth, vit.image_tokens)
+    sums = Sums(vit)
     for first in range(0, len(images), batch_size):
         part = images[first : first + batch_size]
         with _saving_memory(host.backbone, tower_of(watched), needed > MEMORY):
             tokens, gradients = _gradients(watched, watcher, part, chosen, generator)
-        for layer, (z, g) in enumerate(zip(tokens, gradients, strict=True)):
-            z, g = (each[:, vit.prefix :].detach().float().cpu() for each in (z, g))
-            if z.shape[1] != vit.image_tokens:
-                raise BadSetting(
-                    f"images are {tuple(part.shape[2:])}; calibrate on the size that the model was made for"
-                )
-            length = z.norm(dim=2)
-            too_long = length > LONG * length.median(dim=1, keepdim=True).values
-            long[layer] += too_long.sum(dim=0)
-            for half in range(2):
-                own = slice((first + half) % 2, None, 2)  # every second image
-                halves[half][layer].add(z[own], g[own], ~too_long[own])
+        if tokens[0].shape[1] != vit.prefix + vit.image_tokens:
+            raise BadSetting(f"images are {tuple(part.shape[2:])}; calibrate on the size that the model was made for")
+        sums.add(first, tokens, gradients)
         if progress is not None:
             progress(min(first + batch_size, len(images)), len(images))
-    registers = tuple((long.amax(dim=0) >= IN_MOST * len(images)).nonzero().flatten().tolist())
-    probe = torch.zeros(vit.depth, vit.dim)
-    fit: list[float | None] = []
-    for layer, (one, other) in enumerate(zip(*halves, strict=True)):
-        both = one.plus(other)
-        if both.rows == 0:
-            fit.append(None)
-            continue
-        explained = (one.explained(other.solve()) + other.explained(one.solve())) / 2
-        fit.append(round(explained, 4))
-        if explained > 0:  # else it is noise, and all tokens matter alike
-            probe[layer] = both.solve()
+    probe, fit = sums.probes()
     _check_fit(fit, len(images))
+    registers = tuple((sums.long.amax(dim=0) >= IN_MOST * len(images)).nonzero().flatten().tolist())
     calibration = Calibration(probe.half().float(), vit.grid, registers, fingerprint(host.matrices))
     return Sensitivity(calibration, tuple(fit))
 
@@ -129,19 +109,6 @@ def _saving_memory(backbone: Backbone, tower: nn.Module, on: bool) -> Iterator[N
     finally:
         if on:
             backbone.save_memory(tower, before)
-
-
-def check_images(images: object) -> None:
-    """Raise BadSetting unless `images` is a tensor of enough images."""
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
-        raise BadSetting(
-            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
-        )
-    if len(images) < FEWEST_IMAGES:
-        found = counted(len(images), "image is", "images are")
-        raise BadSetting(f"{found} too few to learn from; give at least {FEWEST_IMAGES}, better 400")
-    check_pixels(images)
 
 
 def _check_fit(fit: list[float | None], images: int) -> None:
@@ -213,6 +180,41 @@ def _gradients(
     if not all(bool(each.isfinite().all()) for each in found):
         raise GTPError("gradients are not finite on these images; calibrate in float32, and check the weights")
     return seen, found
+
+
+class Sums:
+    """What is added up over the images, layer by layer."""
+
+    def __init__(self, vit: VitInfo) -> None:
+        self.vit = vit
+        self.halves = [[Normal(vit.dim) for _ in range(vit.depth)] for _ in range(2)]  # each is checked on the other
+        self.long = torch.zeros(vit.depth, vit.image_tokens)  # images in which a cell's token is too long
+
+    def add(self, first: int, tokens: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Add tokens and gradients of some images, all [B, N, C]; `first` is the place of the first image."""
+        for layer, (z, g) in enumerate(zip(tokens, gradients, strict=True)):
+            z, g = (each[:, self.vit.prefix :].detach().float().cpu() for each in (z, g))
+            length = z.norm(dim=2)
+            too_long = length > LONG * length.median(dim=1, keepdim=True).values
+            self.long[layer] += too_long.sum(dim=0)
+            for half in range(2):
+                own = slice((first + half) % 2, None, 2)  # every second image
+                self.halves[half][layer].add(z[own], g[own], ~too_long[own])
+
+    def probes(self) -> tuple[Tensor, list[float | None]]:
+        """The probe of each layer, [L, C], and how well each predicts images that it was not fitted on."""
+        probe = torch.zeros(self.vit.depth, self.vit.dim)
+        fit: list[float | None] = []
+        for layer, (one, other) in enumerate(zip(*self.halves, strict=True)):
+            both = one.plus(other)
+            if both.rows == 0:
+                fit.append(None)
+                continue
+            explained = (one.explained(other.solve()) + other.explained(one.solve())) / 2
+            fit.append(round(explained, 4))
+            if explained > 0:  # else it is noise, and all tokens matter alike
+                probe[layer] = both.solve()
+        return probe, fit
 
 
 class Normal:

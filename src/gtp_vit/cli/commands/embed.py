@@ -22,12 +22,13 @@ from gtp_vit.cli.model_flags import (
     make_model,
 )
 from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
-from gtp_vit.cli.parser import Choices, Range
+from gtp_vit.cli.parser import Choices
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import Images
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS
-from gtp_vit.embeddings.writer import Written, embed_to_folder
+from gtp_vit.embeddings.writer import Layout, Written, embed_to_folder
 from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
 from gtp_vit.engines.export import export
 from gtp_vit.engines.exported_file import ExportedFile
@@ -172,9 +173,7 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
             source.embedder,
             source.dataset,
             source.identity,
-            form=flags.format,
-            batch_size=flags.batch_size,
-            shard_size=shard_size,
+            Layout(flags.format, flags.batch_size, shard_size),
             workers=flags.workers,
             restart=flags.restart,
             progress=None

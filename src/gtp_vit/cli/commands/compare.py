@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from torch import nn
 
@@ -25,20 +25,30 @@ from gtp_vit.cli.output import (
     open_journal,
     write_page,
 )
-from gtp_vit.cli.parser import Range
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.loader import first_images
 from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import Measure
 from gtp_vit.models.sources import public_name
 from gtp_vit.profiling.macs import macs
-from gtp_vit.recipes import Recipe, read_recipe
+from gtp_vit.recipes.recipe import Recipe, read_recipe
 from gtp_vit.report.comparison import comparison_rows, comparison_sections, comparison_table
 from gtp_vit.report.results import write_results
 from gtp_vit.report.scores import explain_scores
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.tuning.all_methods import searchable, tune_each
-from gtp_vit.tuning.compare import Plan, budgets_of, check_plans, compare, models_of, plan, traces_at_tightest_budget
+from gtp_vit.tuning.compare import (
+    Plan,
+    budgets_of,
+    check_plans,
+    compare,
+    models_of,
+    plan,
+    traces_at_tightest_budget,
+    with_timings,
+)
 from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
+from gtp_vit.tuning.settings import SearchConfig, Tracking
 
 SHARE = Range(0, 1, above_low=True, why="(a share of the unreduced model's)")
 
@@ -75,7 +85,7 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Images for --tuned, without labels; not those that are compared."""
     tuning_images: Annotated[int, Range(FEWEST_IMAGES, 10**6)] = 160
     """How many of them to use, spread over the folder."""
-    evaluations: Annotated[int, Range(1, 10**6)] = 30
+    search_passes: Annotated[int, Range(1, 10**6)] = 30
     """How often each search goes through them."""
     rounds: Annotated[int, Range(0, 10**6)] = 7
     """How often each model is timed, interleaved; 0 does not time."""
@@ -129,12 +139,11 @@ def run(
                 dataset,
                 batch_size=flags.batch_size,
                 workers=flags.workers,
-                rounds=flags.rounds,
-                timing_images=timing_images,
                 measure=measure,
                 journal=journal,
                 progress=progress,
             )
+        rows = with_timings(rows, models, timing_images, flags.rounds)
         stored = comparison_rows(model_columns(flags.model, model, data_settings(flags)), rows, found)
         text = [explain_scores(found), *(f"Left out: {reason}" for reason in left_out)]
         if flags.output is not None:
@@ -168,19 +177,26 @@ def tune_all(
     images, unreadable = read_images(source, model, flags.tuning_images, fewest_images(measure))
     check_readable(unreadable)
     images = images.to(next(model.parameters()).device)
-    same = {"evaluations": flags.evaluations, "batch_size": flags.batch_size}
+    search = SearchConfig(passes=flags.search_passes, batch_size=flags.batch_size)
     kept = None if flags.output is None else flags.output / "tuning"
     journal = journals.enter_context(
-        open_journal(flags, kept, flags.model, model, images, **same, **measure.settings())
+        open_journal(flags, kept, flags.model, model, images, search=search, **measure.settings())
     )
-    names: dict[str, Any] = {"measure": measure, "name": public_name(flags.model)}
-    names["data"] = flags.calibration_dir.name if flags.calibration_dir else ""
     with render.progress("tuning") as progress:
-        found, left_out = tune_each(
-            model, images, searchable(flags.methods), budgets, **same, **names, journal=journal, progress=progress
+        recipes, left_out = tune_each(
+            model,
+            images,
+            searchable(flags.methods),
+            budgets,
+            measure=measure,
+            search=search,
+            tracking=Tracking(journal=journal),
+            progress=progress,
         )
-    for recipe in found if flags.output is not None else ():
+    data = flags.calibration_dir.name if flags.calibration_dir else ""
+    recipes = [recipe.labelled(model=public_name(flags.model), data=data) for recipe in recipes]
+    for recipe in recipes if flags.output is not None else ():
         assert flags.output is not None
-        share = recipe.found["target"]["macs"]
+        share = recipe.provenance.target["macs"]
         write_atomically(flags.output / f"tuned-{recipe.method.name}-{share:.4f}.json", recipe.to_json())
-    return found, left_out
+    return recipes, left_out

@@ -25,7 +25,7 @@ SIZES = {
 }
 CLASSES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 MEAN, STD = 0.286, 0.353  # of the training images
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / NAME
 
 
 def create(*, pretrained: bool = True, meta: bool = False) -> Any:
@@ -76,7 +76,7 @@ def _read(name: str) -> dict[str, Tensor]:
     if not (FOLDER / name).is_file():
         raise GTPError(
             f"this package was built without the embedded {name}; name a model and give --data-dir, or make it with "
-            "training/models/bundled.py"
+            "training/embedded.py"
         )
     return load_file(FOLDER / name)
 

@@ -14,7 +14,7 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, embedded_images, make_model
 from gtp_vit.cli.output import JsonFlags, answer, check_readable, write_page
-from gtp_vit.cli.parser import Range
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.data.loader import spread_images
 from gtp_vit.data.open import DataSettings, open_images

@@ -14,7 +14,8 @@ from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
 from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
-from gtp_vit.cli.parser import Choices, Range
+from gtp_vit.cli.parser import Choices
+from gtp_vit.core.ranges import Range
 from gtp_vit.engines import check_precision, formats, precisions
 from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.export import ExportInfo, ExportResult, export
@@ -23,7 +24,7 @@ from gtp_vit.errors import GTPError, counted
 from gtp_vit.models import bundled
 from gtp_vit.models.sources import library_of, preparation_of, public_name
 from gtp_vit.patching import patch
-from gtp_vit.recipes import DEPLOY
+from gtp_vit.recipes.recipe import DEPLOY
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.runs.files import check_writable
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.output import JsonFlags, answer, check_complete, write_page
-from gtp_vit.cli.parser import Range
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
@@ -23,7 +23,7 @@ from gtp_vit.profiling.trace import trace
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.tokens import token_picture
 from gtp_vit.runs.files import check_writable
-from gtp_vit.tuning.compare import Row, compare, models_of, plan
+from gtp_vit.tuning.compare import Row, compare, models_of, plan, with_timings
 
 METHODS = ("gtp", "tome", "gtp_plus")
 NAMES = {"gtp": "GTP (the paper)", "tome": "ToMe", "gtp_plus": "GTP+ (ours)"}
@@ -68,16 +68,10 @@ def main(words: Sequence[str]) -> None:
     images, labels = (tensor[: flags.limit or None] for tensor in bundled.test_images())
     pixels = bundled.normalise(images)
     plans, _ = plan(model, METHODS, [SHARE * macs(model).total])
+    models = models_of(model, plans)
     with render.progress("evaluating") as progress:
-        rows, evaluation = compare(
-            models_of(model, plans),
-            plans,
-            InMemory(pixels, labels),
-            workers=0,
-            rounds=flags.rounds,
-            timing_images=pixels[:BATCH],
-            progress=progress,
-        )
+        rows, evaluation = compare(models, plans, InMemory(pixels, labels), workers=0, progress=progress)
+    rows = with_timings(rows, models, pixels[:BATCH], flags.rounds)
     lines = [_line(row, rows[0]) for row in rows]
     title = f"{bundled.NAME} on {len(images)} images of Fashion-MNIST, at {SHARE:.0%} of the work"
     lesson = in_one_sentence({row.plan.label: row.score["kl"].value for row in rows[1:]})

@@ -17,7 +17,8 @@ from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
 from gtp_vit.cli.output import OutputFlags, answer, write_page
-from gtp_vit.cli.parser import Range, Short
+from gtp_vit.cli.parser import Short
+from gtp_vit.core.ranges import Range
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.loader import batches

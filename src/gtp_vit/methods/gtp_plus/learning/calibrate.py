@@ -12,13 +12,15 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.core.schedule import LEARNED, learned, stretched
 from gtp_vit.core.vit import VitInfo
 from gtp_vit.errors import GTPError, check_range
+from gtp_vit.methods.gtp_plus.learning.sensitivity import Done, learn_sensitivity
 from gtp_vit.methods.gtp_plus.method import GTPPlus
-from gtp_vit.methods.gtp_plus.sensitivity import Done, learn_sensitivity
 from gtp_vit.metrics.base import Measure
 from gtp_vit.patching import host_of, unpatch
-from gtp_vit.recipes import DEFAULT_SHARE, Recipe, sizes_of_vit
+from gtp_vit.recipes.defaults import DEFAULT_SHARE
+from gtp_vit.recipes.provenance import Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
-from gtp_vit.tuning.space import Limits, Space, unreachable
+from gtp_vit.tuning.space import ScheduleLimits, Space, unreachable
 from gtp_vit.version import __version__
 
 BATCH = 8  # images in a backward pass, whose memory it bounds
@@ -33,8 +35,6 @@ def calibrate(
     measure: str | Measure = "auto",
     batch_size: int = BATCH,
     seed: int = 0,
-    name: str = "",
-    data: str = "",
     progress: Done | None = None,
 ) -> Recipe:
     """GTP+ with its default shape at a share of the MACs and what it learned of the model; a recipe that `patch` takes.
@@ -49,8 +49,6 @@ def calibrate(
         measure: what counts as damage: auto chooses by what the model returns; dense: features of patches.
         batch_size: images at a time.
         seed: of the random directions in the output.
-        name: of the model, for the recipe.
-        data: what the images are, for the recipe.
         progress: called after every batch, with the images done and their number.
     """
     check_range("macs", macs, 0, 1, above_low=True)
@@ -60,7 +58,7 @@ def calibrate(
     begin = time.time()
     options: dict[str, Any] = {"measure": measure, "batch_size": batch_size, "seed": seed, "progress": progress}
     found = learn_sensitivity(plain, images, **options)
-    space = Space(host.costs(), with_calibration(GTPPlus(), found.calibration.to_text(), host.vit), Limits())
+    space = Space(host.costs(), with_calibration(GTPPlus(), found.calibration.to_text(), host.vit), ScheduleLimits())
     target = macs * space.whole
     plan = [0] * host.vit.depth  # the shortened last block may be enough
     if space.cost(plan) > target:
@@ -69,19 +67,18 @@ def calibrate(
             raise unreachable(space, target)
         plan = fitted
     method, cost = space.with_plan(plan), space.cost(plan)
-    history = {
-        "by": "gtp_vit.calibrate",
-        "version": __version__,
-        "target": {"macs": macs},
-        "data": data,
-        "seed": seed,
-        "images": len(images),
-        "fit": list(found.fit),
-        "registers": list(found.calibration.registers),
-        "minutes": round((time.time() - begin) / 60, 1),
-    }
-    measured = {"macs": cost, "share": round(cost / space.whole, 4)}
-    return Recipe(name or host.inputs.name, sizes_of_vit(host.vit), method, history, measured)
+    provenance = Provenance(
+        by="gtp_vit.calibrate",
+        version=__version__,
+        target={"macs": macs},
+        seed=seed,
+        images=len(images),
+        fit=found.fit,
+        registers=found.calibration.registers,
+        minutes=round((time.time() - begin) / 60, 1),
+    )
+    measured = Measurements(macs=cost, share=round(cost / space.whole, 4))
+    return Recipe(host.inputs.name, sizes_of_vit(host.vit), method, provenance, measured)
 
 
 def with_calibration(method: GTPPlus, text: str, vit: VitInfo) -> GTPPlus:
