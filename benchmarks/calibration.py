@@ -22,8 +22,8 @@ import tyro
 from gtp_vit import GTPPlus
 from gtp_vit.core.schedule import LEARNED, SEARCHED
 from gtp_vit.methods.gtp_plus import merge
-from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
-from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
+from gtp_vit.methods.gtp_plus.learning.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
 from subject import Flags as SubjectFlags
 from subject import change, write_figures
 

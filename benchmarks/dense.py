@@ -41,10 +41,10 @@ from gtp_vit.methods import METHODS
 from gtp_vit.metrics.evaluate import bootstrap
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.budget import at_cost
-from gtp_vit.recipes import read_recipe
+from gtp_vit.recipes.recipe import read_recipe
 from gtp_vit.report.patch_features import feature_panels
 from gtp_vit.tensors import select_rows, split
-from gtp_vit.tuning.space import Limits, Space
+from gtp_vit.tuning.space import ScheduleLimits, Space
 from subject import at_share
 
 SHARES = (0.8, 0.65, 0.55)
@@ -272,7 +272,7 @@ class HeatMaps:
         found: list[tuple[str, float, Method]] = []
         for measure in ("embedding", "dense"):
             method = dataclasses.replace(calibrate(model, images, measure=measure).method, propagate=LEARNED)
-            space = Space(costs, method, Limits())
+            space = Space(costs, method, ScheduleLimits())
             found += [(f"gtp_plus, calibrated for {measure}", share, at_share(space, share)) for share in SHARES]
         return found
 

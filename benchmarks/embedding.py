@@ -37,7 +37,7 @@ from gtp_vit import create_model, patch
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.embeddings.embedder import Embedder
-from gtp_vit.embeddings.writer import embed_to_folder
+from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.profiling.benchmark import against, interleave
 from gtp_vit.profiling.environment import environment
 
@@ -88,8 +88,8 @@ def speed(options: Options, folder: Path) -> list[dict[str, Any]]:
     def written(dataset: Any) -> Callable[[], None]:
         def call() -> None:
             shutil.rmtree(folder / "out", ignore_errors=True)
-            sizes: dict[str, int] = {"batch_size": options.batch_size, "shard_size": 8 * options.batch_size}
-            embed_to_folder(folder / "out", Embedder(fast), dataset, {}, **sizes, workers=options.workers)
+            layout = Layout(batch_size=options.batch_size, shard_size=8 * options.batch_size)
+            embed_to_folder(folder / "out", Embedder(fast), dataset, {}, layout, workers=options.workers)
 
         return call
 
@@ -168,8 +168,8 @@ def memory(options: Options, folder: Path) -> dict[str, Any]:
             seen.append((done, resident(os.getpid()), sum(map(resident, readers)), sum(map(private, readers))))
 
     begin = time.perf_counter()
-    sizes: dict[str, int] = {"batch_size": 64, "shard_size": 1024}
-    embed_to_folder(folder / "flat", Embedder(model), dataset, {}, **sizes, workers=options.workers, progress=watch)
+    layout = Layout(shard_size=1024)
+    embed_to_folder(folder / "flat", Embedder(model), dataset, {}, layout, workers=options.workers, progress=watch)
     _, own, readers, alone = seen[0]
     return {
         "images": seen[-1][0],

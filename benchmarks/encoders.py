@@ -27,7 +27,7 @@ from gtp_vit.metrics.base import Arrays, Figure, values
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.metrics.embeddings import Embeddings
 from gtp_vit.metrics.evaluate import evaluate
-from gtp_vit.recipes import Recipe, read_recipe
+from gtp_vit.recipes.recipe import Recipe, read_recipe
 from gtp_vit.tuning.compare import models_of, plan
 from gtp_vit.weights import load_weights
 
@@ -117,7 +117,7 @@ def calibrated(encoder: nn.Module, name: str, options: Options) -> list[Recipe]:
         return []
     others = open_images(encoder, DataSettings(options.calibration, crop_pct=0.9, labels=False, ignore_exif=True))
     images = first_images(spread_images(others, LEARNED_ON), LEARNED_ON, encoder)
-    return [calibrate(encoder, images, macs=options.share, name=name)]
+    return [calibrate(encoder, images, macs=options.share).labelled(model=name)]
 
 
 def encoder_macs(encoder: nn.Module) -> int:

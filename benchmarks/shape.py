@@ -23,8 +23,8 @@ from torch import Tensor
 
 from gtp_vit import GTPPlus
 from gtp_vit.core.schedule import SEARCHED
-from gtp_vit.methods.gtp_plus.calibrate import CALIBRATED_FLOOR
-from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
+from gtp_vit.methods.gtp_plus.learning.calibrate import CALIBRATED_FLOOR
+from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
 from subject import Subject, change, weights_of, write_figures
 
 

@@ -37,7 +37,7 @@ WORK = {
         *("--save-every", "1", "--log-every", "1", "--repeats", "1", "--device", "cpu", "--output", "out"),
     ],
     "compare": ["--methods", "gtp", "tome", "--macs", "0.8", "--rounds", "0", "-b", "8", "--output", "out"],
-    "tune": ["--macs", "0.8", "--evaluations", "12", "--images", "40", "--output", "out/recipe.json"],
+    "tune": ["--macs", "0.8", "--search-passes", "12", "--images", "40", "--output", "out/recipe.json"],
 }
 # What says when a run was made and how long it took; the value behind each is left out.
 NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"

@@ -18,7 +18,7 @@ from gtp_vit.data.loader import first_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.patching import host_of
-from gtp_vit.tuning.space import Limits, Space
+from gtp_vit.tuning.space import ScheduleLimits, Space
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Subject:
         return kl_per_image(self.unreduced[part], self.outputs(patch(self.model, method, quiet=True, **kernels), part))
 
     def space(self, method: GTPPlus) -> Space:
-        return Space(host_of(self.model).costs(), method, Limits())
+        return Space(host_of(self.model).costs(), method, ScheduleLimits())
 
     def at_share(self, method: GTPPlus, share: float) -> GTPPlus:
         return at_share(self.space(method), share)

@@ -27,8 +27,8 @@ from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.patching import host_of
-from gtp_vit.tuning.local_search import Ruler, search
-from gtp_vit.tuning.space import SHAPES, Limits, Space
+from gtp_vit.tuning.local_search import Budget, Ruler, search
+from gtp_vit.tuning.space import SHAPES, ScheduleLimits, Space
 
 HAND_MADE = (*SHAPES, "three layers", "as DiffRate")  # in the order of Space.starts, behind the default's
 
@@ -85,7 +85,7 @@ class Libraries(Common):
 def schedules(options: Schedules) -> None:
     model, images = options.open()
     recipe = read_recipe(options.recipe)
-    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), Limits())
+    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), ScheduleLimits())
     target = space.cost(space.plan_of(recipe.method))
     starts = dict(zip(("default", *HAND_MADE), space.starts(target), strict=True))
     methods: dict[str, Method] = {"tuned": recipe.method, **starts}
@@ -110,7 +110,7 @@ def libraries(options: Libraries) -> None:
     places = [index * len(files) // total for index in range(total)]
     mixed = torch.utils.data.Subset(files, [places[i] for i in torch.randperm(total, generator=torch.manual_seed(0))])
     images = torch.cat([batch.images for batch in batches(mixed, batch_size=32, workers=2)])
-    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), Limits())
+    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), ScheduleLimits())
     target = options.share * space.whole
     ruler = Ruler(model, images, 32, None, Classes())
     ranges = {f"layer {layer}": (0.0, 1.0) for layer in space.layers} | GTPPlus.tunes
@@ -140,8 +140,7 @@ def libraries(options: Libraries) -> None:
         return best[1], best[0]
 
     def plain_local(seed: int) -> tuple[Method, float]:
-        budget = options.evaluations
-        found = search(ruler, space, target, images=options.images, evaluations=budget, seconds=0, seed=seed)
+        found = search(ruler, space, target, Budget(options.images, options.evaluations, seed=seed))
         return found.method, found.damage.mean
 
     rows = []

@@ -23,7 +23,8 @@ from gtp_vit.cli.output import (
     open_journal,
     write_page,
 )
-from gtp_vit.cli.parser import Positional, Range
+from gtp_vit.cli.parser import Positional
+from gtp_vit.core.ranges import Range
 from gtp_vit.data.loader import batches
 from gtp_vit.errors import GTPError, Incomplete, check_name
 from gtp_vit.models import bundled

@@ -1,6 +1,6 @@
 """Trains the model that ships with the package: a ViT with 14 x 14 patches, on Fashion-MNIST.
 
-    python training/models/bundled.py --data-dir /usr/share/datasets/fashion-mnist --out build/embedded
+    python training/embedded.py --data-dir /usr/share/datasets/fashion-mnist --out build/embedded
 
 The data is in Debian's package dataset-fashion-mnist (MIT licence). Most epochs see a random quarter or half of each
 image's patches, which is several times as fast and regularises; the last ones see all. There are four rounds, each
@@ -25,9 +25,7 @@ import tyro
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gtp_vit.models.bundled import create, normalise
-
-PACKAGE = Path(__file__).parents[1] / "src" / "gtp_vit" / "embedded"
+from gtp_vit.models.bundled import FOLDER, create, normalise
 
 
 class Round(NamedTuple):
@@ -164,11 +162,11 @@ def train(options: Options) -> None:
 def export(options: Options) -> None:
     """Weights in half the space, and the first test images of each class, into the package."""
     state = torch.load(options.out / "last.pth", weights_only=True)["model"]
-    save_file({key: value.half().contiguous() for key, value in state.items()}, PACKAGE / "weights.safetensors")
+    save_file({key: value.half().contiguous() for key, value in state.items()}, FOLDER / "weights.safetensors")
     images, labels = read(options.data_dir, "test")
     save_file(
         {"images": images[:SHIPPED].contiguous(), "labels": labels[:SHIPPED].contiguous()},
-        PACKAGE / "images.safetensors",
+        FOLDER / "images.safetensors",
     )
     shipped = accuracy(create(), images, labels)
     print(f"accuracy of the shipped weights on the {len(labels)} test images: {shipped:.4f}")

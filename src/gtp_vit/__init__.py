@@ -12,6 +12,7 @@ from gtp_vit.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gtp_vit.core.reducer import Method as Method
+    from gtp_vit.embeddings.embed import PictureFolder as PictureFolder
     from gtp_vit.embeddings.embed import embed as embed
     from gtp_vit.embeddings.manifest import read_embeddings as read_embeddings
     from gtp_vit.engines.export import export as export
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from gtp_vit.methods.evit import EViT as EViT
     from gtp_vit.methods.evovit import EvoViT as EvoViT
     from gtp_vit.methods.gtp import GTP as GTP
-    from gtp_vit.methods.gtp_plus.calibrate import calibrate as calibrate
+    from gtp_vit.methods.gtp_plus.learning.calibrate import calibrate as calibrate
     from gtp_vit.methods.gtp_plus.method import GTPPlus as GTPPlus
     from gtp_vit.methods.identity import Identity as Identity
     from gtp_vit.methods.mctf import MCTF as MCTF
@@ -45,18 +46,22 @@ if TYPE_CHECKING:
     from gtp_vit.patching import unpatch as unpatch
     from gtp_vit.profiling.macs import macs as macs
     from gtp_vit.profiling.trace import trace as trace
-    from gtp_vit.recipes import Recipe as Recipe
-    from gtp_vit.recipes import read_recipe as read_recipe
+    from gtp_vit.recipes.recipe import Recipe as Recipe
+    from gtp_vit.recipes.recipe import read_recipe as read_recipe
     from gtp_vit.training.loop import finetune as finetune
     from gtp_vit.training.settings import Training as Training
-    from gtp_vit.tuning.space import Limits as Limits
-    from gtp_vit.tuning.tune import accelerate as accelerate
+    from gtp_vit.tuning.settings import SearchConfig as SearchConfig
+    from gtp_vit.tuning.settings import Target as Target
+    from gtp_vit.tuning.settings import TimingConfig as TimingConfig
+    from gtp_vit.tuning.settings import Tracking as Tracking
+    from gtp_vit.tuning.space import ScheduleLimits as ScheduleLimits
     from gtp_vit.tuning.tune import tune as tune
+    from gtp_vit.tuning.tune import tune_and_patch as tune_and_patch
 
 # The public names, by the module that defines them; the imports above say the same to type checkers and editors.
 HOMES = {
     "core.reducer": "Method",
-    "embeddings.embed": "embed",
+    "embeddings.embed": "PictureFolder embed",
     "embeddings.manifest": "read_embeddings",
     "engines.export": "export",
     "errors": "GTPError UnsupportedBackbone",
@@ -68,7 +73,7 @@ HOMES = {
     "methods.evit": "EViT",
     "methods.evovit": "EvoViT",
     "methods.gtp": "GTP",
-    "methods.gtp_plus.calibrate": "calibrate",
+    "methods.gtp_plus.learning.calibrate": "calibrate",
     "methods.gtp_plus.method": "GTPPlus",
     "methods.identity": "Identity",
     "methods.mctf": "MCTF",
@@ -84,11 +89,12 @@ HOMES = {
     "patching": "is_patched patch unpatch",
     "profiling.macs": "macs",
     "profiling.trace": "trace",
-    "recipes": "Recipe read_recipe",
+    "recipes.recipe": "Recipe read_recipe",
     "training.loop": "finetune",
     "training.settings": "Training",
-    "tuning.space": "Limits",
-    "tuning.tune": "accelerate tune",
+    "tuning.settings": "SearchConfig Target TimingConfig Tracking",
+    "tuning.space": "ScheduleLimits",
+    "tuning.tune": "tune tune_and_patch",
 }
 _MODULES = {name: module for module, names in HOMES.items() for name in names.split()}
 __all__ = list(_MODULES)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import warnings
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from torch import nn
 
-from gtp_vit import recipes
 from gtp_vit.backbones.host import Host, find
 from gtp_vit.backbones.modules import shell
-from gtp_vit.core.loop import Origin, Reduction
+from gtp_vit.core.loop import PatchedModel, Reduction
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.kernels import Kernels, obstacle, status
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp_plus.calibration import fingerprint
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.defaults import given, resolve
+from gtp_vit.recipes.provenance import Origin
+from gtp_vit.recipes.recipe import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -43,7 +44,7 @@ def patch(
 
     Args:
         model: a supported ViT, or a model around one; the error for any other names the unsupported module.
-        method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` found, its
+        method: e.g. `GTP(propagate=8)`; the name of a method, for its defaults; or a recipe that `tune` made, its
             file, or the name of one in the package. Without it, and for "gtp_plus", GTP+ with what is known to be
             good for this model, at 65 % of its MACs.
         restore: give back the full grid wherever the model returns tokens (forward_features, forward_intermediates,
@@ -64,8 +65,8 @@ def patch(
         raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
     check_kernels(kernels, quiet=quiet)
     host = host_of(model)
-    recipe = recipes.given(method)
-    method = _settings(recipes.resolve(recipe or method, host))
+    recipe = given(method)
+    method = _settings(resolve(recipe or method, host))
     caution = method.caution()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
@@ -87,7 +88,7 @@ def patch(
             stacklevel=2,
         )
     reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
-    origin = None if recipe is None else Origin(recipe.found, recipe.measured, fingerprint(host.weights))
+    origin = None if recipe is None else Origin(recipe.provenance, recipe.measured, fingerprint(host.weights))
     tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads, origin)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
@@ -96,7 +97,7 @@ def patch(
     return root
 
 
-def _settings(method: Any) -> Method:
+def _settings(method: object) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
         raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
     if not isinstance(method, Method):
@@ -109,9 +110,8 @@ def unpatch(model: Model) -> Model:
     """The original of a patched model, sharing the weights; other models are returned as they are."""
     if not is_patched(model):
         return model
-    path: str = type(model).path  # type: ignore[attr-defined]
-    root: Any = _shells(model, path)
-    tower: Any = root.get_submodule(path)
+    root: Any = _shells(model, model.path)
+    tower: Any = root.get_submodule(model.path)
     del tower.reduction, tower.reducer
     for module in {root, tower}:
         module.__class__ = type(module).original
@@ -123,35 +123,33 @@ def host_of(model: nn.Module) -> Host:
     return find(unpatch(model))
 
 
-def is_patched(model: nn.Module) -> bool:
+def is_patched(model: nn.Module) -> TypeGuard[Patched]:
     """Was this model made by `patch`?"""
     return isinstance(model, Patched)
 
 
-class Patched:
+class Patched(PatchedModel):
     """Marks the classes that `patch` makes, and lets their instances be pickled and copied."""
 
-    original: type
+    original: type[nn.Module]
     made_of: tuple[type, type, str]  # the arguments of `_patched_class`
     path: str  # of the ViT in the model
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         # The class is made at run time, so a pickle says how.
-        model: Any = self
-        return _restore, self.made_of, model.__getstate__()
+        return _restore, self.made_of, self.__getstate__()
 
     @property
     def kernels(self) -> str:
         """Which kernels a forward pass would use now, and if not the native ones, why."""
-        model: Any = self
-        reason = obstacle(model.reduction.kernels, next(model.parameters()))
+        reason = obstacle(self.reduction.kernels, next(self.parameters()))
         return status() if reason is None else f"torch operators: {reason}"
 
     def extra_repr(self) -> str:
-        return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
+        return f"reduction={self.reduction.method}"
 
 
-class SavesRecipe:
+class SavesRecipe(nn.Module):
     """What the classes that `patch` makes of Hugging Face models add: the reduction is saved as well."""
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, push_to_hub: bool = False, **options: Any) -> None:
@@ -160,12 +158,12 @@ class SavesRecipe:
             raise BadSetting("push_to_hub would leave out the recipe; save to a folder, then upload that")
         from gtp_vit.recipes.saving import write_beside
 
-        plain: Any = unpatch(self)  # type: ignore[type-var]
+        plain: Any = unpatch(self)
         plain.save_pretrained(save_directory, *arguments, **options)
         write_beside(find(plain), tower_of(self), Path(save_directory))
 
 
-class PatchedRoot:
+class PatchedRoot(nn.Module):
     """What a model around a patched ViT has of the reduction."""
 
     @property
@@ -177,9 +175,12 @@ class PatchedRoot:
         return tower_of(self).reducer
 
 
-def tower_of(model: Any) -> Any:
+def tower_of(model: nn.Module) -> Patched:
     """The ViT of a patched model, in which the tokens are reduced."""
-    return model.get_submodule(type(model).path)
+    assert isinstance(model, Patched)
+    tower = model.get_submodule(model.path)
+    assert isinstance(tower, Patched)
+    return tower
 
 
 @functools.cache

@@ -129,9 +129,9 @@ METHOD = recipe()["method"]
         (json.dumps(recipe(sizes={**SIZES, "grid": [14]})), r"grid is [14]"),
         (json.dumps(recipe(sizes={**SIZES, "grid": [14, 14, 14]})), r"grid is [14, 14, 14]"),
         (json.dumps(recipe(sizes={**SIZES, "layers": "12"})), "layers is '12'"),
-        (json.dumps(recipe(sizes={**SIZES, "layer": 12})), "unknown size 'layer'; did you mean 'layers'"),
+        (json.dumps(recipe(sizes={**SIZES, "layer": 12})), "unknown key of sizes 'layer'; did you mean 'layers'"),
         (json.dumps(recipe(sizes=[1])), "sizes is [1]; it must be a dictionary"),
-        (json.dumps(recipe(sizes={"layers": 12})), "its sizes lack channels, heads, grid, prefix_tokens"),
+        (json.dumps(recipe(sizes={"layers": 12})), "sizes lacks channels, heads, grid, prefix_tokens"),
         (json.dumps(recipe(method={**METHOD, "keep_norm": "yes"})), "keep_norm is 'yes'; it must be True or False"),
         (json.dumps(recipe(method={**METHOD, "flor": 1})), "did you mean 'floor'"),
         (json.dumps(recipe(method={"method": 3})), "must be a dictionary that names its method"),
@@ -144,7 +144,12 @@ METHOD = recipe()["method"]
         ),
         (json.dumps(recipe(method=METHOD | {"propagate": [10**30] * 12})), "propagate is [1000"),
         (json.dumps(recipe(method=METHOD | {"floor": 0.35})).replace("0.35", "9" * 10_000), "is no recipe"),
-        (json.dumps(recipe(found=[])), "found is []; it must be a dictionary"),
+        (json.dumps(recipe(provenance=[])), "provenance is []; it must be a dictionary"),
+        (json.dumps(recipe(provenance={"seeds": 1})), "unknown key of provenance 'seeds'; did you mean 'seed'"),
+        (json.dumps(recipe(provenance={"seed": "1"})), "seed is '1'; it must be a whole number"),
+        (json.dumps(recipe(provenance={"target": {"macs": "all"}})), "provenance.target.macs is 'all'"),
+        (json.dumps(recipe(measured={"speedup": {"median": 1.5}})), "measured.speedup lacks quartiles, batch, threads"),
+        (json.dumps(recipe(measured={"held_out": 1})), "measured.held_out is 1; it must be a dictionary"),
         (json.dumps(recipe(measured=None)), "measured is None; it must be a dictionary"),
         (json.dumps(recipe(modell="x")), "unknown key 'modell'; did you mean 'model'"),
         (json.dumps(recipe()).replace('"model"', '"model": "a", "model"'), "it has 'model' twice; remove one of them"),
@@ -198,9 +203,10 @@ def test_names_that_no_recipe_can_have(tmp_path):
 
 def test_a_recipe_never_stores_what_json_has_no_word_for(tmp_path):
     stored = read_recipe("vit_tiny_patch16_224-0.65")
-    odd = dataclasses.replace(stored, measured={**stored.measured, "kl": float("nan"), "held": [float("inf")]})
+    measured = dataclasses.replace(stored.measured, figures={"kl": float("nan"), "agreement": float("inf")})
+    odd = dataclasses.replace(stored, measured=measured)
     (tmp_path / "r.json").write_text(odd.to_json())
-    assert read_recipe(tmp_path / "r.json").measured["kl"] is None
+    assert read_recipe(tmp_path / "r.json").measured.figures == {"kl": None, "agreement": None}
 
 
 # --- names of methods ------------------------------------------------------------------------------------------------

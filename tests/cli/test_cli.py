@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from gtp_vit import GTP, patch
-from gtp_vit.cli import benchmark, evaluate, model_flags
+from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.commands import benchmark, evaluate
 from gtp_vit.cli.flags import parse_flags, parse_with_method
+from gtp_vit.cli.measure_flags import with_flags
+from gtp_vit.cli.target_flags import target_flags
 from gtp_vit.errors import BadSetting
 from gtp_vit.profiling.benchmark import Timing, against, interleave
 from gtp_vit.profiling.macs import layer_costs
@@ -212,7 +215,8 @@ def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_every_help_text_can_be_parsed(command):
-    options = getattr(importlib.import_module(f"gtp_vit.cli.{command}"), command.capitalize())
+    options = getattr(importlib.import_module(f"gtp_vit.cli.commands.{command}"), command.capitalize())
+    options = with_flags(options, target_flags()) if command == "tune" else options
     examples = re.findall(rf"^ *(?:torchrun .*app|gtp-vit) {command}\b(.*?)(?:   .*)?$", options.__doc__, re.M)
     assert examples
     for example in examples:

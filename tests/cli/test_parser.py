@@ -2,66 +2,26 @@
 
 import dataclasses
 import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
-import gtp_vit.cli
 from gtp_vit.cli import sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.cli.help import help_text
-from gtp_vit.cli.parser import Choices, Positional, Range, Short, flags_of, read_words
+from gtp_vit.cli.measure_flags import with_flags
+from gtp_vit.cli.parser import Choices, Nested, Positional, Short, flags_of, read_words
+from gtp_vit.cli.target_flags import target_flags
+from gtp_vit.core.ranges import Range, check_ranges
 from gtp_vit.errors import GTPError
 from gtp_vit.methods import METHODS
-
-TOY = '''
-"""gtp-vit toy: a command in one file."""
-
-from dataclasses import dataclass
-
-from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import OutputFlags, answer_with_table
-from gtp_vit.cli.parser import Positional
-
-
-@dataclass(frozen=True)
-class Toy(OutputFlags):
-    """Say a word a few times.
-
-    examples:
-      gtp-vit toy hello --times 2
-    """
-
-    word: Positional[str] = "hello"
-    """The word."""
-    times: int = 3
-    """How often it is said."""
-
-
-def main(words):
-    flags = parse_flags(Toy, words)
-    answer_with_table(flags, words, "toy", ["said"], [[flags.word] * 1 for _ in range(flags.times)])
-'''
-
-
-def test_a_command_is_a_file_and_a_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "toy.py").write_text(TOY)
-    monkeypatch.setattr(gtp_vit.cli, "__path__", [*gtp_vit.cli.__path__, str(tmp_path)])
-    monkeypatch.setitem(COMMANDS, "toy", "Say a word")
-    monkeypatch.delitem(sys.modules, "gtp_vit.cli.toy", raising=False)
-    assert main(["--help"]) == Exit.OK
-    assert "toy        Say a word" in capsys.readouterr().out
-    assert main(["toy", "--help"]) == Exit.OK
-    shown = capsys.readouterr().out
-    assert all(part in shown for part in ("usage: gtp-vit toy [WORD] [flags]", "--times INT", "How often it is said."))
-    assert main(["toy", "ping", "--times", "2", "--json"]) == Exit.OK
-    assert capsys.readouterr().out.count("ping") == 2
-    assert main(["toy", "--tims", "2"]) == Exit.USAGE
-    assert "did you mean '--times'" in capsys.readouterr().err
+from gtp_vit.metrics.base import Bound
+from gtp_vit.metrics.registry import MEASURES
+from gtp_vit.metrics.regression import Numbers
+from gtp_vit.tuning.settings import Target
 
 
 @dataclass(frozen=True)
@@ -165,7 +125,7 @@ def test_the_flags_of_the_examples_come_first(capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_a_help_text_and_one_meaning(command):
-    kind = vars(importlib.import_module(f"gtp_vit.cli.{command}"))[command.capitalize()]
+    kind = vars(importlib.import_module(f"gtp_vit.cli.commands.{command}"))[command.capitalize()]
     own = flags_of(kind)
     assert not [flag.spelling for flag in own if not flag.help]
     if any(flag.field == "method" for flag in own):
@@ -177,11 +137,77 @@ def test_every_flag_has_a_help_text_and_one_meaning(command):
 
 
 def test_a_setting_that_is_called_like_a_flag_of_the_command_has_its_method_in_front():
-    evaluate = importlib.import_module("gtp_vit.cli.evaluate").Evaluate
+    evaluate = importlib.import_module("gtp_vit.cli.commands.evaluate").Evaluate
     words = ["--method", "tofu", "--split", "val", "--tofu-split", "3"]
     sources.check_spelling("evaluate", words)
     flags, chosen = parse_with_method(evaluate, words)
     assert (flags.split, chosen.settings.split, chosen.given) == ("val", 3, {"split"})
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Settings of a library."""
+
+    seed: int = 0
+    """Seed."""
+    times: Annotated[int, Range(1, 9)] = 3
+    """How often."""
+    hidden: int = 7
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A command whose field is a dataclass."""
+
+    seed: int = 1
+    inner: Annotated[Inner, Nested({"seed": "inner_seed"}, without=("hidden",))] = Inner(times=5)
+
+
+def test_the_fields_of_a_nested_dataclass_are_flags():
+    assert [flag.spelling for flag in flags_of(Outer)] == ["--seed", "--inner-seed", "--times"]
+    assert [(flag.default, flag.help) for flag in flags_of(Outer)][2] == (5, "How often.")
+    assert parse_flags(Outer, []) == Outer()
+    assert parse_flags(Outer, ["--inner-seed", "4"]) == Outer(1, Inner(4, 5, 7))
+    assert parse_flags(Outer, ["--seed", "2", "--times", "9", "--inner-seed", "3"]) == Outer(2, Inner(3, 9, 7))
+    with pytest.raises(GTPError, match=r"--times is 10; it must be a whole number in \[1, 9\]"):
+        parse_flags(Outer, ["--times", "10"])
+    with pytest.raises(GTPError, match="times is 10"):
+        Inner(times=10)
+
+
+def test_nested_flags_and_targets_are_known_before_torch_is_imported():
+    """The flags that are read from the source code are those that the parser has."""
+    tune = importlib.import_module("gtp_vit.cli.tune").Tune
+    spellings = {spelling for flag in flags_of(with_flags(tune, target_flags())) for spelling in flag.spellings()}
+    assert {"--search-passes", "--max-layers", "--timing-batch", "--no-calibrate", "--macs", "--max-kl"} <= spellings
+    sources.check_spelling("tune", sorted(spellings))
+    for wrong, near in (
+        ("--search-pases", "--search-passes"),
+        ("--max-k", "--max-kl"),
+        ("--passes", "--search-passes"),
+    ):
+        with pytest.raises(GTPError, match=near):
+            sources.check_spelling("tune", [wrong, "1"])
+    with pytest.raises(GTPError, match="unknown flag"):
+        sources.check_spelling("evaluate", ["--max-kl", "1"])
+
+
+def test_the_bounds_of_a_registered_measure_are_targets(monkeypatch):
+    class Toy(Numbers):
+        name = "toy"
+        bounds = (Bound("max_toy", "at most this toy", high=3), Bound("max_error", "at most this error of toys"))
+
+    monkeypatch.setitem(MEASURES, "toy", Toy)
+    flags = {flag.spelling: flag for flag in flags_of(with_flags(Outer, target_flags()))}
+    assert flags["--max-toy"].help == "Target: the cheapest schedule with at most this toy."
+    assert "at most this relative error (numbers), or" in flags["--max-error"].help
+    assert "at most this error of toys (toy)" in flags["--max-error"].help
+    assert Target("max_toy", 2.5).value == 2.5
+    with pytest.raises(GTPError, match=r"max_toy is 4; it must be a number in \(0, 3\]"):
+        Target("max_toy", 4)
 
 
 def test_what_was_not_written_is_not_given():

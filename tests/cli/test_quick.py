@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from gtp_vit.cli import app, models, sources
+from gtp_vit.cli import app, sources
 from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.commands import models
 from gtp_vit.cli.parser import flags_of
 from gtp_vit.errors import UnknownName
 from gtp_vit.methods import METHODS
@@ -61,9 +62,11 @@ def test_negative_numbers_values_recipes_and_foreign_methods_are_left_to_the_par
 
 
 def test_a_command_whose_flags_cannot_be_read_is_left_to_the_parser(tmp_path, monkeypatch):
-    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli/commands").mkdir(parents=True)
     (tmp_path / "methods").mkdir()
-    (tmp_path / "cli/toy.py").write_text("class Toy(make_dataclass('More', [('size', int)])):\n    width: int = 3\n")
+    (tmp_path / "cli/commands/toy.py").write_text(
+        "class Toy(make_dataclass('More', [('size', int)])):\n    width: int = 3\n"
+    )
     monkeypatch.setattr(sources, "PACKAGE", tmp_path)
     sources.check_spelling("toy", ["--size", "3"])
 

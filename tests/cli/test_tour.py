@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gtp_vit.cli.app import Exit, main
-from gtp_vit.cli.tour import SHARE, in_one_sentence
+from gtp_vit.cli.commands.tour import SHARE, in_one_sentence
 
 ROOT = Path(__file__).parents[2]
 

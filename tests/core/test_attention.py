@@ -5,7 +5,7 @@ import torch
 
 from gtp_vit import patch
 from gtp_vit.core.attention import Adjustments, Projections, Stats, attend
-from gtp_vit.methods.gtp.sparsity import Sparsify
+from gtp_vit.methods.gtp.graph import Sparsify
 from gtp_vit.testing import families
 from support.probe import Probe
 

@@ -17,6 +17,8 @@ from gtp_vit import (
     GTPError,
     GTPPlus,
     Identity,
+    SearchConfig,
+    Target,
     ToMe,
     backbones,
     finetune,
@@ -127,8 +129,8 @@ def test_a_refused_vit_in_a_root_is_named_by_its_path(root):
 
 def test_a_root_is_tuned_and_evaluated_as_it_is_and_finetuned_without_its_root(root, tmp_path):
     images = families.images("vit", 24)
-    recipe = tune(root, images, macs=0.7, evaluations=1)
-    assert recipe.measured["share"] <= 0.7
+    recipe = tune(root, images, Target("macs", 0.7), search=SearchConfig(passes=1))
+    assert recipe.measured.share <= 0.7
     assert is_patched(patch(root, recipe))
     with pytest.raises(GTPError, match=r"give model\.visual\.trunk"):
         finetune(root, GTP(), InMemory(images, torch.zeros(24).long()), output=tmp_path)

@@ -14,7 +14,7 @@ from gtp_vit.core.attention import PLAIN, Adjustments, Projections, attend, clas
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadInput, UnsupportedBackbone
-from gtp_vit.methods.gtp.sparsity import Sparsify
+from gtp_vit.methods.gtp.graph import Sparsify
 from gtp_vit.patching import host_of
 from gtp_vit.testing import Case, check, families
 from gtp_vit.testing.promises import it_exports_with_a_dynamic_batch

@@ -83,7 +83,7 @@ def test_commands_without_a_model_use_it(tmp_path, capsys):
     assert main(["visualise", "--propagate", "14", "--output", str(tmp_path), "--json"]) == Exit.OK
     drawn = json.loads(capsys.readouterr().out)
     assert len(drawn["pictures"]) == len(list(tmp_path.glob("*.png"))) > 0
-    assert main(["tune", "--macs", "0.7", "--images", "40", "--evaluations", "8", "--json"]) == Exit.OK
+    assert main(["tune", "--macs", "0.7", "--images", "40", "--search-passes", "8", "--json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)[0]["model"] == "fashion_vit"
     # as timm's scripts spell it
     assert main(["evaluate", "--model", "fashion_vit", "--limit", "20", "--json"]) == Exit.OK

@@ -75,7 +75,7 @@ def test_a_folder_of_hugging_face_in_every_command(saved, pictures, tmp_path, ca
     assert json.loads(out)["unreduced"] == macs(create_model(name)).total
     code, _, err = run(capsys, "benchmark", name, "--rounds", "3", "-b", "2")
     assert code == Exit.OK, err
-    words = ("tune", name, *data, "--macs", "0.8", "--evaluations", "1", "--output", tmp_path / "r.json")
+    words = ("tune", name, *data, "--macs", "0.8", "--search-passes", "1", "--output", tmp_path / "r.json")
     code, _, err = run(capsys, *words)
     assert code == Exit.OK, err
     assert read_recipe(tmp_path / "r.json").model == "hf:small-vit"  # no folder of this machine

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 import gtp_vit
-from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import ImageStream
 from gtp_vit.data.image_file import ORIENTATION, decode, load_picture
@@ -204,10 +203,8 @@ def test_commands_take_the_flag_and_refuse_to_mix(tmp_path, folder, checkpoint, 
 def test_python_has_the_same_rule(folder):
     model = timm.create_model("vit_tiny_patch16_224", **SIZES).eval()
 
-    def vector(**settings):
-        (batch,) = gtp_vit.embed(model, folder, workers=0, **settings)
+    def vector(images):
+        (batch,) = gtp_vit.embed(model, images, workers=0)
         return batch.embeddings
 
-    assert not torch.allclose(vector(), vector(ignore_exif=True), atol=1e-4)
-    with pytest.raises(GTPError, match="ignore_exif is for pictures in a folder"):
-        gtp_vit.embed(model, torch.zeros(1, 3, 32, 32), ignore_exif=True)
+    assert not torch.allclose(vector(folder), vector(gtp_vit.PictureFolder(folder, ignore_exif=True)), atol=1e-4)

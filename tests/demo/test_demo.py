@@ -37,7 +37,7 @@ from gtp_vit.errors import GTPError
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
-from gtp_vit.recipes import default_method
+from gtp_vit.recipes.defaults import default_method
 from support.pictures import bomb
 
 

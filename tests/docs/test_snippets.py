@@ -36,7 +36,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^    (gtp-vit .*)$", re.M)
 COMMAND, CODE = ("sh", ""), ("python",)
-OTHER = ("cpp", "toml", "{.python}")  # tests/docs/test_examples.py runs the scripts that docs/examples.md takes in
+OTHER = (
+    "cpp",
+    "toml",
+    "{.python}",
+)  # tests/docs/test_examples.py runs the scripts that docs/guides/examples.md takes in
 
 WITHOUT_WEIGHTS = ("macs", "models", "methods", "check")  # nothing to replace
 CLASSIFIER = re.compile(r"(deit|vit)_(tiny|small|base)_patch16_224")
@@ -46,7 +50,7 @@ FEWER = {
     "benchmark": ["--rounds", "3"],
     "evaluate": ["--limit", "21"],
     "compare": ["--limit", "21", "--rounds", "0"],
-    "tune": ["--images", "20", "--evaluations", "2"],
+    "tune": ["--images", "20", "--search-passes", "2"],
     "embed": ["--limit", "12"],
     "export": ["--images", "16"],
     "finetune": ["--epochs", "1", "--limit", "32", "--val-limit", "8", "--batch-size", "32", "--micro-batch", "32"],
@@ -61,8 +65,7 @@ REPLACED = [
     ("google/vit-base-patch16-224", "small-vit"),
     ('"ViT-B-32", pretrained="openai"', '"small-clip"'),
     ("workers=4", "workers=0"),
-    ("(model, images, macs=0.65)  # learn, ", "(model, images, macs=0.65, evaluations=2)  # learn, "),
-    ("(model, images, macs=0.65)  # the same", "(model, images, macs=0.65, evaluations=2)  # the same"),
+    ("gtp_vit.SearchConfig()", "gtp_vit.SearchConfig(passes=2)"),
     ("epochs=30, batch_size=512", "epochs=1, batch_size=32, micro_batch=32"),
     ('output="tuned"', 'output="tuned-here"'),
     ("gtp_vit.patch(llava)", "gtp_vit.patch(llava, gtp_vit.GTPPlus(propagate=(5, 5, 5)))"),
@@ -187,7 +190,7 @@ def with_fewer(command, rest):
     """On few images, without processes that read them, and never into the folder of another run."""
     fewer = FEWER.get(command, [])
     if "--min-neighbours" in rest:
-        fewer = ["--images", "60", "--evaluations", "2"]  # ten neighbours among a fifth of them
+        fewer = ["--images", "60", "--search-passes", "2"]  # ten neighbours among a fifth of them
     if command == "finetune" and "--output" not in rest:
         rest = [*rest, "--output", "finetuned"]
     if "--output" in rest:
@@ -335,7 +338,9 @@ def test_the_code_in_cpp_compiles(prefix, tmp_path):
     folder = next((place for place in places if (place / header).is_file()), None)
     if folder is None or shutil.which("g++") is None:
         pytest.skip(f"{header} or g++ is not here")
-    (code,) = [text for language, text in blocks(ROOT / "docs/deploy.md") if language == "cpp" and prefix in text]
+    (code,) = [
+        text for language, text in blocks(ROOT / "docs/guides/deploy.md") if language == "cpp" and prefix in text
+    ]
     source = tmp_path / "snippet.cpp"
     source.write_text(
         f"#include <array>\n#include <vector>\n#include <{header}>\n"

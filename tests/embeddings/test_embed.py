@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import nn
 
-from gtp_vit import GTP, GTPError, ToMe, embed, patch, read_embeddings
+from gtp_vit import GTP, GTPError, PictureFolder, ToMe, embed, patch, read_embeddings
 from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.core.backbone import Output
@@ -31,7 +31,7 @@ from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.tar_reader import TarReader, samples_of
 from gtp_vit.embeddings import embedder as embedding
 from gtp_vit.embeddings.manifest import finished_shards, prepare
-from gtp_vit.embeddings.writer import _locked, embed_to_folder
+from gtp_vit.embeddings.writer import Layout, _locked, embed_to_folder
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 
@@ -475,7 +475,7 @@ def images_with(values):
 def test_embeddings_that_are_not_finite_are_named_and_not_written(tmp_path):
     dataset = images_with([1.0, float("nan"), 1e5, float("inf")])
     embedder = embedding.Embedder(Returns(), output=Output("features", 5), dtype="float16")
-    found = embed_to_folder(tmp_path, embedder, dataset, {}, batch_size=2, shard_size=2)
+    found = embed_to_folder(tmp_path, embedder, dataset, {}, Layout(batch_size=2, shard_size=2))
     assert found.not_finite == [
         "image 1: its embedding is not finite",
         "image 2: it has numbers up to 1e+05, and float16 ends at 65504; store float32",
@@ -645,13 +645,11 @@ def test_in_python_a_folder_with_the_caller_s_transform(folder):
         shades.append(picture.getpixel((0, 0))[0] / 255)
         return torch.full(shape, shades[-1])
 
-    found = list(embed(model, folder / "images", batch_size=8, workers=0, transform=shade))
+    found = list(embed(model, PictureFolder(folder / "images", transform=shade), batch_size=8, workers=0))
     images = torch.stack([torch.full(shape, each) for each in shades])
     assert sum(len(part.names) for part in found) == len(images) == COUNT - 1
     with torch.no_grad():
         torch.testing.assert_close(torch.cat([part.embeddings for part in found]), model(images).logits)
-    with pytest.raises(GTPError, match="a transform is for pictures in a folder"):
-        embed(model, images, transform=shade)
 
 
 @pytest.mark.parametrize("name", ["vit", "deit_distilled", "dinov3", "beit", "hf_vit", "hf_dinov2", "torchvision"])

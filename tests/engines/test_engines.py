@@ -64,7 +64,7 @@ from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.slicing import slicing_of
-from gtp_vit.recipes import deploy_method
+from gtp_vit.recipes.defaults import deploy_method
 from gtp_vit.runs.files import Lock
 from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.testing import families
@@ -885,7 +885,7 @@ def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashi
     with torch.inference_mode():
         torch.testing.assert_close(torch.from_numpy(found.embeddings), fast(images[:9]), rtol=0, atol=1e-3)
     # --engine makes such a file by itself; here it is made already
-    monkeypatch.setattr("gtp_vit.cli.embed.export", lambda model, path: shutil.copy(fashion / FILE, path))
+    monkeypatch.setattr("gtp_vit.cli.commands.embed.export", lambda model, path: shutil.copy(fashion / FILE, path))
     assert main(["embed", "--scores", "--engine", "onnxruntime", *words, str(tmp_path / "engine")]) == Exit.OK
     (same,) = read_embeddings(tmp_path / "engine")
     assert np.array_equal(found.embeddings, same.embeddings)
@@ -1082,7 +1082,7 @@ def test_the_page_says_how_equal_files_were():
     worst = max(row["largest_difference"] for row in compared)
     assert worst <= CLOSE
     assert not any(row["images_with_other_tokens"] or row["images_beyond_1e-4"] for row in compared)
-    page = " ".join((docs / "deploy.md").read_text().split())
+    page = " ".join((docs / "reference/exported-files.md").read_text().split())
     assert f"{len(compared) // len(ENGINES)} small random models" in page
     assert f"differ from torch by {worst:.1e} at most" in page
     assert f"GTP+ on all {len({row['family'] for row in found if row['method'] == 'gtp_plus'})} families" in page

@@ -9,8 +9,9 @@ import torch
 
 import gtp_vit
 from gtp_vit import create_model, patch
-from gtp_vit.cli import demo, model_flags
+from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import demo
 from gtp_vit.demo.exported_model import look_at_file
 from gtp_vit.demo.markup import file_html
 from gtp_vit.engines import ENGINES
@@ -123,7 +124,7 @@ def test_benchmark_times_it_and_its_files(file, capsys):
 
 @pytest.mark.slow
 def test_tune_measures_in_it(capsys):
-    words = ("--images", "20", "--evaluations", "3", "--timing-batch", "1", "-b", "8")
+    words = ("--images", "20", "--search-passes", "3", "--timing-batch", "1", "-b", "8")
     (recipe,) = answer(capsys, "tune", "--engine", "toy", "--method", "tome", "--macs", "0.9", *words)
     assert recipe["measured"]["engine"]["name"] == "toy"
 

@@ -34,7 +34,8 @@ from gtp_vit.backbones import small_models
 from gtp_vit.backbones.wrappers import REFUSED
 from gtp_vit.errors import BadInput, BadSetting, UnsupportedBackbone
 from gtp_vit.patching import host_of, tower_of
-from gtp_vit.recipes import Recipe, sizes_of_vit
+from gtp_vit.recipes.provenance import Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.testing import families
 
 transformers = pytest.importorskip("transformers", reason="transformers needs Python 3.11")
@@ -318,11 +319,16 @@ def test_saved_and_loaded_it_is_reduced_again(tmp_path, family, method):
         close(families.output(unpatch(again), images), families.output(model, images))
 
 
+def recipe_of(model, method):
+    provenance, measured = Provenance(by="gtp-vit tune"), Measurements(measure="classes", figures={"kl": 0.25})
+    return Recipe(host_of(model).inputs.name, sizes_of_vit(host_of(model).vit), method, provenance, measured)
+
+
 def test_where_a_recipe_is_from_and_its_measure_are_saved_too(tmp_path):
     model = families.make("hf_vit")
     method = GTPPlus(propagate=5)
-    history = {"found": {"by": "gtp-vit tune"}, "measured": {"measure": "classes", "kl": 0.25}}
-    recipe = Recipe(host_of(model).inputs.name, sizes_of_vit(host_of(model).vit), method, **history)
+    recipe = recipe_of(model, method)
+    history = {key: recipe.to_dict()[key] for key in ("provenance", "measured")}
     patch(model, recipe).save_pretrained(tmp_path)
     stored = json.loads((tmp_path / "gtp_vit.json").read_text())
     assert {key: stored[key] for key in history} == history
@@ -333,11 +339,11 @@ def test_where_a_recipe_is_from_and_its_measure_are_saved_too(tmp_path):
 
 def test_figures_of_other_weights_and_a_grid_that_is_not_restored_are_not_saved(tmp_path):
     model = families.make("hf_vit")
-    history = {"found": {"by": "gtp-vit tune"}, "measured": {"measure": "classes", "kl": 0.25}}
-    recipe = Recipe(host_of(model).inputs.name, sizes_of_vit(host_of(model).vit), GTPPlus(propagate=5), **history)
+    recipe = recipe_of(model, GTPPlus(propagate=5))
+    history = {key: recipe.to_dict()[key] for key in ("provenance", "measured")}
     patch(model, recipe, restore=True).save_pretrained(tmp_path / "restored")
     stored = json.loads((tmp_path / "restored/gtp_vit.json").read_text())
-    assert stored["found"] == {"by": "gtp-vit tune", "restore": True}
+    assert stored["provenance"] == {"by": "gtp-vit tune", "restore": True}
     plain = load_pretrained(tmp_path / "restored", restore=False)
     plain.save_pretrained(tmp_path / "plain")
     stored = json.loads((tmp_path / "plain/gtp_vit.json").read_text())
@@ -346,7 +352,7 @@ def test_figures_of_other_weights_and_a_grid_that_is_not_restored_are_not_saved(
         plain.classifier.weight += 0.01  # the head alone
     plain.save_pretrained(tmp_path / "finetuned")
     stored = json.loads((tmp_path / "finetuned/gtp_vit.json").read_text())
-    assert stored["found"] == history["found"]
+    assert stored["provenance"] == history["provenance"]
     assert stored["measured"] == {}
 
 

@@ -9,6 +9,8 @@ import torch
 from gtp_vit import (
     METHODS,
     GTPError,
+    SearchConfig,
+    Target,
     Training,
     UnsupportedBackbone,
     create_model,
@@ -73,7 +75,7 @@ def test_it_has_costs_a_default_and_a_trace():
 def test_it_can_be_tuned_and_finetuned(tmp_path):
     model = families.make("toy")
     images = torch.randn(24, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    recipe = tune(model, images, macs=0.7, evaluations=3)
+    recipe = tune(model, images, Target("macs", 0.7), search=SearchConfig(passes=3))
     settings = Training(epochs=1, batch_size=8, micro_batch=8, repeats=1, drop_path=0)
     found = finetune(model, recipe, InMemory(images, torch.arange(24) % 10), settings, output=tmp_path, workers=0)
     assert found.model(images[:2]).shape == (2, 10)

@@ -20,11 +20,11 @@ from gtp_vit import (
 from gtp_vit.core.schedule import learned
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
-from gtp_vit.methods.gtp_plus import sensitivity
-from gtp_vit.methods.gtp_plus.calibrate import with_calibration
 from gtp_vit.methods.gtp_plus.calibration import calibration_from_text
+from gtp_vit.methods.gtp_plus.learning import sensitivity
+from gtp_vit.methods.gtp_plus.learning.calibrate import with_calibration
+from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
 from gtp_vit.methods.gtp_plus.merge import conserve_by_probe
-from gtp_vit.methods.gtp_plus.sensitivity import learn_sensitivity
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.models import bundled
@@ -57,7 +57,7 @@ def problem(seed, protect):
 
 
 def by_definition(x, branch, probe, size, protected, removed, floor, *_):
-    """Features and tokens that stay, of each image: the definition in docs/gtp-plus.md, token by token."""
+    """Features and tokens that stay, of each image: the definition in docs/explanation/gtp-plus.md, token by token."""
     x, results = (x + branch).double(), []
     for image in range(len(x)):
         tokens, sizes = x[image, 2:], size[image].double()
@@ -139,8 +139,8 @@ def test_directions_have_the_covariance_of_the_damage():
 @pytest.mark.slow
 def test_the_probe_predicts_and_does_less_damage(fashion, recipe):
     model, images = fashion
-    assert min(fit for fit in recipe.found["fit"][:11] if fit is not None) > 0.1  # on images it was not fitted on
-    assert recipe.found["fit"][11] is None  # the head reads the class token only
+    assert min(fit for fit in recipe.provenance.fit[:11] if fit is not None) > 0.1  # on images it was not fitted on
+    assert recipe.provenance.fit[11] is None  # the head reads the class token only
     plain = dataclasses.replace(recipe.method, calibration=None)
     with torch.inference_mode():
         base = model(images[40:])
@@ -258,7 +258,7 @@ def test_every_kind_of_output_can_be_learned_from(family):
     with torch.inference_mode():
         found, wanted = (families.output(each, images[:3]) for each in (fast, twin))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-    assert recipe.measured["share"] <= 0.8
+    assert recipe.measured.share <= 0.8
 
 
 class NoGradients(torch.nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gtp_vit import METHODS, GTPError, Training, create_model, finetune, macs, patch, read_recipe, tune
+from gtp_vit import METHODS, GTPError, Target, Training, create_model, finetune, macs, patch, read_recipe, tune
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.models import bundled
@@ -54,7 +54,7 @@ def test_it_can_be_compared_at_a_budget(tmp_path, capsys):
 @pytest.mark.slow
 def test_it_can_be_tuned(tmp_path, capsys):
     path = tmp_path / "recipe.json"
-    words = ["tune", "--method", "toy", "--macs", "0.7", "--images", "40", "--evaluations", "6"]
+    words = ["tune", "--method", "toy", "--macs", "0.7", "--images", "40", "--search-passes", "6"]
     assert main([*words, "--output", str(path)]) == Exit.OK
     assert "toy" in capsys.readouterr().out
     model = create_model("fashion_vit")
@@ -64,7 +64,7 @@ def test_it_can_be_tuned(tmp_path, capsys):
     with pytest.raises(
         ValueError, match=f"these have: {', '.join(name for name, each in METHODS.items() if each.schedule)}"
     ):
-        tune(model, images(40)[0], macs=0.7, method="evit")
+        tune(model, images(40)[0], Target("macs", 0.7), method="evit")
 
 
 def test_it_can_be_finetuned_and_what_it_has_learned_is_kept(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtp_vit.methods.gtp import graph
-from gtp_vit.methods.gtp.graph import summarise
+from gtp_vit.methods.gtp.graph import Sparsify, keep_largest, summarise
 from gtp_vit.methods.gtp.method import share_out
 from gtp_vit.methods.gtp.selection import (
     AGGREGATES,
@@ -17,7 +17,6 @@ from gtp_vit.methods.gtp.selection import (
     random_scores,
     regeneration_difficulty,
 )
-from gtp_vit.methods.gtp.sparsity import Sparsify, keep_largest
 from gtp_vit.tensors import split
 from reproduction import complexity
 

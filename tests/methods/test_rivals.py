@@ -23,9 +23,8 @@ from gtp_vit import (
     patch,
     trace,
 )
-from gtp_vit.core.attention import Adjustments, Projections, attend
+from gtp_vit.core.attention import EPSILON, Adjustments, Projections, attend, masked_softmax
 from gtp_vit.core.loop import run
-from gtp_vit.core.masking import EPSILON, masked_softmax
 from gtp_vit.core.merging import Pairs, average, match, mergeable
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops

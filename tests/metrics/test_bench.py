@@ -29,7 +29,7 @@ from gtp_vit.profiling.budget import at_macs
 from gtp_vit.runs.files import write_atomically
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
-from gtp_vit.tuning.compare import budgets_of, compare, models_of, plan
+from gtp_vit.tuning.compare import budgets_of, compare, models_of, plan, with_timings
 from support.process import start_python
 
 MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 4}
@@ -333,7 +333,10 @@ def test_compare_runs_all_methods_that_fit():
     plans, left_out = plan(model, (), [0.75 * macs(model).total])
     assert left_out == []
     assert [p.name.split(" @")[0] for p in plans] == [UNREDUCED, *[name for name in METHODS if name != "identity"]]
-    rows, found = compare(models_of(model, plans), plans, in_memory(), rounds=3, timing_images=families.images("vit"))
+    models = models_of(model, plans)
+    rows, found = compare(models, plans, in_memory())
+    assert all(row.timing is None for row in rows)
+    rows = with_timings(rows, models, families.images("vit"), 3)
     assert isinstance(found, Evaluation)
     assert all(row.timing is not None for row in rows)
     assert rows[0].score["kl"].value == 0

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from gtp_vit import GTPError, calibrate, tune
+from gtp_vit import GTPError, SearchConfig, Target, calibrate, tune
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
@@ -23,7 +23,9 @@ def images():
     return families.images("vit", 24).clone()
 
 
-@pytest.mark.parametrize("do", [calibrate, lambda model, images: tune(model, images, macs=0.8, evaluations=1)])
+@pytest.mark.parametrize(
+    "do", [calibrate, lambda model, images: tune(model, images, Target("macs", 0.8), search=SearchConfig(passes=1))]
+)
 def test_an_image_with_a_pixel_that_is_no_number_is_named(model, images, do):
     images[5, 0, 3, 3] = float("nan")
     with pytest.raises(GTPError, match=r"image 5 \(counted from 0\) has pixels that are not finite"):

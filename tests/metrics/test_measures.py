@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from gtp_vit import GTPPlus, Identity, ToMe, accelerate, create_model, patch, tune
+from gtp_vit import GTPPlus, Identity, SearchConfig, Target, ToMe, create_model, patch, tune, tune_and_patch
 from gtp_vit.backbones import small_models
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import InMemory
@@ -252,9 +252,11 @@ def test_neighbours_that_chance_would_keep_are_refused():
 
 def test_neighbours_of_images_that_were_held_out_are_sought_among_all():
     model = small(num_classes=0)
-    held_out = tune(model, families.images("vit", 55), macs=0.4, evaluations=1, learn=False).measured["held_out"]
-    assert held_out["images"] == 11
-    assert held_out["neighbours"] < 100  # among 10 others all would be
+    held_out = tune(
+        model, families.images("vit", 55), Target("macs", 0.4), search=SearchConfig(passes=1, calibrate=False)
+    ).measured.held_out
+    assert held_out.images == 11
+    assert held_out.figures["neighbours"] < 100  # among 10 others all would be
 
 
 @pytest.mark.parametrize(
@@ -294,32 +296,32 @@ def test_dense_wants_restored_models():
 @pytest.mark.parametrize(
     ("settings", "target", "figure"),
     [
-        ({"num_classes": 0}, {"min_cosine": 0.99}, "distance"),
-        ({"num_classes": 0}, {"min_neighbours": 60}, "neighbours"),
-        ({"num_classes": 1}, {"max_error": 0.3}, "error"),
-        ({}, {"max_error": 0.4, "measure": "dense"}, "patch_error"),
+        ({"num_classes": 0}, Target("min_cosine", 0.99), "distance"),
+        ({"num_classes": 0}, Target("min_neighbours", 60), "neighbours"),
+        ({"num_classes": 1}, Target("max_error", 0.3), "error"),
+        ({}, Target("max_error", 0.4, "dense"), "patch_error"),
     ],
 )
 def test_targets_of_every_measure(settings, target, figure):
     model = small(**settings)
-    recipe = tune(model, families.images("vit", 60), **target, evaluations=6)
-    goal, value = next(iter(target.items()))
-    found = recipe.measured[figure]
+    recipe = tune(model, families.images("vit", 60), target, search=SearchConfig(passes=6))
+    goal, value = target.name, target.value
+    found = recipe.measured.figures[figure]
     assert {"min_cosine": 1 - found >= value, "min_neighbours": found >= value, "max_error": found <= value}[goal]
-    assert recipe.measured["measure"] == measure_of(model, target.get("measure", "auto")).name
-    assert recipe.measured["share"] < 1
+    assert recipe.measured.measure == measure_of(model, target.measure).name
+    assert recipe.measured.share < 1
 
 
 def test_targets_of_other_measures_are_refused():
     with pytest.raises(BadSetting, match=r"max_kl does not fit.*embedding; give one of macs, speedup, min_cosine"):
-        tune(small(num_classes=0), families.images("vit", 24), max_kl=0.1)
+        tune(small(num_classes=0), families.images("vit", 24), Target("max_kl", 0.1))
     with pytest.raises(BadSetting, match="24 images are too few to tune on; give at least 55"):
-        tune(small(num_classes=0), families.images("vit", 24), macs=0.7)
+        tune(small(num_classes=0), families.images("vit", 24), Target("macs", 0.7))
 
 
-def test_accelerate_for_dense_gives_the_grid_back():
+def test_tune_and_patch_for_dense_gives_the_grid_back():
     model, images = small(), families.images("vit", 24)
-    fast = accelerate(model, images, macs=0.7, measure="dense", evaluations=2)
+    fast = tune_and_patch(model, images, Target("macs", 0.7, "dense"), search=SearchConfig(passes=2))
     assert fast.forward_features(images[:1]).shape == model.forward_features(images[:1]).shape
 
 
@@ -382,10 +384,10 @@ def test_commands_measure_an_encoder(encoder, capsys, tmp_path):
     assert "1 - cosine" in page
     assert "KL to" not in page
     recipe = tmp_path / "r.json"
-    out = run(["tune", *words, "--min-cosine", "0.9", "--evaluations", "4", "--output", str(recipe)], capsys).out
+    out = run(["tune", *words, "--min-cosine", "0.9", "--search-passes", "4", "--output", str(recipe)], capsys).out
     assert "1 - cosine" in out
     assert json.loads(recipe.read_text())["measured"]["measure"] == "embedding"
-    run(["tune", *words, "--measure", "dense", "--macs", "0.8", "--evaluations", "2"], capsys)
+    run(["tune", *words, "--measure", "dense", "--macs", "0.8", "--search-passes", "2"], capsys)
     # A table of another measure is never mixed with an unfinished one.
     torch.save(torch.ones(3, 5), folder / "x.pt")
     np.save(folder / "wrong.npy", np.ones((3, 5), dtype=np.float32))

@@ -18,19 +18,22 @@ from gtp_vit import (
     GTPError,
     GTPPlus,
     Recipe,
-    accelerate,
+    SearchConfig,
+    Target,
+    Tracking,
     create_model,
     finetune,
     macs,
     patch,
     trace,
     tune,
+    tune_and_patch,
 )
 from gtp_vit.backbones import small_models
-from gtp_vit.cli import benchmark as benchmark_command
-from gtp_vit.cli import evaluate as evaluate_command
 from gtp_vit.cli import model_flags
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import benchmark as benchmark_command
+from gtp_vit.cli.commands import evaluate as evaluate_command
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.metrics.base import UNREDUCED
@@ -40,7 +43,7 @@ from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
 from gtp_vit.profiling import environment
 from gtp_vit.profiling.benchmark import benchmark_models
-from gtp_vit.recipes import sizes_of_vit
+from gtp_vit.recipes.recipe import sizes_of_vit
 from gtp_vit.report.plot import curves
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
@@ -80,8 +83,8 @@ WITHOUT_CLASSES = {
     ),
 }
 MEASURED = {
-    "tune": lambda model: tune(model, families.images("vit", 24), macs=0.7, evaluations=1),
-    "accelerate": lambda model: accelerate(model, families.images("vit", 24), evaluations=1),
+    "tune": lambda model: tune(model, families.images("vit", 24), Target("macs", 0.7), search=SearchConfig(passes=1)),
+    "tune_and_patch": lambda model: tune_and_patch(model, families.images("vit", 24), search=SearchConfig(passes=1)),
     "evaluate": lambda model: evaluate({UNREDUCED: model, "gtp": patch(model, GTP(propagate=4))}, in_memory()),
     "compare": lambda model: compared(model, plan(model, ("gtp",), [0.8 * macs(model).total])[0]),
     "finetune": lambda model: finetune(model, GTP(propagate=4), in_memory(), output="/dev/null/nothing"),
@@ -89,7 +92,9 @@ MEASURED = {
 
 
 AS_CLASSES = {
-    "tune": lambda model: tune(model, families.images("vit", 24), macs=0.7, evaluations=1, measure="classes"),
+    "tune": lambda model: tune(
+        model, families.images("vit", 24), Target("macs", 0.7, "classes"), search=SearchConfig(passes=1)
+    ),
     "evaluate": lambda model: evaluate({UNREDUCED: model}, in_memory(), measure="classes"),
     "finetune": MEASURED["finetune"],
 }
@@ -159,7 +164,9 @@ def modes(model):
 
 
 IN_EVAL_MODE = {
-    "tune": lambda model: tune(model, families.images("vit", 24), macs=0.7, evaluations=2).measured,
+    "tune": lambda model: (
+        tune(model, families.images("vit", 24), Target("macs", 0.7), search=SearchConfig(passes=2)).measured
+    ),
     "evaluate": lambda model: [s["kl"].value for s in MEASURED["evaluate"](model).scores],
     "compare": lambda model: [r.score["kl"].value for r in MEASURED["compare"](model)[0]],
     "oversmoothing": lambda model: oversmoothing(model, families.images("vit"), 4),
@@ -182,7 +189,7 @@ def test_accelerate_returns_a_model_in_the_mode_of_the_callers():
     model = shaky().train()
     model.blocks[1].eval()
     before = modes(model)
-    fast = accelerate(model, families.images("vit", 24), evaluations=2)
+    fast = tune_and_patch(model, families.images("vit", 24), search=SearchConfig(passes=2))
     assert modes(model) == before
     assert {name: mode for name, mode in modes(fast).items() if name in before} == before
     assert fast.reducer.training
@@ -344,14 +351,20 @@ def test_tune_refuses_settings_whose_held_out_outputs_are_not_finite(monkeypatch
 
     monkeypatch.setattr(local_search.Ruler, "damage", spoiled)
     with pytest.raises(GTPError, match=r"not finite on 6 of 6 held-out images"):
-        tune(model, images, macs=0.7, evaluations=2)
+        tune(model, images, Target("macs", 0.7), search=SearchConfig(passes=2))
 
 
 def test_tune_says_so_if_no_schedule_has_finite_outputs(tmp_path, monkeypatch):
     monkeypatch.setattr(local_search, "patch", spoiled_method("gtp_plus", 1))
     journal = Journal(tmp_path / "x.journal", {})
     with pytest.raises(GTPError, match="gtp_plus's outputs are not finite with any of the"):
-        tune(families.make("vit"), families.images("vit", 30), macs=0.7, evaluations=2, journal=journal)
+        tune(
+            families.make("vit"),
+            families.images("vit", 30),
+            Target("macs", 0.7),
+            search=SearchConfig(passes=2),
+            tracking=Tracking(journal=journal),
+        )
     journal.close(finished=False)
     for line in (tmp_path / "x.journal").read_text().splitlines()[1:]:
         json.loads(line.split(" ", 1)[1], parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -369,7 +382,7 @@ def test_tune_says_so_if_no_schedule_has_finite_outputs(tmp_path, monkeypatch):
 def test_comparisons_that_cannot_end_are_refused_before_the_first_image(words, message, tmp_path, monkeypatch, capsys):
     model = create_model("fashion_vit")
     method = GTPPlus.at(host_of(model).vit, 0.5)
-    recipe = Recipe("fashion_vit", sizes_of_vit(host_of(model).vit), method, {}, {})
+    recipe = Recipe("fashion_vit", sizes_of_vit(host_of(model).vit), method)
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     monkeypatch.setattr(comparison, "evaluate", lambda *_, **__: pytest.fail("it began to work"))
     words = [word.replace("RECIPE", str(tmp_path / "recipe.json")) for word in words]
@@ -471,4 +484,4 @@ def test_tune_says_which_images_the_model_does_not_take():
         (images[..., :32], "images are 64 x 32, but the model takes 64 x 64"),
     ):
         with pytest.raises(GTPError, match=message):
-            tune(model, given, macs=0.7, evaluations=1)
+            tune(model, given, Target("macs", 0.7), search=SearchConfig(passes=1))

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import json
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 import gtp_vit
+from gtp_vit.cli.app import COMMANDS
 
 SOURCE = Path(gtp_vit.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-# Each room may import itself, errors, version, and what stands behind it.
+# Each room may import itself, errors, version, and what stands behind it. A room is a file or a folder; what
+# learns of a model is a room inside GTP+'s, whose settings and arithmetic need no model.
 MAY_IMPORT = {
     "errors": set(),
     "version": set(),
@@ -52,8 +55,6 @@ MAY_IMPORT = {
         *("metrics", "models", "patching", "profiling", "recipes", "report", "runs", "training", "tuning"),
     },
 }
-# GTP+'s settings and arithmetic are a method's; what learns them of a model needs much more.
-LEARNING = ("methods/gtp_plus/calibrate", "methods/gtp_plus/sensitivity")
 
 
 @functools.cache
@@ -72,12 +73,10 @@ def imports(path: Path) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    """The room of a module, by its path from the package on."""
-    return (
-        "methods/gtp_plus/learning"
-        if module.startswith(LEARNING)
-        else module.split("/", maxsplit=1)[0].removesuffix(".py")
-    )
+    """The room of a module, by its path from the package on: the innermost folder that is one."""
+    parts = module.removesuffix(".py").split("/")
+    paths = ["/".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+    return next((path for path in paths if path in MAY_IMPORT), parts[0])
 
 
 def room_of_file(path: Path) -> str:
@@ -95,27 +94,61 @@ def test_imports_point_one_way():
             assert not [name for name in ours if room_of(name) not in allowed], path
 
 
-# What commands share. Whatever else two of them need belongs into a part that a page or a program can use, too.
-SHARED = {
-    "app",
-    "flags",
-    "parser",
-    "sources",
-    "values",
-    "help",
-    "render",
-    "output",
-    "model_flags",
-    "engine_flags",
-    "measure_flags",
-}
+def modules_of(path: Path) -> set[str]:
+    """The modules of the package that a file imports when it is imported, as paths from the package on."""
+    names = set()
+    for node in top_level(syntax(path)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "gtp_vit":
+            names |= {(node.module, f"{node.module}.{alias.name}") for alias in node.names}
+    known = {each.relative_to(SOURCE).with_suffix("").as_posix().removesuffix("/__init__"): each for each in FILES}
+    spelled = ([one.replace(".", "/").removeprefix("gtp_vit/") for one in pair] for pair in names)
+    files = {known.get(whole, known.get(module)) for module, whole in spelled}
+    return {each.relative_to(SOURCE).as_posix() for each in files if each is not None}
+
+
+def top_level(tree: ast.Module):
+    """The statements that run on import; not those for type checkers alone."""
+    waiting = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            waiting += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+
+
+def test_no_cycle():
+    """TopologicalSorter raises CycleError with the files in a circle."""
+    graph = {path.relative_to(SOURCE).as_posix(): modules_of(path) for path in FILES}
+    order = list(graphlib.TopologicalSorter({name: needs - {name} for name, needs in graph.items()}).static_order())
+    assert len(order) == len(FILES)
+    assert order.index("errors.py") < order.index("core/loop.py") < order.index("patching.py")
 
 
 def test_no_command_imports_a_sibling():
-    modules = {path.stem: path for path in (SOURCE / "cli").glob("*.py")}
-    for path in modules.values():
-        names = {part for name in imports(path) if name.startswith("gtp_vit.cli.") for part in name.split(".")[2:3]}
-        assert names & set(modules) <= SHARED - {"app"}, path
+    """What two of them need belongs into the folder above, or into a part that a page or a program can use, too."""
+    commands = SOURCE / "cli/commands"
+    for path in FILES:
+        if path.parent == commands or room_of_file(path) == "cli":
+            assert not any(name.startswith("gtp_vit.cli.commands") for name in imports(path)), path
+
+
+def test_a_command_is_a_file():
+    files = {path.stem for path in (SOURCE / "cli/commands").glob("*.py")} - {"__init__"}
+    assert files == set(COMMANDS)
+
+
+def test_packages_are_empty_but_for_registries():
+    """A folder's __init__ says what is in it; registries are there, where a new file and its line are side by side."""
+    with_code = {
+        path.parent.relative_to(SOURCE).as_posix() for path in FILES if path.name == "__init__.py" and code_in(path)
+    }
+    assert with_code == {".", "backbones", "engines", "kernels", "methods"}
+
+
+def code_in(path: Path) -> bool:
+    return any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in ast.walk(syntax(path)))
 
 
 def test_only_the_command_line_imports_the_command_line():
@@ -231,8 +264,40 @@ def test_importing_the_package_imports_torch_only():
     loaded = {name.split(".")[0] for name in modules}
     assert not torch_at_once
     assert "torch" in loaded
-    assert len([name for name in modules if name.split(".")[0] == "gtp_vit"]) <= 72
+    assert len([name for name in modules if name.split(".")[0] == "gtp_vit"]) <= 70
     assert not {"timm", "torchvision", "PIL", "safetensors", "huggingface_hub", "transformers", "open_clip"} & loaded
+
+
+def parameters(function: ast.FunctionDef) -> int:
+    own = function.args
+    return len([*own.posonlyargs, *own.args, *own.kwonlyargs]) + bool(own.vararg) + bool(own.kwarg)
+
+
+def public_functions(path: Path) -> list[ast.FunctionDef]:
+    """Functions and methods that others may call, but not the operators, whose arguments are those of a schema."""
+    operators = {
+        name.id
+        for call in ast.walk(syntax(path))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Operator"
+        for argument in call.args
+        for name in ast.walk(argument)
+        if isinstance(name, ast.Name)
+    }
+    functions = [node for node in ast.walk(syntax(path)) if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
+    return [node for node in functions if node.name not in operators]
+
+
+# A change of any field: written out, as its docstring says.
+MANY_PARAMETERS = {"core/tokens.py": {"but"}}
+
+
+def test_no_public_function_has_more_than_8_parameters():
+    """Except where foreign signatures are repeated, and where arguments are the tensors of an operator's schema."""
+    for path in FILES:
+        place = path.relative_to(SOURCE).as_posix()
+        if not place.startswith(("backbones/", "kernels/")):
+            many = {function.name for function in public_functions(path) if parameters(function) > 8}
+            assert many == MANY_PARAMETERS.get(place, set()), place
 
 
 def test_type_checkers_see_the_public_names():
@@ -245,10 +310,11 @@ def test_type_checkers_see_the_public_names():
 
 def test_public_names():
     assert " ".join(sorted(gtp_vit.__all__)) == (
-        "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity Limits MCTF METHODS Method PPT PiToMe "
-        "Recipe ToFu ToMe Training TriLevel UnsupportedBackbone accelerate calibrate create_model embed export "
-        "finetune fit_processor is_patched load_pretrained macs make_method method_from_dict patch read_embeddings "
-        "read_recipe save_checkpoint trace tune unpatch"
+        "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity MCTF METHODS Method PPT PiToMe "
+        "PictureFolder Recipe ScheduleLimits SearchConfig Target TimingConfig ToFu ToMe Tracking Training TriLevel "
+        "UnsupportedBackbone calibrate create_model embed export finetune fit_processor is_patched load_pretrained "
+        "macs make_method method_from_dict patch read_embeddings read_recipe save_checkpoint trace tune "
+        "tune_and_patch unpatch"
     )
 
 
@@ -258,3 +324,19 @@ def test_every_public_name_is_documented():
     assert set(gtp_vit.__all__) <= set(dir(gtp_vit))
     with pytest.raises(AttributeError, match="pach"):
         gtp_vit.pach  # noqa: B018
+
+
+# mypy checks nothing about a value that is Any. This number may only fall.
+MOST_ANY = 300
+
+
+def test_few_values_outside_the_backbones_have_no_type():
+    """Backbones read models of other libraries; the rest of the package knows what it has."""
+    count = {
+        path.relative_to(SOURCE).as_posix(): sum(
+            isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(syntax(path))
+        )
+        for path in FILES
+        if room_of_file(path) != "backbones"
+    }
+    assert sum(count.values()) <= MOST_ANY, sorted(count.items(), key=lambda item: -item[1])[:10]

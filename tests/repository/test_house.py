@@ -177,9 +177,9 @@ def test_a_recipe_of_today_is_read_by_later_versions():
     schedule = (0, 0, 15, 21, 20, 19, 14, 8, 5, 9, 2, 0)
     assert recipe.method == GTPPlus(propagate=schedule, floor=0.5, keep_norm=True, proportional_attention=0.9)
     assert recipe.model == "fashion_vit"
-    assert recipe.found["target"] == {"macs": 0.65}
+    assert recipe.provenance.target == {"macs": 0.65}
     fast = patch(model, FORMATS / "recipe-1.json")
-    assert macs(fast).total == recipe.measured["macs"] == 88818560
+    assert macs(fast).total == recipe.measured.macs == 88818560
 
 
 def test_the_settings_of_every_method_of_today_are_read_by_later_versions():

@@ -21,7 +21,7 @@ from gtp_vit.data.loader import batches
 from gtp_vit.data.open import DataSettings, open_pictures
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import read_embeddings
-from gtp_vit.embeddings.writer import embed_to_folder
+from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.runs.journal import Journal
 from gtp_vit.training.checkpoint import STATE, read_state, write_state
@@ -96,10 +96,11 @@ def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0, embed_dim=24, depth=2).eval()
     images = InMemory(torch.randn(12, 3, 32, 32), torch.arange(12))
-    settings = {"batch_size": 4, "shard_size": 4, "workers": 0}
 
     def embed(folder):
-        return embed_to_folder(folder, Embedder(model), images, {"model": "a" * 300}, **settings)
+        return embed_to_folder(
+            folder, Embedder(model), images, {"model": "a" * 300}, Layout(batch_size=4, shard_size=4), workers=0
+        )
 
     embed(tmp_path / "whole")
     shard = tmp_path / "whole" / "embeddings-000000.safetensors"

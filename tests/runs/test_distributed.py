@@ -49,7 +49,7 @@ if sys.argv[2] == "resume":
     sys.exit(0)
 if sys.argv[2] == "kill":
     Trainer.train_step = die
-    from gtp_vit.cli import finetune
+    from gtp_vit.cli.commands import finetune
     finetune.main = lambda words: own.go_together(sys.argv[3])
     sys.exit(main(["finetune"]))
 with distributed.process_group():

@@ -11,7 +11,7 @@ from gtp_vit import GTPError
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.data.dataset import InMemory
 from gtp_vit.embeddings.embedder import Embedder
-from gtp_vit.embeddings.writer import embed_to_folder
+from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.journal import Journal
 
@@ -42,7 +42,7 @@ REFUSED = {
     "two targets": (["tune", "--macs", "0.65", "--max-kl", "0.02"], "2 targets are given"),
     "share above one": (["tune", "--macs", "1.5"], "macs is 1.5"),
     "out of reach": (["tune", "--macs", "0.01"], "cannot be reached"),
-    "no evaluations": (["tune", "--evaluations", "0"], "evaluations is 0"),
+    "no passes": (["tune", "--search-passes", "0"], "--search-passes is 0"),
     "no batch": (["tune", "--batch-size", "0"], "batch"),
     "no schedule": (["tune", "--method", "identity"], "has no schedule"),
     "wrong target": (["tune", "--min-cosine", "0.9"], "does not fit this model"),
@@ -77,7 +77,7 @@ def test_a_refused_command_leaves_nothing(name, words, place, tmp_path, monkeypa
 
 
 def test_the_corrected_command_runs_where_the_refused_one_did_not(words, tmp_path, capsys):
-    output = ["--output", str(tmp_path / "r.json"), "--evaluations", "1", "--method", "tome"]
+    output = ["--output", str(tmp_path / "r.json"), "--search-passes", "1", "--method", "tome"]
     assert main(["tune", *words, "--macs", "0.65", "--max-kl", "0.02", *output]) == Exit.USAGE
     assert main(["tune", *words, "--macs", "0.8", "--images", "24", *output]) == Exit.OK, capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["r.json"]
@@ -111,5 +111,7 @@ def test_an_embedding_run_that_fails_at_once_leaves_no_folder(tmp_path):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).eval()
     images = InMemory(torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.long))  # the model takes 32
     with pytest.raises(Exception, match="doesn't match"):
-        embed_to_folder(tmp_path / "v", Embedder(model), images, {"run": 1}, batch_size=4, shard_size=4, workers=0)
+        embed_to_folder(
+            tmp_path / "v", Embedder(model), images, {"run": 1}, Layout(batch_size=4, shard_size=4), workers=0
+        )
     assert list(tmp_path.iterdir()) == []

@@ -63,7 +63,7 @@ def words(place, command="evaluate", *more):
     if command == "compare":
         found += ["--methods", "gtp", "--macs", "0.8", "--rounds", "0", "--output", str(place)]
     if command == "tune":
-        found += ["--macs", "0.8", "--evaluations", "7", "--output", str(place / "r.json")]
+        found += ["--macs", "0.8", "--search-passes", "7", "--output", str(place / "r.json")]
     return [*found, *more]
 
 

@@ -561,7 +561,7 @@ def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
     with safe_open(file, "pt") as opened:
         stored = json.loads(opened.metadata()["gtp_vit_recipe"])
     assert stored["method"]["keep_ratio"] == 0.5
-    assert stored["found"]["finetuned"]["epochs"] == 1
+    assert stored["provenance"]["finetuned"]["settings"]["epochs"] == 1
     assert stored["model"] == "test_vit"
     fast = patch(loaded.eval(), str(file))  # with the predictors beside it, and no caution
     with torch.no_grad():

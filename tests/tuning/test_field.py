@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from gtp_vit import read_recipe
-from gtp_vit.cli import compare as command
 from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.commands import compare as command
 from gtp_vit.tuning.all_methods import searchable
 
 
@@ -31,7 +31,7 @@ def words(tmp_path_factory):
                 Image.fromarray(pixels).save(root / kind / str(label) / f"{number}.png")
     model = ["test_vit", "--num-classes", "2", "--checkpoint", str(root / "w.safetensors"), "--workers", "0"]
     folders = ["--data-dir", str(root / "val"), "--calibration-dir", str(root / "train")]
-    budget = ["--macs", "0.8", "--rounds", "0", "--tuning-images", "20", "--evaluations", "8"]
+    budget = ["--macs", "0.8", "--rounds", "0", "--tuning-images", "20", "--search-passes", "8"]
     return [*model, *folders, *budget]
 
 
@@ -56,7 +56,7 @@ def test_methods_are_compared_as_published_and_as_tuned(words, tmp_path, capsys,
     for name in ("tome", "atc"):
         recipe = read_recipe(next(tmp_path.glob(f"tuned-{name}-*.json")))
         assert recipe.method.name == name
-        assert recipe.measured["images"] == 16  # a fifth was held out
+        assert recipe.measured.images == 16  # a fifth was held out
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_flags_of_tuning_that_make_no_sense_are_refused(words, capsys):
         ([*without, "--tuned"], "--tuned and --calibration-dir go together"),
         (words, "--tuned and --calibration-dir go together"),
         ([*words[: words.index("--tuning-images")], "--tuned", "--tuning-images", "3"], "--tuning-images is 3"),
-        ([*words[: words.index("--evaluations")], "--tuned", "--evaluations", "0"], "--evaluations is 0"),
+        ([*words[: words.index("--search-passes")], "--tuned", "--search-passes", "0"], "--search-passes is 0"),
     ]
     for line, message in cases:
         assert main(["compare", *line]) == Exit.USAGE

@@ -28,7 +28,7 @@ from gtp_vit.backbones.modules import (
 )
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
-from gtp_vit.core.loop import run
+from gtp_vit.core.loop import PatchedModel, run
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
@@ -46,11 +46,9 @@ CROPS = {"shortest": "center", "longest": "border", "squash": "squash"}  # open_
 NO_NORM = nn.Identity()  # where the model's last norm comes after pooling, and is part of the head
 
 
-class OpenClipForwards:
+class OpenClipForwards(PatchedModel):
     """Mixed into the class of a patched model, before open_clip's. Holds no state."""
 
-    reduction: Any
-    reducer: Any
     ln_post: Any
     attn_pool: Any
     pool_type: str

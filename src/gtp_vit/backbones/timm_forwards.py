@@ -8,16 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from gtp_vit.backbones.intermediates import intermediates
-from gtp_vit.core.loop import all_features, run
+from gtp_vit.core.loop import PatchedModel, all_features, run
 from gtp_vit.core.restoring import restored
 from gtp_vit.errors import BadInput, GTPError
 
 
-class TimmForwards:
+class TimmForwards(PatchedModel):
     """Mixed into the class of a patched model, before timm's. Holds no state."""
 
-    reduction: Any
-    reducer: Any
     norm: Any
     forward_head: Any
 

@@ -117,7 +117,7 @@ def _run_command(words: list[str]) -> None:
         return
     name = check_name("command", words[0], COMMANDS)
     check_spelling(name, words[1:])
-    importlib.import_module(f"gtp_vit.cli.{name}").main(words[1:])
+    importlib.import_module(f"gtp_vit.cli.commands.{name}").main(words[1:])
 
 
 def _attempt(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: Callable[[], str | None]) -> Exit:
@@ -154,7 +154,7 @@ def _attempt(run: Callable[[list[str]], None], words: Sequence[str], resume_flag
 
 def _resume_flag(command: str) -> str | None:
     """The flag that says where an interrupted command resumes from; None if it does not, or had not begun."""
-    flags = getattr(sys.modules.get(f"gtp_vit.cli.{command}"), command.capitalize(), None)
+    flags = getattr(sys.modules.get(f"gtp_vit.cli.commands.{command}"), command.capitalize(), None)
     if not hasattr(flags, "restart"):
         return None
     return "--results-file" if hasattr(flags, "results_file") else "--output"

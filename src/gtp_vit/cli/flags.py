@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gtp_vit.cli.help import help_text
-from gtp_vit.cli.parser import Flag, flags_of, read_words
+from gtp_vit.cli.parser import Flag, filled, flags_of, read_words
 from gtp_vit.cli.sources import value_of
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting, UnknownName, check_name, unknown_flag
 from gtp_vit.methods import known_methods, method_class
 from gtp_vit.patching import host_of
-from gtp_vit.recipes import DEFAULT, DEPLOY, Recipe, default_method, deploy_method, is_recipe, read_recipe
+from gtp_vit.recipes.defaults import DEFAULT, default_method, deploy_method
+from gtp_vit.recipes.recipe import DEPLOY, Recipe, is_recipe, read_recipe
 
 Command = TypeVar("Command")
 # Stands for the schedule of the default method if none is given, as it depends on the model.
@@ -54,7 +55,7 @@ def parse_flags(command: type[Command], words: Sequence[str]) -> Command:
     """The flags of a command; --help prints them and exits."""
     flags = flags_of(command)
     _show_help(command, words, flags)
-    return command(**{flag.field: value for flag, value in read_words(words, flags).items()})
+    return filled(command, {flag.field: value for flag, value in read_words(words, flags).items()})
 
 
 def parse_with_method(command: type[Command], words: Sequence[str], *, by_model: bool = True) -> tuple[Command, Chosen]:
@@ -64,8 +65,8 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     """
     own = flags_of(command)
     default = next(flag.default for flag in own if flag.field == "method")
-    name = value_of(words, "--method")
-    name = default if name is None else name
+    written = value_of(words, "--method")
+    name = str(default) if written is None else written
     recipe = read_recipe(name) if is_recipe(name) else None
     deploy = name == DEPLOY
     check_name("method", name, (*known_methods(), DEPLOY) if recipe is None else (name,))
@@ -78,7 +79,7 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     values = read_words(words, [*own, *settings], unknown=_unknown_setting)
     changes = {flag.field: value for flag, value in values.items() if flag in settings}
     chosen = _with_calibration(dataclasses.replace(start, **changes))
-    flags = command(**{flag.field: value for flag, value in values.items() if flag in own})
+    flags = filled(command, {flag.field: value for flag, value in values.items() if flag in own})
     return flags, Chosen(chosen, frozenset(changes), recipe, deploy_method if deploy else default_method)
 
 

@@ -1,23 +1,26 @@
 """The parser of the command line: the fields of dataclasses are flags, and each mistake gets one line.
 
 A field is a flag of the same name. Its type says what values it takes, its docstring is its help, and the class that
-declares it is its group in the help text. `Annotated` adds what a type cannot say: Positional, Short, Choices, Range.
+declares it is its group in the help text. `Annotated` adds what a type cannot say: Positional, Short, Choices, Range;
+and Nested, for a field that is a dataclass of settings itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gtp_vit.cli.sources import looks_like_flag, read_source, spelled
 from gtp_vit.cli.values import kind_of, metavar_of, takes_many, value_of_type
-from gtp_vit.errors import BadSetting, UnknownName, check_name, check_range, shown, unknown_flag
+from gtp_vit.core.ranges import Range
+from gtp_vit.errors import BadSetting, UnknownName, check_name, shown, unknown_flag
 
 Value = TypeVar("Value")
+Command = TypeVar("Command")
 
 
 class Place:
@@ -45,24 +48,22 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Range:
-    """The smallest and the largest number that a flag takes."""
+class Nested:
+    """Marks a field that is a dataclass, whose fields are flags of the command."""
 
-    low: float
-    high: float
-    above_low: bool = False  # is the smallest one not allowed itself?
-    why: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)  # of fields that are spelled differently as flags
+    without: tuple[str, ...] = ()  # fields that are no flags
 
 
 @dataclass(frozen=True, eq=False)
 class Flag:
     """One flag, or one value that is written without a flag."""
 
-    field: str
+    field: str  # of the command; a nested one with the outer field and a dot in front
     spelling: str
-    hint: Any  # the type of its value
-    extras: tuple[Any, ...]  # what `Annotated` adds
-    default: Any
+    hint: object  # the type of its value
+    extras: tuple[object, ...]  # what `Annotated` adds
+    default: object
     help: str
     group: str
 
@@ -122,14 +123,13 @@ class Flag:
         self._check_range(value)
         return value
 
-    def _check_range(self, value: Any) -> None:
+    def _check_range(self, value: object) -> None:
         for limit in (extra for extra in self.extras if isinstance(extra, Range)):
             for number in value if isinstance(value, tuple) else () if value is None else (value,):
-                span = {"above_low": limit.above_low, "whole": isinstance(number, int)}
-                check_range(self.spelling, number, limit.low, limit.high, **span, why=limit.why)
+                limit.check(self.spelling, number, whole=isinstance(number, int))
 
 
-def flags_of(source: Any, *, group: str = "", taken: Iterable[str] = (), prefix: str = "") -> list[Flag]:
+def flags_of(source: object, *, group: str = "", taken: Iterable[str] = (), prefix: str = "") -> list[Flag]:
     """The flags of a dataclass, or of an instance whose values are the defaults.
 
     Args:
@@ -141,14 +141,40 @@ def flags_of(source: Any, *, group: str = "", taken: Iterable[str] = (), prefix:
     kind = source if isinstance(source, type) else type(source)
     hints = get_type_hints(kind, include_extras=True)
     flags = []
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
+    for each in dataclasses.fields(kind):
+        hint = hints[each.name]
         hint, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        name = f"{prefix}_{field.name}" if spelled(field.name) in taken else field.name
-        default = field.default if source is kind else getattr(source, field.name)
-        text, heading = _help(kind, field), group or _group(kind, field)
-        flags.append(Flag(field.name, spelled(name), hint, tuple(extras), default, text, heading))
+        default = each.default if source is kind else getattr(source, each.name)
+        nested = next((extra for extra in extras if isinstance(extra, Nested)), None)
+        if nested is not None:
+            flags += _nested_flags(each.name, default, nested)
+            continue
+        name = f"{prefix}_{each.name}" if spelled(each.name) in taken else each.name
+        text, heading = _help(kind, each), group or _group(kind, each)
+        flags.append(Flag(each.name, spelled(name), hint, tuple(extras), default, text, heading))
     return flags
+
+
+def _nested_flags(owner: str, settings: Any, nested: Nested) -> list[Flag]:
+    """The flags of a field that is a dataclass; `settings` are its defaults."""
+    return [
+        dataclasses.replace(
+            flag, field=f"{owner}.{flag.field}", spelling=spelled(nested.names.get(flag.field, flag.field))
+        )
+        for flag in flags_of(settings)
+        if flag.field not in nested.without
+    ]
+
+
+def filled(command: type[Command], values: Mapping[str, Any]) -> Command:
+    """The command with these values, by field; those of nested fields have the outer field's name in front."""
+    own: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    defaults = {each.name: each.default for each in dataclasses.fields(command)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        owner, dot, inner = name.partition(".")
+        if dot:
+            own[owner] = dataclasses.replace(own.get(owner, defaults[owner]), **{inner: value})
+    return command(**own)
 
 
 def read_words(
@@ -204,25 +230,25 @@ def _owners(kind: type, name: str) -> list[type]:
     return [owner for owner in kind.__mro__ if name in inspect.get_annotations(owner)]
 
 
-def _group(kind: type, field: dataclasses.Field[Any]) -> str:
+def _group(kind: type, each: dataclasses.Field[Any]) -> str:
     """The heading of a field: its metadata's `group`, or by the first class that declared it, its GROUP or its name.
 
     It is empty for a command's own; a command with more flags, made while the program runs, has the command's name.
     """
-    if "group" in field.metadata:
-        return str(field.metadata["group"])
-    owner = _owners(kind, field.name)[-1]
+    if "group" in each.metadata:
+        return str(each.metadata["group"])
+    owner = _owners(kind, each.name)[-1]
     is_own = owner.__name__ == kind.__name__
     return "" if is_own else vars(owner).get("GROUP") or owner.__name__.removesuffix("Flags").lower()
 
 
-def _help(kind: type, field: dataclasses.Field[Any]) -> str:
+def _help(kind: type, each: dataclasses.Field[Any]) -> str:
     """The docstring below a field, or its metadata's `help`, for fields that are made from a registry."""
-    if "help" in field.metadata:
-        return str(field.metadata["help"])
-    for owner in _owners(kind, field.name):
+    if "help" in each.metadata:
+        return str(each.metadata["help"])
+    for owner in _owners(kind, each.name):
         path = Path(getattr(inspect.getmodule(owner), "__file__", None) or "")
         declaration = read_source(path).classes.get(owner.__name__) if path.is_file() else None
-        if declaration is not None and field.name in declaration.fields:
-            return declaration.fields[field.name].help
+        if declaration is not None and each.name in declaration.fields:
+            return declaration.fields[each.name].help
     return ""

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # Flags that choose one of a registry, whose settings are flags too: the folder of its files, and the default.
 REGISTRIES = {"--method": ("methods", "gtp_plus"), "--measure": ("metrics", "auto")}
 OTHER_NAMES = ("deploy", "auto")
+HAS_TARGETS = "tune"  # the command whose flags are the bounds of measures as well
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Field:
 
     annotation: str
     help: str
+
+    @property
+    def is_nested(self) -> bool:
+        """Is it a dataclass whose fields are flags?"""
+        return "Nested(" in self.annotation
 
     def spellings(self, flag: str) -> list[str]:
         """All spellings of the field as a flag."""
@@ -49,6 +55,7 @@ class Module:
 
     classes: dict[str, Declaration]
     imports: dict[str, tuple[str, str]]
+    bounds: frozenset[str]  # names of the bounds that it declares, which are targets of tune
 
 
 def spelled(field: str) -> str:
@@ -71,14 +78,18 @@ def read_source(path: Path) -> Module:
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
-    return Module({node.name: _declaration(node) for node in tree.body if isinstance(node, ast.ClassDef)}, imports)
+    classes = {node.name: _declaration(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Bound"]
+    names = [call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)]
+    return Module(classes, imports, frozenset(map(str, names)))
 
 
 def check_spelling(command: str, words: Sequence[str]) -> None:
     """Raise UnknownName for a flag that neither the command nor any method or measure has; the parser does the rest."""
-    own = _flags(f"gtp_vit.cli.{command}", command.capitalize())
+    own = _flags(f"gtp_vit.cli.commands.{command}", command.capitalize())
     if own is None or {"-h", "--help"} & set(words):
         return
+    own |= _targets() if command == HAS_TARGETS else set()
     known = own | {"--model"}
     near = own
     for flag, (folder, default) in REGISTRIES.items():
@@ -142,9 +153,10 @@ def _flags(module: str, name: str) -> frozenset[str] | None:
 
 def _with_bases(module: str, name: str) -> Iterator[Declaration | None]:
     path = PACKAGE.parent / f"{module.replace('.', '/')}.py"
-    source = read_source(path) if path.is_file() else Module({}, {})
+    source = read_source(path) if path.is_file() else Module({}, {}, frozenset())
     if name in source.classes:
         yield source.classes[name]
+        yield from _nested(module, source.classes[name])
         for base in source.classes[name].bases:
             yield from _with_bases(module, base)
     elif name in source.imports:
@@ -153,6 +165,26 @@ def _with_bases(module: str, name: str) -> Iterator[Declaration | None]:
         yield None
 
 
+def _nested(module: str, declaration: Declaration) -> Iterator[Declaration | None]:
+    """The fields of dataclasses that are fields, as flags: Annotated[SearchConfig, Nested({"seed": "search_seed"})]."""
+    for field in declaration.fields.values():
+        if not field.is_nested:
+            continue
+        kind, mark = ast.parse(field.annotation, mode="eval").body.slice.elts  # type: ignore[attr-defined]
+        names = ast.literal_eval(mark.args[0]) if mark.args else {}
+        without = next((ast.literal_eval(each.value) for each in mark.keywords if each.arg == "without"), ())
+        for inner in _with_bases(module, ast.unparse(kind)):
+            own = {} if inner is None else inner.fields
+            fields = {names.get(name, name): each for name, each in own.items() if name not in without}
+            yield None if inner is None else Declaration((), fields, {})
+
+
+def _targets() -> set[str]:
+    """The flags of all targets."""
+    paths = [PACKAGE / "tuning" / "settings.py", *(PACKAGE / "metrics").rglob("*.py")]
+    return {spelled(name) for path in paths for name in read_source(path).bounds}
+
+
 def _spellings(declaration: Declaration) -> frozenset[str]:
-    pairs = declaration.fields.items()
+    pairs = [(name, field) for name, field in declaration.fields.items() if not field.is_nested]
     return frozenset(spelling for name, field in pairs for spelling in field.spellings(spelled(name)))

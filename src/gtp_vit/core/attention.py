@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import nullcontext
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit import kernels
-from gtp_vit.core.masking import masked_softmax
 from gtp_vit.kernels import Ops, reference
 from gtp_vit.tensors import at_least_float32, full_precision
 
 Heads = Literal["each", "max", "mean"]
 HEADS = get_args(Heads)
+EPSILON = 1e-6  # of a masked softmax
 
 
 class Edit(Protocol):
@@ -100,8 +101,8 @@ def attend(
     queries = q.shape[2] if queries is None else queries
     rank = 0 if edit is None else edit.threshold_rank(q.shape[2] * k.shape[2])
     probs = None
-    whole = rank is None or mask is not None or "map" in statistics or dropout > 0 or (before_edit and rank != 0)
-    if whole or (bias is not None and (rank != 0 or asked[0] or asked[1])):
+    whole = mask is not None or "map" in statistics or dropout > 0 or (before_edit and rank != 0)
+    if rank is None or whole or (bias is not None and (rank != 0 or asked[0] or asked[1])):
         probs = attention_map(projections, adjustments, precise=edit is not None or bool(statistics))
         edited = probs if edit is None else edit(probs)
         out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
@@ -112,7 +113,8 @@ def attend(
         row = _class_row(projections, weights) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
         found = reference.statistics(row, asked, aggregate, first)
     else:
-        out, found = kernels.attention(ops, q, k, v, weights, scale, rank, queries, asked, aggregate, first)
+        inputs = kernels.AttentionInputs(q, k, v, weights, scale, rank, queries, asked, aggregate, first)
+        out, found = kernels.attention(ops, inputs)
     diagonal, column_sums, _ = asked  # `found` holds the statistics asked for, in this order
     return out, Stats(
         diagonal=found[0] if diagonal else None,
@@ -144,3 +146,50 @@ def _class_row(projections: Projections, weights: Tensor | None) -> Tensor:
     """The first token's row of the map, [B, H, 1, N]."""
     q, k, _, scale, _, bias, _ = projections
     return reference.softmax(q[:, :, :1], k, scale, weights, None if bias is None else bias[:, :, :1])
+
+
+def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
+    """Softmax that masks tokens without removing them: (e m + eps / N) / (sum e m + eps), e = exp(logit - row maximum).
+
+    The small terms make a row without any allowed entry a mean over all, not a division by zero. DynamicViT
+    and Tri-Level are trained with it.
+
+    Args:
+        logits: [B, H, N, N].
+        mask: 1 = the row's token may attend to the column's, 0 = it is masked; [B, 1, 1 or N, N].
+    """
+    if torch.is_grad_enabled() and (logits.requires_grad or mask.requires_grad):
+        probs: Tensor = _WithGradient.apply(logits, mask)
+        return probs
+    return _parts(logits, mask)[0].to(logits.dtype)
+
+
+def _parts(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, e, and sum e m + eps, in full precision."""
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).to(torch.float32).exp()
+    allowed = weights * mask
+    total = allowed.sum(dim=-1, keepdim=True) + EPSILON
+    return (allowed + EPSILON / allowed.shape[-1]) / total, weights, total
+
+
+class _WithGradient(torch.autograd.Function):
+    """A fused backward pass: autograd's own takes most of the time of DynamicViT's training.
+
+    The row maximum is treated as a constant. It would cancel but for EPSILON, so where the maximum is masked the
+    gradient is off by about EPSILON over the sum of the allowed e; a row in which nothing is allowed gets none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, mask: Tensor) -> Tensor:
+        probs, weights, total = _parts(logits, mask)
+        ctx.save_for_backward(mask, probs, weights, total)
+        return probs.to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        mask, probs, weights, total = ctx.saved_tensors
+        gradient = gradients[0].float()
+        mean = (gradient * probs).sum(dim=-1, keepdim=True)
+        change = (gradient - mean).mul_(1 / total).mul_(weights)  # of e m, times e
+        of_mask = change.sum_to_size(mask.shape) if ctx.needs_input_grad[1] else None
+        return change.mul_(mask).to(gradients[0].dtype), of_mask

@@ -47,7 +47,7 @@ class Output(NamedTuple):
 FIELDS = {"classes": "logits", "features": "pooler_output", "embedding": "image_embeds", "tokens": "last_hidden_state"}
 
 
-def main_output(returned: Any, kind: str) -> Any:
+def main_output(returned: object, kind: str) -> Any:
     """What a model returned, or of several things the one that its `Output.kind` means."""
     if isinstance(returned, Tensor):
         return returned

@@ -30,7 +30,9 @@ from gtp_vit.models.class_names import class_names
 from gtp_vit.models.sources import transform_of
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.budget import at_cost
-from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE, Recipe, default_method, sizes_of_vit
+from gtp_vit.recipes.defaults import DEFAULT, DEFAULT_SHARE, default_method
+from gtp_vit.recipes.provenance import Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -153,9 +155,10 @@ def recipe_at(subject: Subject, name: str, share: float) -> Recipe:
     """Settings as a file that `patch` reads."""
     method = settings_at(subject, name, share)
     macs = subject.costs.with_method(method)
-    found = {"by": "gtp-vit demo: settings from a share of the MACs, without a search", "target": {"macs": share}}
-    measured = {"macs": macs, "share": round(macs / subject.costs.whole, 4)}
-    return Recipe(subject.host.inputs.name, sizes_of_vit(subject.host.vit), method, found, measured)
+    by = "gtp-vit demo: settings from a share of the MACs, without a search"
+    provenance = Provenance(by=by, target={"macs": share})
+    measured = Measurements(macs=macs, share=round(macs / subject.costs.whole, 4))
+    return Recipe(subject.host.inputs.name, sizes_of_vit(subject.host.vit), method, provenance, measured)
 
 
 def python_for(subject: Subject) -> str:

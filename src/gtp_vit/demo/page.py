@@ -15,7 +15,7 @@ from gtp_vit.demo.inspection import look, time_columns
 from gtp_vit.demo.markup import file_html, message_html, study_html
 from gtp_vit.demo.upload import read_upload
 from gtp_vit.errors import GTPError
-from gtp_vit.recipes import DEFAULT, DEFAULT_SHARE
+from gtp_vit.recipes.defaults import DEFAULT, DEFAULT_SHARE
 
 FOLDER = Path(__file__).parent
 NONE = "none"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory, UserDataset
+from gtp_vit.core.backbone import Transform
+from gtp_vit.data.dataset import ImageFiles, Images, ImageStream, Indexed, InMemory, UserDataset
 from gtp_vit.data.loader import batches, planned_batches
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.embeddings.embedder import Embedded, Embedder
@@ -18,17 +20,30 @@ from gtp_vit.patching import host_of
 from gtp_vit.runs import distributed
 
 
+@dataclass(frozen=True)
+class PictureFolder:
+    """A folder of pictures, and how they are read."""
+
+    path: str | Path
+    transform: Transform | None = None
+    """A function from a picture to a tensor, where it is not known how the weights want it; of a Hugging Face model one
+    that returns `processor(picture, return_tensors="pt")["pixel_values"][0]`."""
+    ignore_exif: bool = False
+    """Take pictures as they are stored, not upright as their EXIF data say."""
+
+
+Source = str | Path | PictureFolder | Tensor | Indexed | Images
+
+
 def embed(
     model: nn.Module,
-    images: Any,
+    images: Source,
     *,
     batch_size: int = 64,
     workers: int = 2,
     patches: bool = False,
     normalise: bool = False,
     dtype: str = "float32",
-    transform: Any = None,
-    ignore_exif: bool = False,
 ) -> Iterator[Embedded]:
     """The embeddings of all images in order, batch by batch; images are read while the model works.
 
@@ -42,22 +57,20 @@ def embed(
 
     Args:
         model: patched or not; it runs in eval mode, where it is, in its own precision.
-        images: a folder, prepared as the model's weights want it; prepared images as a tensor [I, channels, height,
-            width]; or a data set of such, alone or first in a tuple with their label.
+        images: a folder, prepared as the model's weights want it, or a `PictureFolder`, which says more; prepared
+            images as a tensor [I, channels, height, width]; or a data set of such, alone or first in a tuple with
+            their label.
         batch_size: images at a time.
         workers: processes that read images.
         patches: the normed features of all patches, [B, patches, C] row by row, instead of one vector; of a model that
             was patched with restore=True.
         normalise: scale every vector to length 1.
         dtype: float32 or float16.
-        transform: a function from a picture of a folder to a tensor, where it is not known how the weights want it; of
-            a Hugging Face model one that returns `processor(picture, return_tensors="pt")["pixel_values"][0]`.
-        ignore_exif: take the pictures of a folder as they are stored, not upright as their EXIF data say.
     """
     check_range("batch_size", batch_size, 1, 65536, whole=True)
     check_range("workers", workers, 0, 256, whole=True)
     embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
-    dataset = dataset_of(model, images, transform, ignore_exif=ignore_exif)
+    dataset = dataset_of(model, images)
     if isinstance(dataset, ImageStream):
         return map(
             embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.rank_and_world_size())
@@ -68,17 +81,14 @@ def embed(
     return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))
 
 
-def dataset_of(model: nn.Module, images: Any, transform: Any = None, *, ignore_exif: bool = False) -> Any:
+def dataset_of(model: nn.Module, images: Source) -> Images:
     """Images of any kind as a data set with names and places."""
-    if isinstance(images, (str, Path)):
+    images = PictureFolder(images) if isinstance(images, (str, Path)) else images
+    if isinstance(images, PictureFolder):
         height, width = host_of(model).inputs.size
         size = height if height == width else None  # a model for any size is not for that of its weights alone
-        folder: dict[str, Any] = {"data_dir": Path(images), "split": "", "labels": False, "ignore_exif": ignore_exif}
-        return open_images(model, DataSettings(**folder, img_size=size, transform=transform))
-    if ignore_exif:
-        raise BadInput("ignore_exif is for pictures in a folder; these images are prepared already")
-    if transform is not None:
-        raise BadInput("a transform is for pictures in a folder; these images are prepared already")
+        read = DataSettings(Path(images.path), split="", labels=False, img_size=size, ignore_exif=images.ignore_exif)
+        return open_images(model, dataclasses.replace(read, transform=images.transform))
     if isinstance(images, Tensor):
         inputs = host_of(model).inputs
         if images.ndim != 4 or images.shape[1] != inputs.channels:

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from gtp_vit.errors import BadInput, BadSetting
+from gtp_vit.errors import BadInput, BadSetting, counted
 
 LARGEST = 30  # prepared pixels are a few units; those of 0 to 255 were not scaled
 
 
-def check_has_weights(model: Any) -> None:
+def check_has_weights(model: nn.Module) -> None:
     """Raise BadSetting for a model on torch's meta device, which has sizes and no numbers."""
     if any(weight.is_meta for weight in model.parameters()):
         raise BadSetting(
             f"{type(model).__name__} is on the meta device, where it has no weights; load them first: "
             "model.to_empty(device='cpu') and load_state_dict, or create it with its weights"
         )
+
+
+def check_image_tensor(images: object, fewest: int, purpose: str, better: int) -> None:
+    """Raise BadSetting unless `images` is a tensor of enough images for a purpose, and BadInput for bad pixels."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
+        raise BadSetting(
+            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
+        )
+    if len(images) < fewest:
+        count = counted(len(images), "image is", "images are")
+        raise BadSetting(f"{count} too few to {purpose}; give at least {fewest}, better {better}")
+    check_pixels(images)
 
 
 def check_pixels(images: Tensor) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from torch import nn
 
 from gtp_vit.patching import host_of, unpatch
-from gtp_vit.recipes import METADATA, Recipe, Sizes, sizes_of_vit
+from gtp_vit.recipes.files import METADATA
+from gtp_vit.recipes.recipe import Recipe, Sizes, sizes_of_vit
 from gtp_vit.runs.files import write_atomically
 
 

@@ -17,7 +17,7 @@ from gtp_vit.backbones.host import find
 from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
 from gtp_vit.models import bundled
 from gtp_vit.models.sources import libraries, library_of
-from gtp_vit.recipes import BESIDE
+from gtp_vit.recipes.files import BESIDE
 
 LARGEST_SIDE = 8192  # height and width of images: a quarter of a million patches of 16 x 16
 

@@ -9,7 +9,8 @@ from gtp_vit.backbones.hf_library import WHERE, load_model, transformers_library
 from gtp_vit.errors import GTPError
 from gtp_vit.kernels import Kernels
 from gtp_vit.patching import patch
-from gtp_vit.recipes import BESIDE, read_recipe
+from gtp_vit.recipes.files import BESIDE
+from gtp_vit.recipes.recipe import read_recipe
 
 
 def load_pretrained(
@@ -39,5 +40,5 @@ def load_pretrained(
             f"{name} has no {BESIDE}: it is not reduced; load it with transformers, then gtp_vit.patch(model, method)"
         )
     recipe, model = read_recipe(found), load_model(str(name), **options)
-    restore = recipe.found.get("restore") is True if restore is None else restore
+    restore = recipe.provenance.restore if restore is None else restore
     return patch(model, recipe, restore=restore, lossless=lossless, kernels=kernels, quiet=quiet)

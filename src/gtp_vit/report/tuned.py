@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gtp_vit.metrics.base import Figure
-from gtp_vit.metrics.classes import Classes
 from gtp_vit.metrics.registry import MEASURES
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.provenance import SampleFigures
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.plot import Point, curves
 from gtp_vit.report.results import Table, in_words
@@ -21,21 +20,28 @@ def recipe_table(recipes: Sequence[Recipe]) -> Table:
     columns = ["GMACs", "share", *titles, *(f"held-out {title}" for title in titles), "speed-up", "settings"]
     cells = []
     for recipe in recipes:
-        figures = recipe.measured
-        both = [_text(part, figure) for part in (figures, figures["held_out"]) for figure in shown]
-        speed = f"{figures['speedup']['median']:.2f}" if figures.get("speedup") else "not timed"
-        cells.append([f"{figures['macs'] / 1e9:.4f}", f"{figures['share']:.3f}", *both, speed, str(recipe.method)])
+        measured, held_out = recipe.measured, _held_out(recipe)
+        both = [_text(part, figure) for part in (measured.figures, held_out.figures) for figure in shown]
+        speed = "not timed" if measured.speedup is None else f"{measured.speedup.median:.2f}"
+        costs = [f"{(measured.macs or 0) / 1e9:.4f}", f"{measured.share:.3f}"]
+        cells.append([*costs, *both, speed, str(recipe.method)])
     return columns, cells
 
 
 def _figures(recipes: Sequence[Recipe]) -> list[Figure]:
-    """The figures of the recipes; older ones name no measure, and are of classes."""
-    measure = MEASURES[recipes[0].measured.get("measure", Classes.name)]
+    """The figures of the recipes."""
+    measure = MEASURES[recipes[0].measured.measure]
     return [figure for name in measure.summary for figure in measure.figures if figure.name == name]
 
 
-def _text(part: Mapping[str, Any], figure: Figure) -> str:
-    return f"{part[figure.name]:.{figure.decimals}f}"
+def _held_out(recipe: Recipe) -> SampleFigures:
+    held_out = recipe.measured.held_out
+    assert held_out is not None, "the recipe was not tuned"
+    return held_out
+
+
+def _text(figures: Mapping[str, float | None], figure: Figure) -> str:
+    return f"{figures[figure.name]:.{figure.decimals}f}"
 
 
 def explain_recipes(recipes: Sequence[Recipe]) -> str:
@@ -44,17 +50,17 @@ def explain_recipes(recipes: Sequence[Recipe]) -> str:
     figures = _figures(recipes)
     text = (
         f"{' and '.join(figure.title for figure in figures)}: against the unreduced model, on the "
-        f"{last.measured['images']} images of the search and on {last.measured['held_out']['images']} that it did not "
-        f"see; {last.found['candidates']} candidates. {MEASURES[last.measured['measure']].meaning}"
+        f"{last.measured.images} images of the search and on {_held_out(last).images} that it did not see; "
+        f"{last.provenance.candidates} candidates. {MEASURES[last.measured.measure].meaning}"
     )
-    engine = last.measured.get("engine")
+    engine = last.measured.engine
     if engine is not None:
-        there = " and ".join(f"{figure.title} {_text(engine, figure)}" for figure in figures)
+        there = " and ".join(f"{figure.title} {_text(engine.figures, figure)}" for figure in figures)
         text += (
-            f" In {engine['name']}, {engine['precision']}, the last one has {there} against the unreduced float model "
-            f"on the {engine['images']} images not seen."
+            f" In {engine.name}, {engine.precision}, the last one has {there} against the unreduced float model "
+            f"on the {engine.images} images not seen."
         )
-    return text + (" The search was interrupted: this is the best so far." if last.found["interrupted"] else "")
+    return text + (" The search was interrupted: this is the best so far." if last.provenance.interrupted else "")
 
 
 def recipe_sections(recipes: Sequence[Recipe]) -> list[Section]:
@@ -64,7 +70,7 @@ def recipe_sections(recipes: Sequence[Recipe]) -> list[Section]:
     if len(recipes) > 1:
         damage = _figures(recipes)[0]
         points = [
-            Point(recipe.measured["share"], recipe.measured["held_out"][damage.name], in_words(columns, line))
+            Point(recipe.measured.share or 0, _held_out(recipe).figures[damage.name] or 0, in_words(columns, line))
             for recipe, line in zip(recipes, cells, strict=True)
         ]
         line = {recipes[0].method.name: points}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +24,9 @@ from gtp_vit.models.checkpoint import sizes_of_model
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.environment import bf16_verdict
 from gtp_vit.profiling.macs import macs
-from gtp_vit.recipes import Recipe, resolve
+from gtp_vit.recipes.defaults import resolve
+from gtp_vit.recipes.provenance import Finetuning, Measurements, Provenance
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs import distributed
 from gtp_vit.runs.identity import identity, images_identity
 from gtp_vit.training.checkpoint import STATE, RunState, locked, read_state, write_state, write_weights
@@ -41,7 +42,7 @@ StepsDone = Callable[[int, int, LogEntry], None]  # steps done, their total, and
 class Finetuned:
     """The result of a run."""
 
-    model: Any  # patched, in eval mode
+    model: nn.Module  # patched, in eval mode
     log: tuple[LogEntry, ...]
     unreadable: tuple[str, ...]  # images that were left out in this process since it started
 
@@ -62,7 +63,7 @@ class Output:
     """Start again instead of resuming; the first checkpoint replaces what an earlier run wrote."""
 
 
-def check_trainable(plain: Any) -> None:
+def check_trainable(plain: nn.Module) -> None:
     """Refuse models around a ViT, and ViTs without classes."""
     host = host_of(plain)
     if host.path:
@@ -103,7 +104,7 @@ def finetune(
     settings.check()
     check_range("workers", workers, 0, 256, whole=True)
     output = output if isinstance(output, Output) else Output(output)
-    plain: Any = unpatch(model)
+    plain = unpatch(model)
     check_trainable(plain)
     host = host_of(plain)
     method = resolve(method, host)
@@ -145,8 +146,8 @@ def check_processes(settings: Training) -> None:
 
 
 def run_identity(
-    model: Any, name: str, method: Method, settings: Training, dataset: Any, validation: Any
-) -> dict[str, Any]:
+    model: nn.Module, name: str, method: Method, settings: Training, dataset: object, validation: object
+) -> dict[str, object]:
     """What must be equal for a run to be resumed; the number of processes may differ."""
     kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
     seen = {} if validation is None else images_identity(validation).to_dict()
@@ -168,14 +169,14 @@ class RunFolder:
 
     folder: Path
     model_name: str
-    identity: dict[str, Any]
+    identity: dict[str, object]
 
 
 class TrainingLoop:
     """Epochs of training steps, validation and checkpoints: one call of `finetune`."""
 
     def __init__(
-        self, model: Any, method: Method, settings: Training, images: Images, place: RunFolder, workers: int
+        self, model: nn.Module, method: Method, settings: Training, images: Images, place: RunFolder, workers: int
     ) -> None:
         self.method, self.settings, self.images, self.place, self.workers = method, settings, images, place, workers
         self.log = Log(None)
@@ -272,11 +273,12 @@ class TrainingLoop:
         if distributed.is_rank_zero():
             lines = [entry.to_dict() for entry in self.log.entries]
             latest = [line for line in lines if line["kind"] == "validation"][-1:] or [{}]
-            found = {"finetuned": self.settings.to_dict(), "step": step, "steps": self.steps}
-            measured = {"macs": self.macs, "share": self.share, "validation": latest[0]}
+            provenance = Provenance(finetuned=Finetuning(self.settings.to_dict(), step, self.steps))
+            validation = {key: value for key, value in latest[0].items() if key != "kind"}
+            measured = Measurements(macs=self.macs, share=self.share, validation=validation)
             model = self.trainer.eval_model()
             # The state last: where it says that a step is done, the weights of that step must exist.
-            recipe = Recipe(self.place.model_name, sizes_of_model(model), self.method, found, measured)
+            recipe = Recipe(self.place.model_name, sizes_of_model(model), self.method, provenance, measured)
             write_weights(self.place.folder, model, recipe)
             write_state(self.place.folder, {"run": self.place.identity, "step": step, "log": lines, **state})
         self.saved = step

@@ -1,17 +1,18 @@
-"""tuned: a schedule for every method that has one, searched alike, to tell a method from its schedule."""
+"""A schedule for every method that has one, searched alike, to tell a method from its schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
 from gtp_vit.core.costs import Costs
 from gtp_vit.errors import BadSetting
 from gtp_vit.methods import known_methods, method_class
+from gtp_vit.metrics.base import Measure
 from gtp_vit.patching import host_of
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.recipe import Recipe
+from gtp_vit.tuning.settings import SearchConfig, Target, Tracking
 from gtp_vit.tuning.tune import tune
 
 
@@ -26,8 +27,10 @@ def tune_each(
     methods: Sequence[str],
     budgets: Sequence[float],
     *,
+    measure: str | Measure = "auto",
+    search: SearchConfig = SearchConfig(),  # noqa: B008  it is frozen, as is the other
+    tracking: Tracking = Tracking(),  # noqa: B008
     progress: Callable[[int, int], None] | None = None,
-    **settings: Any,
 ) -> tuple[list[Recipe], list[str]]:
     """A recipe of each method at each budget, and which were left out and why.
 
@@ -40,24 +43,27 @@ def tune_each(
         images: to tune on, which must not be those that are compared.
         methods: names of methods with a schedule.
         budgets: MACs for one image.
+        measure: how outputs are compared.
+        search: as for `tune`.
+        tracking: as for `tune`.
         progress: called with the number of recipes that are done, and of all.
-        settings: of `tune`.
     """
     costs: Costs = host_of(model).costs()
-    found: list[Recipe] = []
+    recipes: list[Recipe] = []
     left_out: list[str] = []
-    wanted = [(name, budget) for budget in budgets for name in methods]
-    for number, (name, budget) in enumerate(wanted):
+    pairs = [(name, budget) for budget in budgets for name in methods]
+    for number, (name, budget) in enumerate(pairs):
         if progress is not None:
-            progress(number, len(wanted))
+            progress(number, len(pairs))
         try:
-            recipe = tune(model, images, macs=budget / costs.whole, method=name, **settings)
+            target = Target("macs", budget / costs.whole, measure)
+            recipe = tune(model, images, target, method=name, search=search, tracking=tracking)
         except BadSetting as error:
             left_out.append(f"{name}, tuned, at {budget / 1e9:.3f} GMACs: {error}")
             continue
-        if recipe.found["interrupted"]:  # its search was shorter than the others': nothing to compare
+        if recipe.provenance.interrupted:  # its search was shorter than the others': nothing to compare
             raise KeyboardInterrupt
-        found.append(recipe)
+        recipes.append(recipe)
     if progress is not None:
-        progress(len(wanted), len(wanted))
-    return found, left_out
+        progress(len(pairs), len(pairs))
+    return recipes, left_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
 from gtp_vit.profiling.budget import at_cost
 from gtp_vit.profiling.trace import Trace, trace
-from gtp_vit.recipes import Recipe
+from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs.journal import Journal
 
 
@@ -44,8 +45,8 @@ class Row:
 
     plan: Plan
     score: Score
-    timing: Timing | None  # None = not timed
-    rate: float | None  # images a second, while timing
+    timing: Timing | None = None  # None = not timed
+    rate: float | None = None  # images a second, while timing
 
 
 def plan(
@@ -137,25 +138,26 @@ def compare(
     *,
     batch_size: int = 64,
     workers: int = 2,
-    rounds: int = 0,
-    timing_images: Tensor | None = None,
     measure: str | Measure = "auto",
     journal: Journal | None = None,
     progress: ImagesDone | None = None,
 ) -> tuple[list[Row], Evaluation]:
-    """Evaluate and time the models of all plans, the unreduced one first; `rounds` = 0 times nothing."""
+    """Evaluate the models of all plans, the unreduced one first."""
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     evaluation = evaluate(models, dataset, **reading, measure=measure, journal=journal, progress=progress)
-    timings: dict[str, Timing] = {}
-    if rounds and timing_images is not None:
-        with torch.inference_mode():
-            timings = {timing.name: timing for timing in benchmark_models(models, timing_images, rounds=rounds)}
-    rows = []
-    for plan, score in zip(plans, evaluation.scores, strict=True):
-        timing = timings.get(plan.name)
-        rate = None if timing is None or timing_images is None else 1000 * len(timing_images) / timing.milliseconds
-        rows.append(Row(plan, score, timing, rate))
-    return rows, evaluation
+    return [Row(plan, score) for plan, score in zip(plans, evaluation.scores, strict=True)], evaluation
+
+
+def with_timings(rows: Sequence[Row], models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> list[Row]:
+    """The rows, with the time that their models take for these images; `rounds` = 0 times nothing."""
+    if not rounds:
+        return list(rows)
+    with torch.inference_mode():
+        timings = {timing.name: timing for timing in benchmark_models(models, images, rounds=rounds)}
+    timed = [(row, timings[row.plan.name]) for row in rows]
+    return [
+        dataclasses.replace(row, timing=timing, rate=1000 * len(images) / timing.milliseconds) for row, timing in timed
+    ]
 
 
 def traces_at_tightest_budget(model: nn.Module, rows: Sequence[Row], image: Tensor) -> list[tuple[Method, Trace]]:

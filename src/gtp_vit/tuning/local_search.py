@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import BadSetting, GTPError, counted
+from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
 from gtp_vit.metrics.base import UNREDUCED, Arrays, Measure, check_base, decoded, encoded
 from gtp_vit.metrics.damage import Damage, compare_unlabelled
-from gtp_vit.metrics.input_checks import check_has_weights, check_pixels
+from gtp_vit.metrics.input_checks import check_has_weights, check_image_tensor
 from gtp_vit.patching import patch, unpatch
 from gtp_vit.runs.journal import Journal
 from gtp_vit.tuning.space import Space, unreachable
@@ -43,16 +43,8 @@ def fewest_images(measure: Measure) -> int:
 
 def check_enough_images(images: Any, model: Any, fewest: int) -> None:
     """Raise BadSetting unless `images` is a tensor of enough images that the model takes."""
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
-        raise BadSetting(
-            f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
-        )
-    if len(images) < fewest:
-        found = counted(len(images), "image is", "images are")
-        raise BadSetting(f"{found} too few to tune on; give at least {fewest}, better 200")
     check_has_weights(model)
-    check_pixels(images)
+    check_image_tensor(images, fewest, "tune on", 200)
     with torch.no_grad():
         patch(model, Identity(), quiet=True)(images[:1])  # raises if they do not fit
 
@@ -150,7 +142,7 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
     if not others:
         return lambda of: None
     used = sum(bool(number) for number in plan)
-    if space.limits.layers is not None and used >= space.limits.layers and amount < plan[taken]:
+    if space.limits.max_layers is not None and used >= space.limits.max_layers and amount < plan[taken]:
         others = [layer for layer in others if plan[layer]] or others
     filled = choose.choice(others)
 
@@ -165,7 +157,7 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
     return shift
 
 
-@dataclass
+@dataclass(frozen=True)
 class Best:
     """The best settings so far."""
 
@@ -197,78 +189,101 @@ def race(ruler: Ruler, method: Method, images: int, best: Damage | None) -> Dama
     return Damage.together(parts)
 
 
+@dataclass(frozen=True)
+class Budget:
+    """What a search may use: passes over its images, which are the ruler's first, and time; whichever is first."""
+
+    images: int
+    passes: float
+    seconds: float = 0  # 0 = no limit
+    seed: int = 0
+
+
+class LocalSearch:
+    """Local search at a cost: it climbs from the best few starts at once, and gives the worse climbs up on the way."""
+
+    def __init__(
+        self, ruler: Ruler, space: Space, target: float, budget: Budget, report: Callable[[float, Best], None] | None
+    ) -> None:
+        self.ruler, self.space, self.target, self.budget, self.report = ruler, space, target, budget, report
+        self.choose = random.Random(budget.seed)
+        self.begin_seen, self.begin_seconds = ruler.seen, ruler.seconds
+        self.climbs: list[Climb] = []
+        self.tried: set[Method] = set()
+
+    def spent(self) -> float:
+        """Share of the budget that is used up."""
+        budget, seconds = self.budget, self.ruler.seconds - self.begin_seconds
+        by_time = seconds / budget.seconds if budget.seconds else 0.0
+        return max((self.ruler.seen - self.begin_seen) / budget.images / budget.passes, by_time)
+
+    def best(self, *, interrupted: bool = False) -> Best:
+        leader = min(self.climbs, key=lambda climb: climb.damage.mean)
+        return Best(leader.method, leader.damage, len(self.tried), interrupted)
+
+    def begin(self, start: Sequence[Method]) -> None:
+        """Measure where climbs begin: at `start` and at the space's own starts."""
+        for candidate in dict.fromkeys([*start, *self.space.starts(self.target)]):
+            self.tried.add(candidate)
+            damage = race(self.ruler, candidate, self.budget.images, None)
+            assert damage is not None
+            if not np.isfinite(damage.mean):
+                continue
+            self.climbs.append(Climb(candidate, damage))
+            self._tell()
+            if self.spent() >= 1:
+                break
+        if not self.climbs and self.tried:
+            raise GTPError(
+                f"{self.space.method.name}'s outputs are not finite with any of the {len(self.tried)} schedules to "
+                "begin with; use float32 or bfloat16, or ask for less"
+            )
+        if not self.climbs:
+            raise unreachable(self.space, self.target)
+
+    def improve(self) -> None:
+        """Climb until the budget is spent, or nothing new is left to try."""
+        turn, idle = 0, 0
+        while self.spent() < 1 and idle < 2000:
+            together = next(number for until, number in CLIMBS if self.spent() <= until)
+            self.climbs = sorted(self.climbs, key=lambda climb: climb.damage.mean)[:together]
+            turn += 1
+            idle = 0 if self._step(self.climbs[turn % len(self.climbs)]) else idle + 1
+
+    def _step(self, climb: Climb) -> bool:
+        """Try one change of a climb; False if there is nothing new to try."""
+        change = climb.again or neighbour(self.space, climb.method, self.target, self.choose)
+        changed, climb.again = change(climb.method), None
+        if changed is None or changed in self.tried:
+            return False
+        self.tried.add(changed)
+        less = race(self.ruler, changed, self.budget.images, climb.damage)
+        if less is not None:
+            climb.method, climb.damage, climb.again = changed, less, change
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        if self.report is not None:
+            self.report(min(self.spent(), 1.0), self.best())
+
+
 def search(
     ruler: Ruler,
     space: Space,
     target: float,
+    budget: Budget,
     *,
-    images: int,
-    evaluations: float,
-    seconds: float,
-    seed: int,
     report: Callable[[float, Best], None] | None = None,
     start: Sequence[Method] = (),
 ) -> Best:
-    """Local search at a cost of `target` MACs, for `evaluations` passes over the first `images` images.
-
-    It climbs from the best few starts at once; the worse climbs are given up on the way.
-    """
-    choose = random.Random(seed)
-    begin_seen, begin_seconds = ruler.seen, ruler.seconds
-    climbs: list[Climb] = []
-    tried: set[Method] = set()
-
-    def spent() -> float:
-        by_time = (ruler.seconds - begin_seconds) / seconds if seconds else 0.0
-        return max((ruler.seen - begin_seen) / images / evaluations, by_time)
-
-    def best() -> Best:
-        leader = min(climbs, key=lambda climb: climb.damage.mean)
-        return Best(leader.method, leader.damage, len(tried))
-
-    def tell() -> None:
-        if report is not None:
-            report(min(spent(), 1.0), best())
-
+    """The best settings at a cost of `target` MACs; Ctrl-C ends the search with the best so far."""
+    climbing = LocalSearch(ruler, space, target, budget, report)
     try:
-        for candidate in dict.fromkeys([*start, *space.starts(target)]):
-            tried.add(candidate)
-            damage = race(ruler, candidate, images, None)
-            assert damage is not None
-            if not np.isfinite(damage.mean):
-                continue
-            climbs.append(Climb(candidate, damage))
-            tell()
-            if spent() >= 1:
-                break
-        if not climbs and tried:
-            raise GTPError(
-                f"{space.method.name}'s outputs are not finite with any of the {len(tried)} schedules to begin with; "
-                "use float32 or bfloat16, or ask for less"
-            )
-        if not climbs:
-            raise unreachable(space, target)
-        turn, idle = 0, 0
-        while spent() < 1 and idle < 2000:
-            together = next(number for until, number in CLIMBS if spent() <= until)
-            climbs = sorted(climbs, key=lambda climb: climb.damage.mean)[:together]
-            turn += 1
-            climb = climbs[turn % len(climbs)]
-            change = climb.again or neighbour(space, climb.method, target, choose)
-            changed, climb.again = change(climb.method), None
-            if changed is None or changed in tried:
-                idle += 1
-                continue
-            idle = 0
-            tried.add(changed)
-            less = race(ruler, changed, images, climb.damage)
-            if less is not None:
-                climb.method, climb.damage, climb.again = changed, less, change
-            tell()
+        climbing.begin(start)
+        climbing.improve()
     except KeyboardInterrupt:
-        if not climbs:
+        if not climbing.climbs:
             raise
-        found = best()
-        found.interrupted = True
-        return found
-    return best()
+        return climbing.best(interrupted=True)
+    return climbing.best()

@@ -6,13 +6,15 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from gtp_vit.core.costs import Costs, bisect
+from gtp_vit.core.ranges import Range, check_ranges
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.schedule import SCHEDULES, quarters, whole_tokens
-from gtp_vit.errors import BadSetting, GTPError, check_range
+from gtp_vit.errors import BadSetting, GTPError
 
 SHAPES = ("constant", "middle", "late", "early")  # hand-made starts, scaled to the cost
 # None in the first layer, hardly any in the second, most in the middle, as DiffRate's published schedules have it;
@@ -21,32 +23,35 @@ DIFFRATE_SHAPE = (0, 0.02, 0.05, 0.09, 0.14, 0.14, 0.14, 0.13, 0.11, 0.09, 0.06,
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScheduleLimits:
     """What a schedule must respect to be deployed."""
 
-    layers: int | None = None  # at most this many layers remove tokens
-    multiple_of: int = 1  # where tokens are removed, the number that stays (prefix included) is a multiple of this
+    max_layers: Annotated[int | None, Range(1, 1000)] = None
+    """Largest number of layers that remove tokens; by default all, and 3 with --engine, where each costs time of its
+    own."""
+    multiple_of: Annotated[int | None, Range(1, 1024)] = None
+    """Where tokens are removed, the number that stays, prefix tokens included, is a multiple of this, which some
+    accelerators need; by default 1, and 8 with --engine."""
 
     def __post_init__(self) -> None:
-        check_range("multiple_of", self.multiple_of, 1, 1024, whole=True)
-        if self.layers is not None:
-            check_range("layers", self.layers, 1, 1000, whole=True)
+        check_ranges(self)
 
 
 class Space:
     """The schedules of one method that keep to a cost and to the limits."""
 
-    def __init__(self, costs: Costs, method: Method, limits: Limits) -> None:
+    def __init__(self, costs: Costs, method: Method, limits: ScheduleLimits) -> None:
         assert method.schedule is not None
         self.costs, self.method, self.limits, self.field = costs, method, limits, method.schedule
         self.vit, self.whole = costs.vit, costs.whole  # whole: MACs of the unreduced model, every block in full
+        self.multiple_of = limits.multiple_of or 1
         # After the last layer image tokens are unused if the head reads prefix tokens only.
         self.layers = range(self.vit.depth - (not self.vit.head_reads_image_tokens))
 
     @property
     def fewest(self) -> int:
         """Image tokens that must stay: what the method needs, or as many as make a multiple of `multiple_of`."""
-        step, prefix, least = self.limits.multiple_of, self.vit.prefix, self.method.build(self.vit).stay
+        step, prefix, least = self.multiple_of, self.vit.prefix, self.method.build(self.vit).stay
         return least if step == 1 else ((prefix + least - 1) // step + 1) * step - prefix
 
     def cost(self, plan: Sequence[int]) -> int:
@@ -64,9 +69,9 @@ class Space:
     def settle(self, plan: Sequence[float]) -> list[int] | None:
         """The nearest schedule that respects the limits and fits the method; None if there is none."""
         used = [layer for layer in self.layers if plan[layer] > 0]
-        if self.limits.layers is not None:
-            used = sorted(sorted(used, key=lambda layer: -plan[layer])[: self.limits.layers])
-        step, prefix = self.limits.multiple_of, self.vit.prefix
+        if self.limits.max_layers is not None:
+            used = sorted(sorted(used, key=lambda layer: -plan[layer])[: self.limits.max_layers])
+        step, prefix = self.multiple_of, self.vit.prefix
         settled = whole_tokens(
             [plan[layer] if layer in used else 0 for layer in range(self.vit.depth)],
             self.vit.image_tokens,
@@ -84,9 +89,9 @@ class Space:
         left, used = self.vit.image_tokens + self.vit.prefix, 0
         for removed in plan:
             left, used = left - removed, used + bool(removed)
-            if removed and left % self.limits.multiple_of:
+            if removed and left % self.multiple_of:
                 return False
-        return self.limits.layers is None or used <= self.limits.layers
+        return self.limits.max_layers is None or used <= self.limits.max_layers
 
     def fit(self, shape: Sequence[float], target: float) -> list[int] | None:
         """The most expensive schedule of this shape that costs at most `target`."""
@@ -125,6 +130,8 @@ class Space:
         if not found:  # removing as much as possible at once is the cheapest
             last_resort = self.fit([float(layer == 0) for layer in range(depth)], target)
             found = [] if last_resort is None else [last_resort]
+        if not found:  # the method cuts what a shape asks for, and several layers must remove all they can
+            found = sorted((plan for plan in earliest(self) if self.cost(plan) <= target), key=self.cost)[-1:]
         for plan in found:
             yield self.with_plan(plan)
 
@@ -139,14 +146,19 @@ def unreachable(space: Space, target: float) -> BadSetting:
     )
 
 
-def cheapest(space: Space) -> int:
-    """MACs of the cheapest schedule known: everything as early as the method and the limits allow."""
+def earliest(space: Space) -> list[list[int]]:
+    """Schedules that remove all they can in the first layers, of one layer, two, and so on, and one of none."""
     tokens, depth = space.vit.image_tokens, space.vit.depth
-    costs = [space.cost([0] * depth)]
+    found = [[0] * depth]
     for used in range(1, depth + 1):
         asked = [tokens if layer < used else 0 for layer in range(depth)]
         plans = [space.settle(asked)]
         with contextlib.suppress(GTPError):  # some methods cut a schedule that asks for too much
             plans.append(space.plan_of(space.with_plan(asked)))
-        costs += [space.cost(plan) for plan in plans if plan is not None and space.respected(plan)]
-    return min(costs)
+        found += [plan for plan in plans if plan is not None and space.respected(plan)]
+    return found
+
+
+def cheapest(space: Space) -> int:
+    """MACs of the cheapest schedule known: everything as early as the method and the limits allow."""
+    return min(map(space.cost, earliest(space)))

@@ -17,6 +17,7 @@ from gtp_vit.metrics.base import UNREDUCED, Measure
 from gtp_vit.metrics.damage import Damage
 from gtp_vit.patching import patch
 from gtp_vit.profiling.benchmark import PAUSE, Timing, against, benchmark_models, interleave
+from gtp_vit.recipes.provenance import EngineFigures
 
 
 class Clock:
@@ -45,7 +46,7 @@ class Clock:
 
     def time(self, method: Method, images: Tensor, rounds: int) -> Timing:
         fast = patch(self.model, method, quiet=True)
-        if self.engine == TORCH:
+        if self.in_torch:
             return benchmark_models({"unreduced": self.model, "reduced": fast}, images, rounds=rounds)[1]
         if self.unreduced is None:
             self.unreduced = self.files.enter_context(self._loaded({"unreduced": self.model}, images))
@@ -53,7 +54,11 @@ class Clock:
             calls = {name: functools.partial(run, images) for name, run in {**self.unreduced, **loaded}.items()}
             return against(interleave(calls, rounds=rounds, pause=PAUSE), "unreduced")[1]
 
-    def outputs(self, method: Method, images: Tensor, searched: int) -> dict[str, Any]:
+    @property
+    def in_torch(self) -> bool:
+        return self.engine == TORCH
+
+    def figures(self, method: Method, images: Tensor, searched: int) -> EngineFigures:
         """How far the reduced model in the engine is from the unreduced one in torch, on images the search did not see.
 
         The first `searched` images are those of the search; ranges of 8-bit numbers come from them.
@@ -66,7 +71,7 @@ class Clock:
         with torch.inference_mode():
             wanted = self.measure.outputs(UNREDUCED, self.model, unseen)
         damage = Damage.between(self.measure, wanted, found)
-        return {"name": self.engine, "precision": self.precision, **damage.summary(), "images": len(unseen)}
+        return EngineFigures(damage.summary(), len(unseen), self.engine, self.precision)
 
     def _loaded(self, models: Any, images: Tensor, *, careful: bool = False) -> contextlib.AbstractContextManager[Any]:
         return compile_for_engine(self.engine, self.precision, models, images, torch.get_num_threads(), careful=careful)

@@ -1,4 +1,5 @@
-"""Sections 3.2.2 and 3.2.3: the graph along which removed tokens are propagated, and token summarisation.
+"""Sections 3.2.2 to 3.2.4: the graph along which removed tokens are propagated, token summarisation, and sparsification
+of the attention map.
 
 A graph is kept sparse, as the paper's appendix proposes: for every token the list of its neighbours. An edge i <- j, "i
 receives from j", exists if j is in the list of i. Unused entries hold M, one past the last token. The
@@ -9,10 +10,13 @@ Shapes: B batch, M image tokens, C channels, W entries of a list, K kept tokens,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtp_vit.kernels.reference import zero_below
 from gtp_vit.tensors import exporting, full_precision, weighted_merge
 
 OFFSETS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
@@ -130,3 +134,36 @@ def topk_by_position(values: Tensor, k: int) -> Tensor:
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     position = torch.arange(count - 1, -1, -1, device=values.device)
     return (ordered * count + position).topk(k, dim=-1).indices
+
+
+@dataclass(frozen=True)
+class Sparsify:
+    """The settings of `keep_largest` as an edit of the attention map."""
+
+    theta: float
+    per_row: bool = False
+    renormalise: bool = False
+
+    def __call__(self, probs: Tensor) -> Tensor:
+        return keep_largest(probs, self.theta, per_row=self.per_row, renormalise=self.renormalise)
+
+    def threshold_rank(self, entries: int) -> int | None:
+        """k, if all this does is to zero what is below the k-th smallest of a map's entries; else None."""
+        return None if self.per_row or self.renormalise else threshold_rank(entries, self.theta)
+
+
+def threshold_rank(entries: int, theta: float) -> int:
+    """Section 3.2.4, as released: k = int(N^2 (1 - theta)); 0 if theta is so near 1 that nothing is to be removed."""
+    return int(entries * (1 - theta))
+
+
+def keep_largest(probs: Tensor, theta: float, *, per_row: bool = False, renormalise: bool = False) -> Tensor:
+    """Section 3.2.4: zero all but the largest theta N^2 entries of each head's map. [B, H, N, N] -> the same.
+
+    Rows are not scaled to sum to 1 again, unless `renormalise`. With `per_row` each row has a threshold of its own.
+    """
+    entries = probs if per_row else probs.flatten(-2)
+    kept = zero_below(entries, threshold_rank(entries.shape[-1], theta)).view_as(probs)
+    if renormalise:
+        kept = kept / kept.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(kept.dtype).tiny)
+    return kept

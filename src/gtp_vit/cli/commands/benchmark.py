@@ -1,0 +1,194 @@
+"""gtp-vit benchmark: is the model faster with the method, here and now?"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from gtp_vit.cli import render
+from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes, named_file
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
+from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
+from gtp_vit.cli.output import OutputFlags, answer, write_page
+from gtp_vit.cli.parser import Short
+from gtp_vit.core.ranges import Range
+from gtp_vit.core.reducer import Method
+from gtp_vit.data.items import Batch, Item
+from gtp_vit.data.loader import batches
+from gtp_vit.engines import TORCH, is_exported
+from gtp_vit.engines.exported_file import ExportedFile
+from gtp_vit.engines.runtime import compile_for_engine, compiled_file
+from gtp_vit.errors import GTPError
+from gtp_vit.methods.identity import Identity
+from gtp_vit.patching import host_of, patch, tower_of
+from gtp_vit.profiling.benchmark import PAUSE, against, interleave
+from gtp_vit.profiling.macs import layer_costs
+from gtp_vit.profiling.slicing import slicing_of
+from gtp_vit.report.page import Section, paragraph, table
+from gtp_vit.report.timing import Timed, cost_table, timing_table, verdict
+from gtp_vit.runs.files import check_writable
+
+EAGER = "eager torch, unreduced"
+OF_A_FILE = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")  # what it has itself
+
+
+@dataclass(frozen=True)
+class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
+    """Time a model with and without token reduction, interleaved in one process; in torch or in an engine.
+
+    Slicing, timed beside it, drops as many tokens without looking at them: what the method would reach if its own work
+    cost nothing.
+
+    Weights are random unless --pretrained or --checkpoint: they do not change the time. With --data-dir or --dataset,
+    reading a batch and then running the model is timed too, besides the model alone; in one process, one after the
+    other, so that it is the time from the files to the result.
+
+    examples:
+      gtp-vit benchmark deit_small_patch16_224 --batch-size 1 8 32
+      gtp-vit benchmark deit_small_patch16_224 --method tome --r 14 --compile
+      gtp-vit benchmark deit_small_patch16_224 --method deploy --engine openvino --precision int8 --batch-size 1 8
+      gtp-vit benchmark out/vit_tiny_patch16_224-gtp_plus-int8.xml
+    """
+
+    batch_size: Annotated[tuple[int, ...], Short("-b"), Range(1, 65536)] = (8,)  # type: ignore[assignment]
+    """Images in a batch; several numbers are timed one after the other."""
+    rounds: Annotated[int, Range(3, 10**6)] = 20
+    """How often each model is timed."""
+    compile: bool = False
+    """Compile both models with torch.compile first."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of weights and images in torch."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Benchmark, words)
+    check_writable(flags.report)
+    file = None
+    if is_exported(flags.model):
+        file = named_file(flags, chosen, words, *OF_A_FILE)
+        flags = flags_with_sizes(flags, file)
+        flags = dataclasses.replace(flags, engine=file.engine.name, precision=file.metadata.precision)
+    _check(flags)
+    dtype = getattr(torch, flags.dtype)
+    model = make_model(flags).to(dtype)
+    method = chosen.for_model(model) if file is None else file.metadata.method or Identity()
+    fast: Any = patch(model, method)
+    inputs, device = host_of(model).inputs, next(model.parameters()).device
+    images = torch.randn(max(flags.batch_size), inputs.channels, *inputs.size, dtype=dtype, device=device)
+    costs = layer_costs(model, fast, images=images[:8])
+    layers = cost_table(costs)
+    timed = measure(flags, method, model, fast, images, file)
+    times = timing_table(timed)
+    precise = flags.dtype if flags.engine == TORCH else flags.precision
+    lead = f"{flags.engine}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {precise}"
+    with torch.inference_mode():  # as it was timed: with gradients on, other kernels would run
+        verdicts = [verdict(entry, costs, fast.kernels) for entry in timed]
+        cost = {"unreduced": costs.unreduced.total, method.name: costs.reduced.total}
+        result = {"flags": flags, "settings": method.to_dict(), "threads": torch.get_num_threads()}
+        result |= {"kernels": fast.kernels, "macs": cost, "timed": timed, "verdicts": verdicts}
+    title = f"{flags.model}, {method.name}: cost of each layer"
+    answer(flags, result, (title, *layers), (lead, *times), text="\n".join(verdicts))
+    sections = [
+        Section("Time", table(*times) + "".join(map(paragraph, verdicts))),
+        Section("Cost of each layer", table(*layers)),
+    ]
+    write_page(flags, words, flags.report, f"{flags.model} with {method}", lead, sections)
+
+
+def _check(flags: Benchmark) -> None:
+    """Refuse combinations that make no sense."""
+    check_engine(flags.engine, flags.precision, flags.device)
+    for_torch = {"--compile": flags.compile, "--dtype": flags.dtype != "float32"}
+    wrong = [name for name, given in for_torch.items() if given and flags.engine != TORCH]
+    if wrong:
+        raise GTPError(f"{' and '.join(wrong)} is for torch; leave it out with --engine {flags.engine}")
+
+
+def measure(
+    flags: Benchmark,
+    method: Method,
+    model: nn.Module,
+    fast: nn.Module,
+    images: torch.Tensor,
+    file: ExportedFile | None = None,
+) -> list[Timed]:
+    """Time all models at every batch size, and with loading of images where there are some.
+
+    A file stands for its model: the unreduced one beside it is exported for this, with random weights.
+    """
+    models = {"unreduced": model} if file is not None else {"unreduced": model, method.name: fast}
+    sliced = None if file is not None else slicing_of(tower_of(fast).reducer)
+    if sliced is not None and method.name != "identity":
+        models[sliced.name] = patch(model, sliced, quiet=True)
+    if flags.engine != TORCH:
+        with render.steps("exporting") as step:
+            step(f"{len(models)} models, some seconds each" if len(models) > 1 else "the unreduced model, some seconds")
+            threads = torch.get_num_threads()
+            with compile_for_engine(flags.engine, flags.precision, models, images, threads) as ready:
+                if file is not None:
+                    ready[file.name] = compiled_file(file.engine, file.path, flags.precision, threads)
+                return _measure(flags, {**ready, EAGER: model}, model, images)
+    if flags.compile:
+        return _measure(flags, {name: torch.compile(one) for name, one in models.items()}, model, images)
+    return _measure(flags, models, model, images)
+
+
+def _measure(
+    flags: Benchmark, models: Mapping[str, Callable[[torch.Tensor], object]], model: nn.Module, images: torch.Tensor
+) -> list[Timed]:
+    files = None
+    if flags.data_dir is not None or flags.dataset:
+        files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
+        for size in flags.batch_size:
+            Cycle(files, size, images).next_batch()  # fail now, not after the work, if there are too few
+    found = []
+    with torch.inference_mode(), render.progress("timing") as progress:
+        for size in flags.batch_size:
+            calls = {name: functools.partial(one, images[:size]) for name, one in models.items()}
+            found.append(_timed(flags, size, False, calls, progress))
+            if files is not None:
+                calls = {
+                    name: functools.partial(_load_and_run, one, Cycle(files, size, images))
+                    for name, one in models.items()
+                }
+                found.append(_timed(flags, size, True, calls, progress))
+    return found
+
+
+def _load_and_run(model: Callable[[torch.Tensor], object], cycle: Cycle) -> object:
+    return model(cycle.next_batch())
+
+
+def _timed(
+    flags: Benchmark, size: int, loading: bool, calls: Mapping[str, Callable[[], object]], progress: Any
+) -> Timed:
+    if flags.engine == TORCH:
+        return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
+    samples = interleave(calls, rounds=flags.rounds, pause=PAUSE, progress=progress)
+    over_torch = {timing.name: timing.speedup for timing in against(samples, EAGER)}
+    return Timed(size, loading, against(samples, "unreduced"), flags.engine, over_torch)
+
+
+class Cycle:
+    """Whole batches of a data set, over and over; every model has its own, so all read the same images."""
+
+    def __init__(self, dataset: Dataset[Item], size: int, like: torch.Tensor) -> None:
+        self.dataset, self.size, self.like = dataset, size, like
+        self.rest: Iterator[Batch] = iter(())
+
+    def next_batch(self) -> torch.Tensor:
+        batch = next(self.rest, None)
+        if batch is None or len(batch.images) < self.size:
+            self.rest = batches(self.dataset, batch_size=self.size, workers=0)
+            batch = next(self.rest, None)
+        if batch is None or len(batch.images) < self.size:
+            found = 0 if batch is None else len(batch.images)
+            raise GTPError(f"a batch needs {self.size} images, but only {found} could be read; give a smaller -b")
+        return batch.images.to(self.like)

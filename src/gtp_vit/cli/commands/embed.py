@@ -1,0 +1,264 @@
+"""gtp-vit embed: embeddings of all images of a folder or data set, to files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence, Set, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from gtp_vit.backbones.host import remove_classifier
+from gtp_vit.cli import render
+from gtp_vit.cli.engine_flags import check_engine, images_for_file, named_file
+from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
+from gtp_vit.cli.model_flags import (
+    DataFlags,
+    check_weights,
+    make_dataset,
+    make_model,
+)
+from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
+from gtp_vit.cli.parser import Choices
+from gtp_vit.core.ranges import Range
+from gtp_vit.data.dataset import Images
+from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.manifest import MANIFEST, verify
+from gtp_vit.embeddings.shards import FORMATS
+from gtp_vit.embeddings.writer import Layout, Written, embed_to_folder
+from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
+from gtp_vit.engines.export import export
+from gtp_vit.engines.exported_file import ExportedFile
+from gtp_vit.engines.runtime import ExportedModel
+from gtp_vit.errors import GTPError, Incomplete, counted
+from gtp_vit.methods.identity import Identity
+from gtp_vit.models.sources import public_name
+from gtp_vit.patching import host_of, patch
+from gtp_vit.runs import distributed
+from gtp_vit.runs.files import check_writable
+from gtp_vit.runs.identity import identity, images_identity
+from gtp_vit.version import __version__
+
+OF_A_FILE = ("--engine", "--scores", "--unreduced", "--patches", "--checkpoint", "--pretrained")  # what it has itself
+
+
+@dataclass(frozen=True)
+class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
+    """Embeddings of all images of a folder, WebDataset or Hugging Face data set, to a folder of files with their names.
+
+    Of a classifier the pooled features in front of its last layer are taken, of CLIP the image embedding, of others
+    what they return. Labels are not needed. The folder gets files of safetensors or Parquet, and manifest.json, which
+    says what was embedded, by what, and which images could not be read.
+
+    An interrupted run resumes when it is started again, also with a different number of processes: nothing is lost or
+    twice, and the result is the same to the last bit. If weights, images or settings differ it is refused. Under
+    torchrun, processes share the files to write; they may be on many machines.
+
+    A file that gtp-vit export has written takes the place of a model and runs in its engine.
+
+    examples:
+      gtp-vit embed --output vectors
+      gtp-vit embed vit_small_patch14_dinov2 --pretrained --data-dir photos --output vectors
+      gtp-vit embed open_clip:ViT-B-32/openai --pretrained --data-dir photos --normalise --dtype float16 --output v
+      gtp-vit embed hf:facebook/dinov2-small --data-dir shards --dataset wds/ --format parquet --output vectors
+      gtp-vit embed exported/vit_tiny_patch16_224-gtp_plus-f32.onnx --data-dir photos --output vectors
+      gtp-vit embed --verify vectors
+      torchrun --nproc-per-node 4 -m gtp_vit.cli.app embed vit_tiny_patch16_224 --pretrained --data-dir p --output v
+    """
+
+    output: Path | None = None
+    """Folder for the files; needed. An interrupted run resumes from there."""
+    unreduced: bool = False
+    """Leave the model as it is, for comparison."""
+    scores: bool = False
+    """Of a classifier, the scores of its classes instead of its features."""
+    patches: bool = False
+    """Features of all patches, row by row, instead of one vector for an image; those of removed tokens are restored."""
+    normalise: bool = False
+    """Scale every vector to length 1."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Of the numbers that are stored; the model computes in its own precision."""
+    format: Literal["safetensors", "parquet"] = "safetensors"
+    """Of the files. Parquet needs pyarrow: pip install 'gtp-vit[parquet]'."""
+    shard_size: Annotated[int, Range(0, 100_000)] = 0
+    """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
+    most the file it was at."""
+    engine: Annotated[str, Choices(engine_names)] = TORCH
+    """Where the model runs. Engines other than torch run a file of it, which is exported first and then deleted; keep
+    one with gtp-vit export, and name it in place of the model."""
+    split: str = ""
+    """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
+    verify: Path | None = None
+    """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What embeds, what is embedded, and how both are known again."""
+
+    embedder: Embedder
+    dataset: Images
+    identity: dict[str, object]
+    title: str
+
+
+def main(words: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Embed, words)
+    written = {word.partition("=")[0] for word in words}
+    if flags.verify is not None:
+        _verify(flags, flags.verify, written)
+        return
+    if flags.unreduced and ("--method" in written or chosen.given):
+        raise GTPError("--unreduced leaves out every method; leave it out, or the method and its settings")
+    output = flags.output
+    if output is None:
+        raise GTPError("--output is missing; give the folder to write to")
+    if output.exists() and not output.is_dir():
+        raise GTPError(f"--output is {output}, which is a file; give a folder")
+    FORMATS[flags.format].check_installed()
+    flags = dataclasses.replace(flags, split=_split(flags))
+    if flags.patches and flags.scores:
+        raise GTPError("--patches and --scores are two different outputs; leave one of them out")
+    if flags.patches and flags.engine != TORCH:
+        raise GTPError(f"{flags.engine} runs a model as a whole, and --patches are from inside; leave out --engine")
+    check_engine(flags.engine, "f32", flags.device)
+    if not is_exported(flags.model):
+        check_weights(flags)
+    with distributed.process_group():
+        _embed(flags, output, chosen, words)
+
+
+def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
+    """Check a folder that was written earlier."""
+    others = sorted(word for word in written if word.startswith("-") and word not in ("--verify", "--json"))
+    if others:
+        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {others[0]}")
+    if flags.model != Embed.model:
+        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {flags.model}")
+    manifest = verify(folder)
+    columns = ["images", "embedded", "files"]
+    row = [str(each) for each in (manifest["images"], manifest["embedded"], len(manifest["shards"]))]
+    result = {"flags": flags, "manifest": manifest}
+    answer(flags, result, (str(folder), columns, [row]), text="All files are as they were written.")
+
+
+def _split(flags: Embed) -> str:
+    """The split as timm wants it."""
+    if flags.split or not flags.dataset.startswith(("wds/", "hfds/", "hfids/")):
+        return flags.split
+    if flags.dataset.startswith("wds/"):
+        return "*.tar"
+    raise GTPError(f"which split of {flags.dataset}? Give --split, e.g. train or validation")
+
+
+def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> None:
+    """Embed in all processes; only the first one prints."""
+    check_writable(output / MANIFEST)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(
+            _from_file(flags, named_file(flags, chosen, words, *OF_A_FILE))
+            if is_exported(flags.model)
+            else _from_model(flags, chosen)
+        )
+        wanted = flags.shard_size or (128 if flags.patches else 4096)
+        shard_size = -(-wanted // flags.batch_size) * flags.batch_size
+        _warn_of_idle_processes(source.dataset, shard_size)
+        first = distributed.is_rank_zero()
+        progress = stack.enter_context(render.progress("embedding")) if first else None
+        found = embed_to_folder(
+            output,
+            source.embedder,
+            source.dataset,
+            source.identity,
+            Layout(flags.format, flags.batch_size, shard_size),
+            workers=flags.workers,
+            restart=flags.restart,
+            progress=None
+            if progress is None
+            else lambda done, total, rate: progress(done, total, best=f"{rate:.1f} images/s"),
+        )
+    if found is not None:
+        _answer(flags, source, found)
+
+
+@contextlib.contextmanager
+def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
+    """A model, reduced or not, in torch or exported to an engine for a while."""
+    model = make_model(flags)
+    if not flags.scores:
+        remove_classifier(model)
+    method = None if flags.unreduced else chosen.for_model(model)
+    if flags.patches and method is None:
+        method = Identity()
+    runs = model if method is None else patch(model, method, restore=flags.patches)
+    output = None if flags.patches else host_of(model).output
+    embedder = Embedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
+    dataset = make_dataset(flags, model, labels=False)
+    own = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
+    known = identity(public_name(flags.model), {"": runs}, dataset, **own).to_dict()
+    title = f"{public_name(flags.model)} {'unreduced' if method is None else f'with {method}'}"
+    with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
+        if flags.engine != TORCH:
+            engine = ENGINES[flags.engine]
+            known["engine"] = {"name": engine.name, **engine.versions()}
+            path = Path(folder) / f"model{engine.suffix}"
+            export(runs, path)
+            runs = ExportedModel(path, "f32", flags.threads)
+            embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
+        yield Source(embedder, dataset, known, title)
+
+
+@contextlib.contextmanager
+def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
+    """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
+    metadata = file.metadata
+    embedder = Embedder(file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype)
+    dataset = images_for_file(flags, file, labels=False)
+    known: dict[str, object] = {
+        "version": __version__,
+        "model": metadata.model,
+        "weights": metadata.fingerprint,
+        **file.settings(),
+        **images_identity(dataset).to_dict(),
+    }
+    yield Source(embedder, dataset, known, file.name)
+
+
+def _warn_of_idle_processes(dataset: Images, shard_size: int) -> None:
+    rank, processes = distributed.rank_and_world_size()
+    if not isinstance(dataset, Sized):
+        return
+    shards = -(-len(dataset) // shard_size)
+    if rank == 0 and shards < processes:
+        warnings.warn(
+            f"{len(dataset)} images make {shards} files of {shard_size}, so {processes - shards} of {processes} "
+            "processes have nothing to do; give a smaller --shard-size, and a --batch-size that is not larger",
+            stacklevel=2,
+        )
+
+
+def _answer(flags: Embed, source: Source, found: Written) -> None:
+    """Say what was written; the exit code says whether something is missing."""
+    manifest = found.manifest
+    rate = f"{found.images / found.seconds:.1f}" if found.images else "-"
+    columns = ["embedding", "images", "embedded", "files", "new", "images/s"]
+    counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), found.images]
+    row = [f"{source.embedder.kind}, {flags.dtype}", *map(str, counts), rate]
+    text = f"Written: {found.folder / MANIFEST} and {counted(len(manifest['shards']), 'file', 'files')} beside it"
+    if is_exported(flags.model) and source.embedder.kind is not None and source.embedder.kind.kind == "classes":
+        text += (
+            f". {source.title} was exported with its classifier, so these are class scores; of the model itself "
+            "gtp-vit embed takes features, and the two do not belong in one index"
+        )
+    result = {"flags": flags, "seconds": found.seconds, "new": found.images, "manifest": manifest}
+    answer(flags, result, (source.title, columns, [row]), text=text)
+    if found.not_finite:
+        names = "; ".join(found.not_finite[:5])
+        more = f"; {len(found.unreadable)} of the images could not be read" if found.unreadable else ""
+        raise Incomplete(
+            f"{len(found.not_finite)} of the images have no finite embedding and were left out: {names}{more}"
+        )
+    check_readable(found.unreadable)

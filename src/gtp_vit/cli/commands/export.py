@@ -1,0 +1,145 @@
+"""gtp-vit export: a model as a file for an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from torch import nn
+
+from gtp_vit.cli import render
+from gtp_vit.cli.flags import MethodFlags, parse_with_method
+from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
+from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
+from gtp_vit.cli.parser import Choices
+from gtp_vit.core.ranges import Range
+from gtp_vit.engines import check_precision, formats, precisions
+from gtp_vit.engines.engine import Engine
+from gtp_vit.engines.export import ExportInfo, ExportResult, export
+from gtp_vit.engines.model_card import CHECK_COLUMNS, check_row
+from gtp_vit.errors import GTPError, counted
+from gtp_vit.models import bundled
+from gtp_vit.models.sources import library_of, preparation_of, public_name
+from gtp_vit.patching import patch
+from gtp_vit.recipes.recipe import DEPLOY
+from gtp_vit.report.page import Section, paragraph, table
+from gtp_vit.runs.files import check_writable
+
+FEWEST_IMAGES = 8
+
+
+@dataclass(frozen=True)
+class Export(OutputFlags, MethodFlags, DataFlags):
+    """Write a reduced model to a file that an engine runs, without torch and without this package.
+
+    The file takes any number of images, says in its metadata how to prepare them and what the classes are, and has a
+    card beside it. At the end it is run in its engine at batch 1, 3 and 8 and compared with torch; a file that fails
+    is not left behind. 8-bit files need images (--data-dir) to find the ranges of their numbers.
+
+    examples:
+      gtp-vit export --format onnx --output out
+      gtp-vit export vit_tiny_patch16_224 --pretrained --format onnx --output out
+      gtp-vit export vit_tiny_patch16_224 --pretrained --format openvino --precision int8 --data-dir images --output out
+      gtp-vit export vit_tiny_patch16_224 --pretrained --method identity --format onnx --output out
+    """
+
+    method: str = DEPLOY
+    """A method or a recipe; its settings are flags too. deploy is gtp_plus with a schedule for engines: few layers."""
+    format: Annotated[str, Choices(formats)] = "onnx"
+    """Of the file; each engine has its own. onnx is for ONNX Runtime, TensorRT and others."""
+    precision: Annotated[str, Choices(precisions)] = "f32"
+    """Precision of the products with weights; which tokens stay is decided in floating point in all of them."""
+    output: Path = Path()
+    """Folder to write to; the names of the files say what is in them."""
+    images: Annotated[int, Range(FEWEST_IMAGES, 10**5)] = 128
+    """Images to find the ranges of 8-bit numbers with, and to check the file on."""
+    class_names: Path | None = None
+    """A text file with the name of a class on each line, for the metadata; models with ImageNet's classes need none."""
+    overwrite: bool = False
+    """Replace files that exist."""
+
+
+def main(words: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Export, words)
+    engine = formats()[flags.format]
+    check_precision(engine, flags.precision)
+    check_weights(flags)
+    if flags.device != "cpu":
+        raise GTPError(f"--device is {flags.device}; a file is made and checked on a CPU, leave it out")
+    if "--output" not in {word.partition("=")[0] for word in words}:
+        raise GTPError("--output is missing; give the folder to write to")
+    check_writable(flags.output / "file", flags.report)
+    classes = _class_names(flags.class_names)
+    model = make_model(flags)
+    method = chosen.for_model(model)
+    fast = patch(model, method)
+    share = "" if method.name == "identity" else f"-{method.name}"
+    name = public_name(flags.model)
+    path = flags.output / f"{name.replace('/', '_').replace(':', '_')}{share}-{flags.precision}{engine.suffix}"
+    info = ExportInfo(name, _weights(flags), classes, preparation_of(flags.model))
+    images, unreadable = _images(flags, engine, model)
+    with render.steps("exporting") as step:
+        found = export(
+            fast,
+            path,
+            precision=flags.precision,
+            images=images,
+            info=info,
+            overwrite=flags.overwrite,
+            progress=step,
+        )
+    title, text = f"{path.name} in {engine.title} against torch", _summary(found)
+    rows = [check_row(check) for check in found.checks]
+    write_page(
+        flags, words, flags.report, title, "", [Section("Checked", table(CHECK_COLUMNS, rows) + paragraph(text))]
+    )
+    result = {"flags": flags, "files": found.files, "metadata": found.metadata.to_dict(), "checks": found.checks}
+    answer(flags, result, (title, CHECK_COLUMNS, rows), text=text)
+    check_readable(unreadable)
+
+
+def _summary(result: ExportResult) -> str:
+    """What was written, in sentences."""
+    metadata, size = result.metadata, sum(path.stat().st_size for path in result.files) / 1e6
+    unknown = metadata.classes is None and metadata.output.kind == "classes"
+    return (
+        f"Checked on {result.images}. {metadata.share:.0%} of the MACs, {size:.1f} MB."
+        f"{' The names of its classes are not known.' if unknown else ''}\n"
+        f"Written: {', '.join(map(str, result.files))}"
+    )
+
+
+def _images(flags: Export, engine: Engine, model: nn.Module) -> tuple[torch.Tensor | None, list[str]]:
+    """The images of the flags; None if there are none and none are needed."""
+    if flags.data_dir is None and not flags.dataset and flags.model != bundled.NAME:
+        if engine.precisions[flags.precision].needs_images:
+            raise GTPError(
+                f"{flags.precision} needs images to find the ranges of its numbers; give --data-dir, a folder of some "
+                "dozens"
+            )
+        return None, []
+    images, unreadable = read_images(flags, model, flags.images, FEWEST_IMAGES)
+    if len(images) < FEWEST_IMAGES:
+        found = counted(len(images), "image is", "images are")
+        raise GTPError(f"{found} too few; give at least {FEWEST_IMAGES}, better {flags.images}")
+    return images, unreadable
+
+
+def _weights(flags: Export) -> str:
+    """Where the weights are from, so that gtp-vit evaluate finds them again."""
+    if flags.checkpoint is not None:
+        return str(flags.checkpoint)
+    library, _ = library_of(flags.model)
+    return public_name(flags.model) if library.prefix else library.title
+
+
+def _class_names(path: Path | None) -> list[str] | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GTPError(f"cannot read --class-names {path}: {getattr(error, 'strerror', None) or error}") from error

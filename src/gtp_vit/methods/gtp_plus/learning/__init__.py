@@ -1,0 +1,1 @@
+"""What GTP+ learns of a model: from backward passes, before any search."""

@@ -1,0 +1,139 @@
+"""What a search is asked for: a target, how it searches, what a schedule must respect, where speed is measured.
+
+The flags of `gtp-vit tune` are made from these classes: their fields, defaults, ranges and docstrings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import nn
+
+from gtp_vit.core.ranges import Range, check_ranges
+from gtp_vit.core.reducer import Method
+from gtp_vit.engines import TORCH
+from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.metrics.base import Bound, Measure
+from gtp_vit.metrics.registry import MEASURES, measure_of
+from gtp_vit.recipes.defaults import DEFAULT_SHARE
+from gtp_vit.runs.journal import Journal
+
+# Targets that every model has, whatever its outputs; those of its outputs are the bounds of their measure.
+COSTS = (
+    Bound("macs", "share of the unreduced model's MACs", high=1),
+    Bound("speedup", "speed-up over the unreduced model, measured on this machine", low=1),
+)
+
+
+def target_bounds() -> dict[str, list[tuple[str, Bound]]]:
+    """All targets by name, each with the measures that have it; "" = it needs none."""
+    bounds = {bound.name: [("", bound)] for bound in COSTS}
+    for measure in MEASURES.values():
+        for bound in measure.bounds:
+            bounds.setdefault(bound.name, []).append((measure.name, bound))
+    return bounds
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a search is to reach: a share of the MACs, a speed-up, or a bound on the damage, such as max_kl.
+
+    At a share or a speed-up the search does as little damage as it can; within a bound it saves as much as it can.
+
+    >>> Target("max_kl", 0.02)
+    Target(name='max_kl', value=0.02, measure='auto')
+    >>> Target("max_kll", 0.02)
+    Traceback (most recent call last):
+    ...
+    gtp_vit.errors.UnknownName: unknown target 'max_kll'; did you mean 'max_kl'? Allowed: macs, speedup, max_kl, \
+min_agreement, min_cosine, min_neighbours, max_error
+    """
+
+    name: str
+    """macs, speedup, or a bound of a measure."""
+    value: float
+    """In the unit of what is bounded: a share, a factor, a percentage."""
+    measure: str | Measure = "auto"
+    """How outputs are compared; auto chooses by what the model returns, dense compares restored features."""
+
+    def __post_init__(self) -> None:
+        bounds = [bound for _, bound in target_bounds()[check_name("target", self.name, target_bounds())]]
+        low, high = min(bound.low for bound in bounds), max(bound.high for bound in bounds)
+        check_range(self.name, self.value, low, high, above_low=True)
+        if not isinstance(self.measure, Measure):
+            check_name("measure", self.measure, ("auto", *MEASURES))
+
+    def measure_of(self, model: nn.Module) -> Measure:
+        """The measure for this model's outputs; raises BadSetting if it has no figure for the target."""
+        measure = measure_of(model, self.measure)
+        self.bound(measure)
+        return measure
+
+    def bound(self, measure: Measure) -> Bound:
+        """What is bounded, where outputs are measured so."""
+        bounds = {bound.name: bound for bound in (*COSTS, *measure.bounds)}
+        if self.name not in bounds:
+            raise BadSetting(
+                f"the target {self.name} does not fit this model, whose outputs are measured as {measure.name}; give "
+                f"one of {', '.join(bounds)}"
+            )
+        check_range(self.name, self.value, bounds[self.name].low, bounds[self.name].high, above_low=True)
+        return bounds[self.name]
+
+
+DEFAULT_TARGET = Target("macs", DEFAULT_SHARE)
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How a search goes about it, and how long."""
+
+    passes: Annotated[int, Range(1, 10**6)] = 150
+    """How often the search goes through its images."""
+    minutes: Annotated[float, Range(0, 10**6)] = 0
+    """End the search after this many minutes; 0 = no limit."""
+    seed: int = 0
+    """Seed of the search; some methods have a --seed of their own."""
+    batch_size: Annotated[int, Range(1, 65536)] = 32
+    """Images at a time."""
+    calibrate: bool = True
+    """First learn what matters to the model, by a backward pass an image; gtp_plus alone does."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class TimingConfig:
+    """Where speed is measured, and the result is checked. Damage is always that of the model in torch."""
+
+    engine: str = TORCH
+    """torch, or the name of an engine."""
+    precision: str = "f32"
+    """In the engine: f32, bf16 or int8."""
+    batch_size: Annotated[int, Range(1, 65536)] = 8
+    """Images in a batch where speed is measured."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What `tune` reports while the search runs."""
+
+    done: float  # share of the search
+    best: Method
+    damage: float  # mean over the images of the search
+    title: str  # what the damage is
+    share: float  # of the unreduced model's MACs
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Who is told how a search goes, and where its figures are stored."""
+
+    progress: Callable[[Progress], None] | None = None  # called with the best so far
+    journal: Journal | None = None  # of this run; figures in it are reused
