@@ -217,7 +217,7 @@ def test_every_command_line_gets_an_answer(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "here")  # ../x is in the folder of this test, too
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     (tmp_path / "here" / "recipe.json").write_text("{}")
-    for room in ("cli.model_flags", "cli.macs", "cli.tour"):
+    for room in ("cli.model_flags", "cli.commands.macs", "cli.commands.tour"):
         monkeypatch.setattr(f"gtp_vit.{room}.create_model", no_model)
     for number, chance in cases():
         words = [chance.choice(QUIET)]
