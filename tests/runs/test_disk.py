@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +26,6 @@ from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable, write_atomically
 from gtp_vit.runs.journal import Journal
 from gtp_vit.training.checkpoint import STATE, read_state, write_state
-from support.process import start_python
 
 NOBODY = 65534
 
@@ -155,29 +155,25 @@ def test_a_journal_that_may_not_be_read_is_left_alone(open_to_all):
     assert json.dumps({"model": "a"}, separators=(",", ":")).encode() in path.read_bytes()
 
 
-HANGING = """
-import os, sys, time
-from pathlib import Path
-from gtp_vit.runs.files import write_atomically
-
-os.fsync = lambda _: time.sleep(600)
-write_atomically(Path(sys.argv[1]), b"half of it")
-"""
-
-
 def test_what_a_killed_writer_left_is_deleted_by_the_next_and_nothing_else(tmp_path):
     path, others = tmp_path / "state.pt", [".state.pt.original", ".state.pt.bxt0baif", ".weights.pt.bxt0baif.part"]
     for other in others:
         (tmp_path / other).write_text("of somebody else")
-    process = start_python(HANGING, path)
+    process = os.fork()
+    if not process:
+        os.fsync = lambda _: time.sleep(600)
+        try:
+            write_atomically(path, b"half of it")
+        finally:
+            os._exit(1)
     while not (left := {each.name for each in tmp_path.iterdir()} - set(others)):
         time.sleep(0.01)
     while not (tmp_path / min(left)).stat().st_size:  # then it is locked, too
         time.sleep(0.01)
     write_atomically(path, b"new")  # the first writer lives
     assert {each.name for each in tmp_path.iterdir()} == {*others, *left, "state.pt"}
-    process.kill()
-    process.join()
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
     write_atomically(path, b"newer")
     assert {each.name for each in tmp_path.iterdir()} == {*others, "state.pt"}
     assert path.read_bytes() == b"newer"
