@@ -201,7 +201,7 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
 
 
 def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin():
-    """The one difference left between the two, as docs/design.md has it: the twin's product multiplies NaN by zero."""
+    """The one difference left between the two (docs/decisions.md): the twin's product multiplies NaN by zero."""
     lists = operators.neighbours_in_torch(
         NeighboursInputs(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
     )
@@ -335,7 +335,7 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
 @pytest.mark.parametrize("method", [GTP(propagate=14), GTPPlus(propagate=14), GTP(propagate=8, theta=0.5)], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bfloat16_keeps_the_same_tokens_on_both_kernels(method, autocast):
-    """Not quite all: docs/design.md says why, and how many. 168 of 196 tokens leave, so that what differs adds up."""
+    """Not quite all (docs/research/kernels.md has how many). 168 of 196 tokens leave, so that what differs adds up."""
     model, (images, _) = bundled.create(), bundled.test_images()
     x = bundled.normalise(images[:24])
     if not autocast:

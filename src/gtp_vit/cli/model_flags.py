@@ -41,6 +41,8 @@ class ModelFlags:
     """Number of classes, if different from the model's own; for checkpoints of finetuned models."""
     img_size: int | None = None
     """Height and width of the images, if different from the model's own."""
+    resample_positions: bool = False
+    """Resample the positions of a --checkpoint of the model's own size to --img-size."""
     threads: Annotated[int, Range(0, 4096)] = 0
     """CPU threads; 0 leaves torch's choice."""
 
@@ -87,6 +89,7 @@ def make_model(flags: ModelFlags) -> nn.Module:
         checkpoint=flags.checkpoint,
         img_size=flags.img_size,
         num_classes=flags.num_classes,
+        resample_positions=flags.resample_positions,
     )
     return model.to(distributed.device_of(getattr(flags, "device", "cpu")))
 

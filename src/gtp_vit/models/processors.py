@@ -45,6 +45,9 @@ def fit_processor(processor: Processor, fast: nn.Module) -> Processor:
         found.image_seq_length = left
         return found
     if restores and _is_processor(processor):
+        own = _processor_of(fast)
+        if own is not None and own not in {each.__name__ for each in type(processor).__mro__}:
+            raise BadSetting(f"{kind} does not belong to {model}; give the processor of this model, {own}")
         return found
     raise BadSetting(
         f"{kind} does not belong to {model}; fit_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor for "
@@ -56,6 +59,14 @@ def _is_processor(processor: object) -> bool:
     from transformers import ProcessorMixin
 
     return isinstance(processor, ProcessorMixin)
+
+
+def _processor_of(model: Any) -> str | None:
+    """The class of processor that transformers has for a model, if it knows one."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    names: Any = PROCESSOR_MAPPING_NAMES.get(model.config.model_type)
+    return str(names) if names else None
 
 
 def _check_strategy(processor: Any, model: Any) -> None:
