@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
-from gtp_vit.backbones.intermediates import intermediates
 from gtp_vit.backbones.modules import (
     check_images,
     class_refusal,
@@ -80,6 +79,8 @@ class OpenClipForwards(PatchedModel):
         output_extra_tokens: bool = False,
     ) -> dict[str, Any]:
         """open_clip's forward_intermediates: features after the chosen blocks, of all tokens that remain there."""
+        from gtp_vit.backbones.intermediates import intermediates
+
         norm = self.ln_post if normalize_intermediates else None
         images, prefixes, last = intermediates(self, x, indices, norm, stop_early=stop_early, output_fmt=output_fmt)
         result: dict[str, Any] = {"image_intermediates": images}
