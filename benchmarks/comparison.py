@@ -1,18 +1,21 @@
 """Every method with its published schedule and with a tuned one, at five costs, on two real models: docs/comparison.md.
 
     python benchmarks/comparison.py --weights FOLDER --val FOLDER --calibration FOLDER --output FOLDER
-    python benchmarks/comparison.py ... --costs 8 14 --collect docs/results
+    python benchmarks/comparison.py ... --costs 8 14 --collect docs/results/comparison.json
 
 A run takes hours; each model at each cost is one `gtp-vit compare --tuned` in a folder of its own, which resumes where
-it was interrupted. --collect writes what is finished as tuned-MODEL.json; `python docs/make_comparison.py` shows it.
+it was interrupted. --collect puts what is finished into the file of results; `python docs/make_comparison.py` shows it.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -44,7 +47,7 @@ class Options:
     passes: int = 20
     """Passes over them for each method and cost."""
     collect: Path | None = None
-    """Write what is finished into this folder, and measure nothing."""
+    """Put what is finished into this file of results, as its part "tuned", and measure nothing."""
 
 
 def folder(options: Options, model: str, cost: int) -> Path:
@@ -76,13 +79,18 @@ def measure(options: Options, model: str, cost: int) -> int:
     return int(gtp_vit([*words, "--workers", "0", "--output", str(folder(options, model, cost))]))
 
 
-def collect(options: Options, where: Path) -> None:
+def collect(options: Options, file: Path) -> None:
+    """Without the settings of every row, which no page prints."""
+    results = json.loads(file.read_text())
+    rows: dict[str, list[dict[str, Any]]] = {}
     for model in options.models:
-        found = [folder(options, model, cost) / "results.json" for cost in sorted(options.costs)]
-        rows = [row for path in found if path.exists() for row in json.loads(path.read_text())]
-        if rows:
-            (where / f"tuned-{model}.json").write_text(json.dumps(rows, indent=1) + "\n")
-            print(f"{model}: {len(rows)} rows")
+        runs = [folder(options, model, cost) / "results.json" for cost in sorted(options.costs)]
+        measured = [row for run in runs if run.exists() for row in json.loads(run.read_text())]
+        rows[model] = [{key: value for key, value in row.items() if key != "settings"} for row in measured]
+        print(f"{model}: {len(measured)} rows")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    origin = {"script": "python benchmarks/comparison.py", "date": str(date.today()), "commit": commit.stdout.strip()}
+    file.write_text(json.dumps({**results, "tuned": {**origin, "rows": rows}}, indent=1) + "\n")
 
 
 def main(options: Options) -> None:

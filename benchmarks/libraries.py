@@ -3,7 +3,7 @@
     python benchmarks/libraries.py --json docs/results/libraries-speed.json
 
 All are timed in turns in one process; only ratios are reported. Slicing is the same model in the same loop that drops
-the first-come tokens of each layer: what a method with that schedule could reach if its own work cost nothing.
+the last tokens of each layer: what a method with that schedule could reach if its own work cost nothing.
 A run is added to those in the file.
 """
 

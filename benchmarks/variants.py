@@ -29,6 +29,7 @@ from gtp_vit import GTPPlus, patch
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import LEARNED, SEARCHED
 from gtp_vit.core.vit import ForwardPass
+from gtp_vit.kernels.arguments import ConserveInputs, Merged
 from gtp_vit.methods.gtp_plus import merge as merging
 from gtp_vit.methods.gtp_plus import method as gtp_plus
 from gtp_vit.methods.gtp_plus.learning.calibrate import CALIBRATED_FLOOR
@@ -93,14 +94,13 @@ def comparing(fewer: Fewer) -> Iterator[None]:
 def protecting_long_tokens() -> Iterator[None]:
     """GTP+ without a calibration leaves tokens alone that are far longer than the image's median."""
 
-    def conserve(ops: Any, x: Tensor, branch: Tensor, importance: Tensor, size: Any, removed: int, floor: float,
-                 keep_norm: bool, *norm: Any) -> Any:  # fmt: skip
-        total = x + branch
+    def conserve(ops: object, inputs: ConserveInputs) -> Merged:
+        importance, total = inputs.importance, inputs.x + inputs.branch
         length = total[:, -importance.shape[1] :].norm(dim=2)
         long = (length > LONG * length.median(dim=1, keepdim=True).values).float()
-        size = torch.ones_like(importance) if size is None else size
-        found = merging._merge(total, importance, size, size, long, removed, floor, keep_norm)
-        return merging._with_norm(x.dtype, *found, *norm)
+        size = torch.ones_like(importance) if inputs.size is None else inputs.size
+        found = merging._merge(merging._merge_inputs(inputs, total, importance, size, size, long))
+        return merging._with_norm(inputs, found)
 
     with mock.patch.object(gtp_plus, "conserve", conserve):
         yield

@@ -1,7 +1,8 @@
 """The files that a call goes through, in the order of the first visit: python benchmarks/walks.py [patch forward ...]
 
 A hop is a call of a function in another file than the one before. Of a patched model the forward pass is the second
-one, so that nothing is loaded or chosen in it; commands are imported before.
+one, so that nothing is loaded or chosen in it; commands are imported
+before. patch-default is `patch(model)`, without a method, which finds a schedule for the model.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 import gtp_vit
 from gtp_vit import GTPPlus, create_model, patch
 from gtp_vit.cli.app import main as command
+from gtp_vit.errors import check_name
 
 PACKAGE = f"{Path(gtp_vit.__file__).parent}/"
 FEW = ("--limit", "20", "--batch-size", "10", "--workers", "0")
@@ -71,11 +73,11 @@ def walks(folder: Path) -> dict[str, Callable[[], object]]:
         importlib.import_module(f"gtp_vit.cli.commands.{name}")
     few = ("--images", "20", "--batch-size", "10", "--workers", "0")
     return {
-        "patch(model, GTPPlus())": lambda: patch(model, GTPPlus()),
-        "patch(model)": lambda: patch(model),
+        "patch": lambda: patch(model, GTPPlus()),
+        "patch-default": lambda: patch(model),
         "forward": forward,
         "compare": lambda: run("compare", "--methods", "gtp_plus", "tome", *FEW, "--rounds", "0", output=folder / "c"),
-        "tune": lambda: run("tune", "--macs", "0.65", "--evaluations", "3", *few, output=folder / "recipe.json"),
+        "tune": lambda: run("tune", "--macs", "0.65", "--search-passes", "3", *few, output=folder / "recipe.json"),
         "export": lambda: run("export", "--format", "onnx", output=folder / "e"),
         "embed": lambda: run("embed", *FEW, output=folder / "v"),
     }
@@ -96,6 +98,8 @@ def main() -> None:
     names = parser.parse_args().names
     with tempfile.TemporaryDirectory() as folder:
         calls = walks(Path(folder))
+        for name in names:
+            check_name("walk", name, calls)
         for name, call in calls.items():
             if names and name not in names:
                 continue

@@ -28,7 +28,7 @@ images; the schedules are either the published ones or tuned with the same effor
 ![KL over GMACs, DeiT-Ti](compared-deit_tiny_patch16_224.svg)
 ![KL over GMACs, ViT-Ti](compared-vit_tiny_patch16_224.svg)
 
-*KL divergence to the unreduced model over GMACs; published schedules, and the default schedule of GTP+.*
+*KL divergence to the unreduced model over GMACs; published schedules, and the default schedule of GTP+. The figures are those of the first tables below.*
 
 ## Published schedules
 
@@ -37,12 +37,16 @@ ATC, ToFu and PiToMe are in the next tables.
 
 {published}
 
+*{published_origin}*
+
 ## Tuned schedules
 
 Every method that has a schedule, with the better of its published and its tuned schedule. All searches had the same 100 training images and the same
 number of passes over them; GTP+ also calibrates on these images, as `tune` always does.
 
 {tuned}
+
+*{tuned_origin}*
 
 By KL, GTP+ is first in each of the {cases} cases measured (two models, five costs), and no 95 % interval of the paired difference to the
 next method includes zero. {ahead}
@@ -89,14 +93,18 @@ The same images on both sides of each difference; brackets are 95 % intervals. "
 """
 
 
-def load(model: str, kind: str = "compare") -> list[dict[str, Any]]:
-    return json.loads((FOLDER / "results" / f"{kind}-{model}.json").read_text())
+RESULTS = json.loads((FOLDER / "results/comparison.json").read_text())
 
 
-def all_rows(model: str) -> list[dict[str, Any]]:
-    """Rows of all methods; GTP+ was measured later, on the same images."""
-    later = [*load(model, "plus"), *load(model, "more")]
-    return [*load(model), *(row for row in later if row["method"] == "gtp_plus")]
+def load(model: str, part: str = "published") -> list[dict[str, Any]]:
+    """The rows of one run of `gtp-vit compare`; the unreduced model is the first."""
+    return RESULTS[part]["rows"][model]
+
+
+def origin(part: str) -> str:
+    """What a caption says of a run."""
+    run = RESULTS[part]
+    return f"`{run['script']}`, {run['date']}, commit {run['commit']}, [comparison.json](results/comparison.json)."
 
 
 def by_budget(rows: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
@@ -145,7 +153,7 @@ def better(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def tuned_groups(model: str) -> dict[int, list[dict[str, Any]]]:
     """The rows where everybody is tuned, by P."""
-    numbers = dict(zip(by_budget(all_rows(model)), NUMBERS, strict=True))
+    numbers = dict(zip(by_budget(load(model)), NUMBERS, strict=True))
     return {
         min(numbers.items(), key=lambda item: abs(item[0] - budget))[1]: group
         for budget, group in by_budget(load(model, "tuned")).items()
@@ -155,7 +163,7 @@ def tuned_groups(model: str) -> dict[int, list[dict[str, Any]]]:
 def tables() -> str:
     parts = []
     for model, title in MODELS.items():
-        rows = all_rows(model)
+        rows = load(model)
         whole = rows[0]
         budgets = by_budget(rows)
         parts.append(
@@ -185,18 +193,10 @@ def _cell(figure: str, group: list[dict[str, Any]], method: str) -> str:
     )
 
 
-NOT_YET = """\
-**Not measured yet: MCTF, PiToMe, ToFu and ATC, and every method with a tuned schedule.** The tables below have the
-methods with their published schedules, but for GTP+, whose default shape was searched; whether GTP+ is still first when
-everybody is tuned, and against MCTF, they do not say. `python benchmarks/comparison.py` measures it, in hours."""
-
-
 def tuned() -> str:
     """Who is first when everybody is tuned; each method as published and as tuned; what is missing as long as it is."""
     parts, verdicts, ahead, measured = [], [], [], set()
     for model, title in MODELS.items():
-        if not (FOLDER / "results" / f"tuned-{model}.json").exists():
-            continue
         for number, group in tuned_groups(model).items():
             budget = group[0]["budget_gmacs"]
             measured.add((model, number))
@@ -214,8 +214,6 @@ def tuned() -> str:
             if short:
                 named = ", ".join(name.removesuffix(TUNED) for name in short)
                 parts.append(f"Out of reach with the published schedule: {named}.")
-    if not parts:
-        return NOT_YET
     left = [
         f"{MODELS[model]}, P = {number}" for number in NUMBERS for model in MODELS if (model, number) not in measured
     ]
@@ -271,7 +269,7 @@ def plots() -> dict[str, str]:
     found = {}
     for model, title in MODELS.items():
         lines: dict[str, list[tuple[float, float]]] = {"gtp_plus": []}
-        for row in all_rows(model):
+        for row in load(model):
             if row["method"]:
                 lines.setdefault(row["method"], []).append((row["gmacs"], row["kl"]))
         drawn = curves(lines, f"GMACs ({title})", "KL to the unreduced model", log_y=True)
@@ -288,7 +286,7 @@ def paired() -> str:
             f"| {title} | GMACs | KL | KL minus the best's | agreement minus the best's | top-1 minus the best's |",
             "|---|---|---|---|---|---|",
         ]
-        for row in load(model, "plus")[1:]:
+        for row in load(model, "paired")[1:]:
             cells = [f"{row['method']}", f"{row['gmacs']:.3f}", f"{row['kl']:.4f}"]
             for figure, form in (("kl", "+.4f"), ("agreement", "+.1f"), ("top1", "+.1f")):
                 value, low, high = (row[f"{figure}_minus_best{end}"] for end in ("", "_low", "_high"))
@@ -314,11 +312,13 @@ def page() -> str:
             ahead += rivals_ahead(f"{title}, P = {number}", group)
     first = {model: load(model)[0] for model in MODELS}
     return PAGE.format(
-        published="\n\n".join(ranking(title, shown(all_rows(model))) for model, title in MODELS.items()),
+        published="\n\n".join(ranking(title, shown(load(model))) for model, title in MODELS.items()),
         tuned="\n\n".join(
             ranking(title, {number: better(tuned_rows[model][number]) for number in SHOWN})
             for model, title in MODELS.items()
         ),
+        published_origin=origin("published"),
+        tuned_origin=origin("tuned"),
         cases=cases,
         ahead="Another method has higher agreement or accuracy here; all intervals overlap:\n\n" + "\n".join(ahead)
         if ahead and not any("no overlap" in line for line in ahead)

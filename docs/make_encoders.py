@@ -1,4 +1,4 @@
-"""Writes the pages on encoders and dense features from docs/results: python docs/make_encoders.py"""
+"""Writes the pages on encoders, dense features and measures: python docs/make_encoders.py"""
 # ruff: noqa: E501  (the texts of the pages have long lines)
 
 from __future__ import annotations
@@ -18,100 +18,56 @@ MODELS = {
     "vit_small_patch14_dinov2": "ViT-S/14, saliency",
 }
 ENCODERS = """\
-# Encoders
+# Encoders: damage by method
 
-For readers who use a ViT as an encoder (CLIP, SigLIP, DINOv2 and 3, a classifier without its head) and want to know how far a reduced
-model's embeddings move.
-
-`evaluate`, `compare` and `tune` choose a measure by what the model returns; `--measure` overrides the choice. Every table, page and
-recipe names the measure that was used.
-
-{measures}
-
-Neighbours are the 10 nearest images, k-NN needs labels, zero-shot needs `--text-embeddings`; `dense` is chosen for models that return tokens,
-and compares restored features of any other with `--measure dense` ([dense features](dense.md)).
-
-```
-gtp-vit evaluate vit_small_patch14_dinov2 --pretrained --data-dir photos
-gtp-vit compare open_clip:ViT-B-32/openai --pretrained --data-dir photos --output compared
-gtp-vit tune hf:facebook/dinov2-small --data-dir photos --min-neighbours 90 --output recipe.json
-```
-
-Neighbours are searched among the evaluated images, and among 5,000 evenly spread ones if there are more. k-NN accuracy takes the labels of the
-10 nearest other images, weighted by similarity; it is left out where all labels are equal or all are different.
-
-## Results
-
-Both models without their heads, {share} of the MACs, {images} ImageNet validation images, no finetuning.
+For readers who use a ViT as an encoder (CLIP, SigLIP, DINOv2 and 3, a classifier without its head) and want to know how far each method moves
+the embeddings. How to embed images is in [a guide](guides/features.md); what the figures mean is under [measures](reference/measures.md).
 
 {ratios}
 
 {tables}
 
-`python benchmarks/encoders.py`, [figures](results/encoders.json); images read without EXIF orientation. Brackets are 95 % intervals over
-images. *calibrated*: the default schedule after `gtp_vit.calibrate(encoder, images)` on 300 training images. *tuned*: the recipe in the package, which
-was calibrated and searched on the classifier with its head; `patch(encoder)` uses it on these weights.
+*Both models without their heads, {share} of the MACs, {images} ImageNet validation images read without EXIF orientation, no finetuning. Brackets are 95 % intervals over
+images. 18 November 2026, commit 12f1fc2, `python benchmarks/encoders.py`, [encoders.json](results/encoders.json).*
+
+- *calibrated*: the default schedule after `gtp_vit.calibrate(encoder, images)` on 300 training images.
+- *tuned*: the recipe in the package, which was calibrated and searched on the classifier with its head. `patch(encoder)` uses it on these weights.
+- *KL of the classifier*: the original head applied to the reduced embedding, which is what a user of the classifier would see.
+- *KL over channels*: the KL divergence of a softmax over the channels of the embedding.
 
 ## Does the cosine rank methods correctly?
 
-The column "KL of the classifier" is what a user of the classifier would see: the original head applied to the reduced embedding. {verdict} So
-ranking by angle is nearly ranking by KL. On these models a softmax over channels, which has no meaning of its own, ranks as well; we had
-expected it to rank worse.
+Nearly:{verdict}
+
+On these models a softmax over channels, which has no meaning of its own, ranks as well; we had expected it to rank worse.
 """
 DENSE = """\
-# Dense features
+# Dense features: damage by method
 
-For readers who need a feature for every patch: segmentation, depth, detection, vision towers that put patches back on a grid.
-
-```python
-fast = gtp_vit.patch(model, restore=True)
-fast.forward_features(images)  # [B, prefix + all patches, C], in order
-fast.forward_intermediates(images, [2, 5, 8])  # NCHW, as a detector or a depth head reads them
-```
-
-Tokens are reduced inside the model as always. Wherever it returns tokens (`forward_features`, `forward_intermediates`,
-`get_intermediate_layers`, timm's `features_only=True`, Hugging Face's `last_hidden_state` and `hidden_states`, open_clip's tokens), every
-patch gets a feature. What a model pools is pooled from the remaining tokens, as without restore. Restoring costs no MACs, is differentiable,
-and is part of exported programs. With nothing removed, the result equals the original exactly.
-
-## How a patch is restored
-
-A removed patch has an owner: the token that took most of it. The patch gets the owner's feature plus a part of what set it apart when it
-was removed. With d = (its feature) - (its owner's feature) after the reduction in layer l, the feature restored after layer L is
-owner's feature + (l + 1) / (L + 2) · d, summed over all reductions (`src/gtp_vit/core/restoring.py`). Nothing is fitted. A patch that a
-method drops without an owner (DynamicViT, ATS, DiffRate and others; `patch` warns) belongs to the nearest token in the grid.
+For readers who need a feature for every patch (segmentation, depth, detection) and want to know how near restored features are to the unreduced ones. How to
+get them is in [a guide](guides/features.md); how a patch is restored is [explained here](explanation/restoring.md).
 
 ## Results
 
-A ViT-S/14 of DINOv2's shape with a saliency decoder, {heat_images} validation images, restored features passed through the decoder. Each cell:
-correlation of the heat map with the unreduced model's (mean, median) / relative error per patch / 1 - cosine of the class token.
+Each cell: correlation of the heat map with the unreduced model's (mean, median) / relative error per patch / 1 - cosine of the class token.
 
 {heat}
 
-`python benchmarks/dense.py heat-maps`, [figures](results/dense-heat-maps.json); images read without EXIF orientation. Methods are at their
-defaults, with the setting that says how much is removed chosen for the MACs. *calibrated*: after `gtp_vit.calibrate` on 200 training images, for the
-class token's embedding or for the features of patches (`measure="dense"`), with the default schedule. *dense-0.65*: recipes of
-`gtp-vit tune --measure dense --macs 0.65 --search-passes 30` on 100 training images, without and with (`learned`) calibration.
+*A ViT-S/14 of DINOv2's shape with a saliency decoder, {heat_images} validation images read without EXIF orientation, restored features passed through the decoder. 18 November
+2026, commit a5b702a, `python benchmarks/dense.py heat-maps`, [dense-heat-maps.json](results/dense-heat-maps.json).*
 
-Calibrated for patches, GTP+ is best at 0.8 and 0.65: at 0.65 features are {nearer:.0f} % nearer than without calibration, the class token
-{class_nearer:.0f} %. At 0.55 ATC's features are as near. Our aim was a mean correlation of 0.996 at 0.65; the best result is {best:.3f} (median {median:.3f}).
-What was tried for it is in [the notebook](research/dense.md).
+- Methods are at their defaults, with the setting for how much is removed chosen for the MACs.
+- *calibrated*: after `gtp_vit.calibrate` on 200 training images, for the class token's embedding or for the features of patches (`measure="dense"`), with the
+  default schedule.
+- *dense-0.65*: recipes of `gtp-vit tune --measure dense --macs 0.65 --search-passes 30` on 100 training images, without and with (`learned`) calibration.
+
+Calibrated for patches, GTP+ is best at 0.8 and 0.65: at 0.65 features are {nearer:.0f} % nearer than without calibration, the class token {class_nearer:.0f} %. At 0.55 ATC's features
+are as near. Our aim was a mean correlation of 0.996 at 0.65; the best result is {best:.3f} (median {median:.3f}). What was tried for it is in
+[the notebook](research/dense.md).
 
 ![A drawn image; features and segments of its patches, and below its heat maps, unreduced and restored](saliency.png)
 
 *A drawing, since photos of ImageNet may not be published; GTP+ at 0.65 of the MACs (`python benchmarks/dense.py picture`).*
-
-## Tune for dense output
-
-A schedule that suits the class token is not the best one for patches: it may merge what the class token does not read.
-
-```
-gtp-vit tune vit_small_patch14_dinov2 --pretrained --data-dir photos --measure dense --macs 0.65 --output dense.json
-gtp-vit visualise vit_small_patch14_dinov2 cat.jpg --pretrained --method dense.json --features
-```
-
-`tune_and_patch(model, images, Target("macs", 0.65, "dense"))` does the first in Python and patches with restore. `visualise --features` draws the features of both
-models side by side (principal components as colours, k-means segments below) and says how many patches keep their segment.
 """
 DENSE_NOTEBOOK = """\
 # Notebook: restoring features
@@ -129,13 +85,13 @@ full linear map of d, fitted, is hardly nearer.
 
 {candidates}
 
-All figures, at 0.8, 0.65 and 0.55 of the MACs and layers 2, 5, 8, 11: [results/dense-candidates.json](../results/dense-candidates.json).
+These rows: [dense-candidates.json](../results/dense-candidates.json). The other layers and costs: `git show ecdb9af:docs/results/dense-candidates.json`.
 
 ## Towards a correlation of 0.996
 
 We had hoped for a mean correlation of 0.996 at 0.65 after tuning for dense output: it is {best:.3f}, its median {median:.3f}: a few images pull the mean down.
 Tuned schedules bring features nearer, and leave the heat map about where it was. More was tried on training images. All patches back before the last
-layers, which then run on all of them, at the same MACs (`python benchmarks/dense.py late`): correlation {late}. A calibration for the decoder's own
+layers, which then run on all of them, at the same MACs (`python benchmarks/dense.py late`, [figures](../results/dense-late.json)): correlation {late}. A calibration for the decoder's own
 output, by hand on 64 images: median 0.9969 instead of GTP+'s 0.9967, mean 0.9922 instead of 0.9931, as single images became worse.
 
 Nine tenths of the squared error are in patches that were merged. A mean of the five most similar tokens that stay, with weights that come nearest to
@@ -155,7 +111,7 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 def inversions(rows: list[dict[str, Any]], figure: str) -> int:
     """Pairs of methods that a figure puts in the other order than the classifier's KL."""
-    pairs = itertools.combinations([row["figures"] for row in rows if row["settings"] is not None], 2)
+    pairs = itertools.combinations([row["figures"] for row in rows if row["method"] != "unreduced"], 2)
     return sum((one["head_kl"][0] < two["head_kl"][0]) != (one[figure][0] < two[figure][0]) for one, two in pairs)
 
 
@@ -189,10 +145,9 @@ def encoders() -> str:
             f"{of_tome['gtp_plus, calibrated']}, with the recipe in the package {of_tome['gtp_plus, tuned']}."
         )
     return ENCODERS.format(
-        measures=measures(),
         share=0.65,
         images=f"{rows[0]['images']:,}",
-        verdict=" ".join(said),
+        verdict="\n\n" + "\n".join(f"- {line}" for line in said),
         ratios="\n".join(ratios),
         tables=encoder_tables(rows),
     )
@@ -280,9 +235,21 @@ def dense() -> tuple[str, str]:
     return DENSE.format(**figures), DENSE_NOTEBOOK.format(**figures)
 
 
+def with_measures(text: str) -> str:
+    """The page of measures with its table as the registry has it."""
+    before, rest = text.split("<!-- measures -->")
+    return f"{before}<!-- measures -->\n\n{measures()}\n\n<!-- end -->{rest.split('<!-- end -->')[1]}"
+
+
 def pages() -> dict[str, str]:
     page, notebook = dense()
-    return {"encoders.md": encoders(), "dense.md": page, "research/dense.md": notebook}
+    reference = FOLDER / "reference/measures.md"
+    return {
+        "reference/measures.md": with_measures(reference.read_text()),
+        "encoders.md": encoders(),
+        "dense.md": page,
+        "research/dense.md": notebook,
+    }
 
 
 if __name__ == "__main__":

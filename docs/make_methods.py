@@ -1,4 +1,4 @@
-"""Writes docs/methods.md from the registries: python docs/make_methods.py"""
+"""Writes docs/reference/methods.md from the registries: python docs/make_methods.py"""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # reproduction is not instal
 from reproduction.experiments import EXPERIMENTS
 
 PAGE = """\
-# The methods
+# Methods
 
-Written by `python docs/make_methods.py` from the registries; a test compares it with them.
+For readers who want to know what a method needs of a model, and where it comes from. Written by
+`python docs/make_methods.py` from the registries; a test compares it with them.
 
 All of them run through the same call, `gtp_vit.patch(model, METHOD)`, on the same models, and are Apache-2.0: none
 contains code of the original implementations, whose outputs they reproduce (`tests/methods/test_goldens*.py`).
@@ -29,8 +30,8 @@ contains code of the original implementations, whose outputs they reproduce (`te
 
 "From attention" is what a method needs to see of it. Only where that is the map itself is the map written to memory.
 DynamicViT's predictors must be trained; without a file of trained ones they prune about as well as random, and `patch`
-says so. ATS keeps as many tokens as each image asks for: such a model cannot be exported, and its batches contain
-filling that no token attends to; `ATS(budget=...)` keeps a fixed number. Evo-ViT's other tokens wait and come back, so
+says so. ATS keeps as many tokens as each image asks for: such a model cannot be exported, and its batches are
+padded; `ATS(budget=...)` keeps a fixed number. Evo-ViT's other tokens wait and come back, so
 its saving is in the layers, not in the number of tokens at the end.
 
 MCTF merges before the attention of a block, by the map of that block, so its last layer merges even where that block is
@@ -112,9 +113,9 @@ def _gmacs(model: torch.nn.Module, method: Method) -> str:
 
 
 def pages() -> dict[str, str]:
-    return {"methods.md": PAGE.format(properties=properties(), settings=settings())}
+    return {"reference/methods.md": PAGE.format(properties=properties(), settings=settings())}
 
 
 if __name__ == "__main__":
     for name, text in pages().items():
-        Path(__file__).with_name(name).write_text(text)
+        (Path(__file__).parent / name).write_text(text)

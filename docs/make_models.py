@@ -1,4 +1,4 @@
-"""Which models can be patched, for docs/models.md and docs/guides/speed-up.md: python docs/make_models.py (two minutes)
+"""Which models can be patched, for reference/models.md and guides/speed-up.md: python docs/make_models.py (two minutes)
 
 Tables of families and of models around a ViT come from the registries; of timm's models each is built and checked.
 """
@@ -27,7 +27,8 @@ MODULES = (
 PAGE = """\
 # Models of timm
 
-Written by `python docs/make_models.py` with timm {version}; a test compares a sample of it with the code.
+For readers who want to know whether `patch` takes a timm model. Written by
+`python docs/make_models.py` with timm {version}; a test compares a sample of it with the code.
 
 {share}
 
@@ -35,8 +36,8 @@ Written by `python docs/make_models.py` with timm {version}; a test compares a s
 
 "Names" are architectures that `timm.create_model` knows, "tags" their pre-trained weights. Every name was built without
 weights and given to `patch`, so this says that a model is understood, not how well it can be reduced: that was measured
-for the models of [comparison.md](comparison.md) only. The encoders of `qwen3_vit` return or join all patches and need
-`patch(..., restore=True)`. timm's other modules are pyramids, which merge tokens
+for the models of [the comparison](../comparison.md) only. The encoders of `qwen3_vit` return or join all patches and
+need `patch(..., restore=True)`. timm's other modules are pyramids, which merge tokens
 themselves, or keep them in windows.
 
 ## What is refused, and why
@@ -166,6 +167,6 @@ def with_tables(text: str) -> str:
 
 if __name__ == "__main__":
     folder = Path(__file__).parent
-    (folder / "models.md").write_text(page())
+    (folder / "reference/models.md").write_text(page())
     guide = folder / "guides/speed-up.md"
     guide.write_text(with_tables(guide.read_text()))

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-it-works.md from the small model in the package: python docs/make_pictures.py"""
+"""Draws the pictures of explanation/how-it-works.md from the model in the package: python docs/make_pictures.py"""
 
 from __future__ import annotations
 

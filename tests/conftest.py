@@ -5,7 +5,7 @@ import contextlib
 import io
 import os
 
-# On some virtual machines bf16 products kill the process, with no exception (docs/design.md). Set before torch loads.
+# On some virtual machines bf16 products kill the process, with no exception (docs/decisions.md). Before torch loads.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Each worker of pytest-xdist has a core of its own: more threads would only fight for it. Processes that tests start
 # inherit this; a test that needs two threads takes the fixture `two_threads`.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> Any:
     """`value` with only what JSON has, all the way down.
 
     >>> jsonable({"kl": float("nan"), "layers": (1, 2)})

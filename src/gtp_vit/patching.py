@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import warnings
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from torch import nn
 
 from gtp_vit.backbones.host import Host, find
 from gtp_vit.backbones.modules import shell
-from gtp_vit.core.loop import Reduction
+from gtp_vit.core.loop import PatchedModel, Reduction
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
 from gtp_vit.kernels import Kernels, obstacle, status
@@ -97,7 +97,7 @@ def patch(
     return root
 
 
-def _settings(method: Any) -> Method:
+def _settings(method: object) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
         raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
     if not isinstance(method, Method):
@@ -110,9 +110,8 @@ def unpatch(model: Model) -> Model:
     """The original of a patched model, sharing the weights; other models are returned as they are."""
     if not is_patched(model):
         return model
-    path: str = type(model).path  # type: ignore[attr-defined]
-    root: Any = _shells(model, path)
-    tower: Any = root.get_submodule(path)
+    root: Any = _shells(model, model.path)
+    tower: Any = root.get_submodule(model.path)
     del tower.reduction, tower.reducer
     for module in {root, tower}:
         module.__class__ = type(module).original
@@ -124,35 +123,33 @@ def host_of(model: nn.Module) -> Host:
     return find(unpatch(model))
 
 
-def is_patched(model: nn.Module) -> bool:
+def is_patched(model: nn.Module) -> TypeGuard[Patched]:
     """Was this model made by `patch`?"""
     return isinstance(model, Patched)
 
 
-class Patched:
+class Patched(PatchedModel):
     """Marks the classes that `patch` makes, and lets their instances be pickled and copied."""
 
-    original: type
+    original: type[nn.Module]
     made_of: tuple[type, type, str]  # the arguments of `_patched_class`
     path: str  # of the ViT in the model
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         # The class is made at run time, so a pickle says how.
-        model: Any = self
-        return _restore, self.made_of, model.__getstate__()
+        return _restore, self.made_of, self.__getstate__()
 
     @property
     def kernels(self) -> str:
         """Which kernels a forward pass would use now, and if not the native ones, why."""
-        model: Any = self
-        reason = obstacle(model.reduction.kernels, next(model.parameters()))
+        reason = obstacle(self.reduction.kernels, next(self.parameters()))
         return status() if reason is None else f"torch operators: {reason}"
 
     def extra_repr(self) -> str:
-        return f"reduction={self.reduction.method}"  # type: ignore[attr-defined]
+        return f"reduction={self.reduction.method}"
 
 
-class SavesRecipe:
+class SavesRecipe(nn.Module):
     """What the classes that `patch` makes of Hugging Face models add: the reduction is saved as well."""
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, push_to_hub: bool = False, **options: Any) -> None:
@@ -161,12 +158,12 @@ class SavesRecipe:
             raise BadSetting("push_to_hub would leave out the recipe; save to a folder, then upload that")
         from gtp_vit.recipes.saving import write_beside
 
-        plain: Any = unpatch(self)  # type: ignore[type-var]
+        plain: Any = unpatch(self)
         plain.save_pretrained(save_directory, *arguments, **options)
         write_beside(find(plain), tower_of(self), Path(save_directory))
 
 
-class PatchedRoot:
+class PatchedRoot(nn.Module):
     """What a model around a patched ViT has of the reduction."""
 
     @property
@@ -178,9 +175,12 @@ class PatchedRoot:
         return tower_of(self).reducer
 
 
-def tower_of(model: Any) -> Any:
+def tower_of(model: nn.Module) -> Patched:
     """The ViT of a patched model, in which the tokens are reduced."""
-    return model.get_submodule(type(model).path)
+    assert isinstance(model, Patched)
+    tower = model.get_submodule(model.path)
+    assert isinstance(tower, Patched)
+    return tower
 
 
 @functools.cache

@@ -8,14 +8,13 @@ Shapes: B batch, N tokens, M scored tokens, K kept, P removed, D anything.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """A context that switches autocast off on the tensor's device."""
     device = tensor.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -75,10 +75,10 @@ def _check_file(path: Path) -> None:
         raise GTPError(f"there is no file {shown(str(path))}") from error
 
 
-def load_weights(model: nn.Module, path: Path, name: str) -> None:
+def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = False) -> None:
     """Load weights from a file into a model; raises GTPError unless every name and shape fits.
 
-    A model without a classifier, num_classes=0, leaves out the file's.
+    A model without a classifier, num_classes=0, leaves out the file's. `resizable`: can its positions be resampled?
     """
     stored, wanted = read_weights(path), model.state_dict()
     if not any(map(_of_head, wanted)):
@@ -95,6 +95,8 @@ def load_weights(model: nn.Module, path: Path, name: str) -> None:
         key = "pos_embed" if "pos_embed" in wrong else wrong[0]
         if wrong == ["pos_embed"]:
             hint = "create the model with the img_size it was trained with"
+            if resizable:
+                hint += ", or if that is its own, resample: --resample-positions or resample_positions=True"
         elif all(map(_of_head, wrong)):
             hint = (
                 f"create the model with its {len(stored[key])} classes: --num-classes or num_classes={len(stored[key])}"

@@ -68,7 +68,7 @@ def test_every_page_is_there_and_every_link_leads_somewhere(site):
 def test_the_reference_has_every_public_name(site):
     import gtp_vit
 
-    text = (site / "api.html").read_text()
+    text = (site / "reference/api.html").read_text()
     found = {name.rsplit(".", 1)[-1] for name in re.findall(r'id="(gtp_vit\.[\w.]+)"', text)}
     public = {name for name in gtp_vit.__all__ if callable(getattr(gtp_vit, name))}
     assert public <= found
@@ -84,7 +84,7 @@ def test_it_reads_and_searches_from_a_disk_and_asks_nothing_of_the_network(site)
 
     driver = start_chromium(1200, 900)
     try:
-        for name in ("how-it-works.html", "api.html", "index.html"):
+        for name in ("explanation/how-it-works.html", "reference/api.html", "index.html"):
             driver.get((site / name).as_uri())
         box = driver.find_element("css selector", ".md-search__input")
         box.click()

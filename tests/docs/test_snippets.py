@@ -36,7 +36,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^    (gtp-vit .*)$", re.M)
 COMMAND, CODE = ("sh", ""), ("python",)
-OTHER = ("cpp", "toml", "{.python}")  # tests/docs/test_examples.py runs the scripts that docs/examples.md takes in
+OTHER = (
+    "cpp",
+    "toml",
+    "{.python}",
+)  # tests/docs/test_examples.py runs the scripts that docs/guides/examples.md takes in
 
 WITHOUT_WEIGHTS = ("macs", "models", "methods", "check")  # nothing to replace
 CLASSIFIER = re.compile(r"(deit|vit)_(tiny|small|base)_patch16_224")
@@ -334,7 +338,9 @@ def test_the_code_in_cpp_compiles(prefix, tmp_path):
     folder = next((place for place in places if (place / header).is_file()), None)
     if folder is None or shutil.which("g++") is None:
         pytest.skip(f"{header} or g++ is not here")
-    (code,) = [text for language, text in blocks(ROOT / "docs/deploy.md") if language == "cpp" and prefix in text]
+    (code,) = [
+        text for language, text in blocks(ROOT / "docs/guides/deploy.md") if language == "cpp" and prefix in text
+    ]
     source = tmp_path / "snippet.cpp"
     source.write_text(
         f"#include <array>\n#include <vector>\n#include <{header}>\n"

@@ -1082,7 +1082,7 @@ def test_the_page_says_how_equal_files_were():
     worst = max(row["largest_difference"] for row in compared)
     assert worst <= CLOSE
     assert not any(row["images_with_other_tokens"] or row["images_beyond_1e-4"] for row in compared)
-    page = " ".join((docs / "deploy.md").read_text().split())
+    page = " ".join((docs / "reference/exported-files.md").read_text().split())
     assert f"{len(compared) // len(ENGINES)} small random models" in page
     assert f"differ from torch by {worst:.1e} at most" in page
     assert f"GTP+ on all {len({row['family'] for row in found if row['method'] == 'gtp_plus'})} families" in page

@@ -39,7 +39,7 @@ from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.testing import families
 
 transformers = pytest.importorskip("transformers", reason="transformers needs Python 3.11")
-from support.vlms import llava, llava_processor, paligemma, paligemma_processor  # noqa: E402  needs transformers
+from support.vlms import gemma3, llava, llava_processor, paligemma, paligemma_processor  # noqa: E402  needs transformers
 
 REDUCING = GTPPlus(propagate=(9, 0, 9, 0))
 NAMES = list(small_models.hf_vits(4))
@@ -483,6 +483,16 @@ def test_vlms_see_as_many_features_as_placeholders(make, processor, layers, meth
         close(patch(model, Identity())(**asked).logits, model(**asked).logits)
     assert len(trace(fast, inputs["pixel_values"]).layers) == layers  # work behind the layer that is read is not done
     assert len(macs(fast).layers) == layers
+
+
+@pytest.mark.parametrize(("make", "own"), [(gemma3, "Gemma3Processor"), (llava, "LlavaProcessor")])
+def test_with_restore_a_processor_of_another_model_is_refused(make, own):
+    model = make()
+    layers = 4 if make is gemma3 else 3
+    fast = patch(model, GTPPlus(propagate=(5,) * layers), restore=True)
+    other = llava_processor() if make is gemma3 else paligemma_processor()
+    with pytest.raises(BadSetting, match=f"does not belong to .*; give the processor of this model, {own}"):
+        fit_processor(other, fast)
 
 
 def test_with_restore_a_processor_writes_all_placeholders_again():

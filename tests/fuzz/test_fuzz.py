@@ -24,6 +24,7 @@ from gtp_vit.engines import engine_of
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.graph import Graph, Port, StoredFile
 from gtp_vit.kernels import native
+from gtp_vit.kernels.arguments import NeighboursInputs
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.gtp import operators
@@ -150,7 +151,7 @@ def written(tmp_path, request):
 
 def content_of(folder):
     shards = list(read_embeddings(folder))
-    return [(s.names, s.places.tolist(), s.embeddings.tobytes(), s.labels.tolist(), s.about) for s in shards]
+    return [(s.names, s.places.tolist(), s.embeddings.tobytes(), s.labels.tolist(), s.header) for s in shards]
 
 
 def test_files_of_embeddings_are_what_was_written_or_refused(tmp_path, written):
@@ -288,7 +289,7 @@ def reduce_of(chance):
     x, branch = some(chance, batch, prefix + left, channels), some(chance, batch, prefix + left, channels)
     similarity = torch.rand(batch, patches, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31)))
     lists, root = operators.neighbours_in_torch(
-        similarity, side, side, chance.choice((0, 4, 8)), chance.randint(1, min(3, patches - 1))
+        NeighboursInputs(similarity, side, side, chance.choice((0, 4, 8)), chance.randint(1, min(3, patches - 1)))
     )
     order = torch.rand(batch, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31))).argsort(dim=1)
     position = spoilt(chance, order[:, :left].contiguous(), [0, patches, -1])
@@ -373,7 +374,7 @@ def test_operators_give_the_twins_result_or_refuse():
             if isinstance(given, torch.Tensor):
                 assert np.array_equal(given.numpy(), copy.numpy(), equal_nan=True), (number, name)
         computed[name] += 1
-        wanted = operator.twin(*arguments)
+        wanted = operator.twin(operator.inputs(*arguments))
         if name == "conserve" and not same_decisions(found, wanted):
             for results in (found, wanted):
                 check_conserve(number, arguments, results)
@@ -433,7 +434,7 @@ def test_operators_refuse_odd_numbers_or_give_the_twins_result():
             one_line(error)
             refused += 1
             continue
-        wanted = support.operators.OPERATORS[name].twin(*arguments.values())
+        wanted = support.operators.twin(name, arguments)
         message = f"case {number}, {name}, {changed}"
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from gtp_vit import GTP, kernels, patch
-from gtp_vit.kernels import native, reference, sources
+from gtp_vit.kernels import Ops, native, sources
+from gtp_vit.kernels.arguments import NeighboursInputs
 from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp_plus.merge import conserve
@@ -194,32 +195,28 @@ def awkward_calls(dtype: torch.dtype):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         for removed, over_heads in ((0, 1), (tokens * tokens // 3, 2), (0, 0)):
             asked = ([True, True, True], over_heads, min(1, over_heads))
-            yield native.attention, reference.attention_in_torch, (q, k, v, size, 0.2, removed, tokens, *asked)
-        yield (
-            native.attention,
-            reference.attention_in_torch,
-            (q[:, :, :4], k, v, size, 0.2, 0, 4, [False, False, True], 2, 1),
-        )
+            yield kernels.attention, (q, k, v, size, 0.2, removed, tokens, *asked)
+        yield kernels.attention, (q[:, :, :4], k, v, size, 0.2, 0, 4, [False, False, True], 2, 1)
     for batch, rows, columns, channels in ((2, 5, 7, 33), (1, 14, 14, 192), (3, 4, 9, 17)):
         patches = rows * columns
         similarity = torch.randn(batch, patches, patches)
         for spatial, semantic in ((8, 3), (0, 20), (4, 1)):
-            yield native.neighbours, operators.neighbours_in_torch, (similarity, rows, columns, spatial, semantic)
-        lists = operators.neighbours_in_torch(similarity, rows, columns, 8, 3)
+            yield operators.neighbours, (similarity, rows, columns, spatial, semantic)
+        lists = operators.neighbours_in_torch(NeighboursInputs(similarity, rows, columns, 8, 3))
         x, branch = torch.randn(2, batch, 2 + patches, channels).to(dtype)
         scores, size = torch.rand(batch, patches), torch.rand(batch, 2 + patches) + 0.5
         position = torch.stack([torch.randperm(patches) for _ in range(batch)])
         norm = (*torch.randn(2, channels).to(dtype), 1e-6)
         for norms, sizes in ((norm, size), ((None, None, 0.0), None)):
             arguments = (x, branch, scores, position, sizes, *lists, patches // 3, 0.3, True, *norms)
-            yield native.reduce, operators.reduce_in_torch, arguments
+            yield operators.reduce, arguments
         for norms, keep_norm in ((norm, True), ((None, None, 0.0), False)):
             arguments = (x, branch, scores, size[:, 2:], patches // 3, 0.5, keep_norm, *norms)
-            yield native.conserve, conserve.twin, arguments
+            yield conserve, arguments
         unit = F.normalize(x[:, 2:].float(), dim=2)
         apart = 1 - unit @ unit.transpose(1, 2)
         for linkage in (0, 1, 2):
-            yield native.cluster, cluster.twin, (apart, patches // 3, linkage)
+            yield cluster, (apart, patches // 3, linkage)
 
 
 @needs_a_library
@@ -235,8 +232,9 @@ def test_every_instruction_set_of_every_kernel_equals_the_twin(capability, dtype
             patched.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
             native.use(folder)
         assert {"DEFAULT": "portable"}.get(capability, capability.lower()) == native.INSTRUCTION_SET
-        for kernel, twin, arguments in awkward_calls(dtype):
-            for found, wanted in zip(kernel(*arguments), twin(*arguments), strict=True):
+        for operator, arguments in awkward_calls(dtype):
+            inputs = operator.inputs(*arguments)
+            for found, wanted in zip(operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs), strict=True):
                 if found.dtype == torch.int64:
                     assert torch.equal(found.sort(dim=-1).values, wanted.sort(dim=-1).values)
                 else:

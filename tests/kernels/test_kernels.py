@@ -16,6 +16,7 @@ from gtp_vit.backbones import small_models
 from gtp_vit.core.loop import run
 from gtp_vit.errors import UnknownName
 from gtp_vit.kernels import Ops, native, reference
+from gtp_vit.kernels.arguments import AttentionInputs, ConserveInputs, NeighboursInputs, ReduceInputs
 from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.models import bundled
@@ -45,8 +46,8 @@ def test_attention_equals_its_twin(kind, batch, heads, tokens, depth, seed, layo
     first, queries = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(1, tokens))
     asked = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
     arguments = (q, k, v, size if with_size else None, depth**-0.5, 0, queries, asked, over_heads, first)
-    out, statistics = native.attention(*arguments)
-    expected, expected_statistics = reference.attention_in_torch(*arguments)
+    out, statistics = native.attention(AttentionInputs(*arguments))
+    expected, expected_statistics = reference.attention_in_torch(AttentionInputs(*arguments))
     assert statistics.shape == expected_statistics.shape
     # logits of several thousand have rounding errors of 1e-3, and softmax raises e to their power
     close = {"rtol": 5e-3, "atol": 5e-2} if kind == "huge" else {"rtol": 1e-5, "atol": 1e-5}
@@ -59,7 +60,11 @@ def test_attention_of_many_tokens(tokens):
     q, k, v, size = operands("normal", 1, 2, tokens, 64, 0)
     for removed in (0, tokens * tokens // 2):
         arguments = (q, k, v, size, 0.125, removed, tokens, [True, True, True], 1, 1)
-        for found, expected in zip(native.attention(*arguments), reference.attention_in_torch(*arguments), strict=True):
+        for found, expected in zip(
+            native.attention(AttentionInputs(*arguments)),
+            reference.attention_in_torch(AttentionInputs(*arguments)),
+            strict=True,
+        ):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -98,13 +103,15 @@ def test_sparsified_attention_keeps_the_same_entries(kind, heads, tokens, depth,
     q, k = (torch.nn.functional.pad(t, (0, max(0, tokens - depth)))[..., : max(depth, tokens)] for t in (q, k))
     v = torch.nn.functional.pad(v, (0, max(0, depth - tokens)))
     arguments = (q, k, v, size, depth**-0.5, removed, tokens, [True, True, True], 0, 0)
-    out, _ = native.attention(*arguments)
-    expected, _ = reference.attention_in_torch(*arguments)
+    out, _ = native.attention(AttentionInputs(*arguments))
+    expected, _ = reference.attention_in_torch(AttentionInputs(*arguments))
     width = max(depth, tokens)
     found = out.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
     wanted = expected.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
     dense = (
-        reference.attention_in_torch(*arguments[:5], 0, *arguments[6:])[0].unflatten(2, (heads, width)).transpose(1, 2)
+        reference.attention_in_torch(AttentionInputs(*arguments[:5], 0, *arguments[6:]))[0]
+        .unflatten(2, (heads, width))
+        .transpose(1, 2)
     )
     differ = (found == 0) != (wanted == 0)
     if removed:
@@ -135,13 +142,13 @@ def test_reduce_equals_its_twin(kind, batch, grid, prefix, channels, with_size, 
     removed = data.draw(st.integers(1, count - 1))
     position = torch.stack([torch.randperm(patches, generator=generator)[:count].sort().values for _ in range(batch)])
     similarity = values(kind, 1 if shared_graph else batch, patches, patches, generator=generator)
-    lists = operators.neighbours_in_torch(similarity, *grid, 8, min(4, patches - 1))
+    lists = operators.neighbours_in_torch(NeighboursInputs(similarity, *grid, 8, min(4, patches - 1)))
     x, branch = (values(kind, batch, prefix + count, channels, generator=generator) for _ in range(2))
     scores = values(kind, batch, count, generator=generator)
     size = torch.rand(batch, prefix + count, generator=generator) + 0.1 if with_size else None
     norm = (torch.randn(channels), torch.randn(channels), 1e-6) if with_norm else (None, None, 0.0)
     arguments = (x, branch, scores, position, size, *lists, removed, 0.3, data.draw(st.booleans()), *norm)
-    found, expected = native.reduce(*arguments), operators.reduce_in_torch(*arguments)
+    found, expected = native.reduce(ReduceInputs(*arguments)), operators.reduce_in_torch(ReduceInputs(*arguments))
     assert torch.equal(found[3], expected[3])
     for one, other in zip(found[:3], expected[:3], strict=True):
         # a row of nearly equal numbers has no variance: LayerNorm multiplies its rounding by up to 1000
@@ -162,7 +169,8 @@ def test_neighbours_equal_their_twin(kind, batch, grid, spatial, seed, data):
     semantic = data.draw(st.integers(1, min(patches - 1, 40)))
     similarity = values(kind, batch, patches, patches, generator=torch.Generator().manual_seed(seed))
     found, expected = (
-        kind(similarity, *grid, spatial, semantic) for kind in (native.neighbours, operators.neighbours_in_torch)
+        kind(NeighboursInputs(similarity, *grid, spatial, semantic))
+        for kind in (native.neighbours, operators.neighbours_in_torch)
     )
     assert torch.equal(found[0].sort(dim=-1).values, expected[0].sort(dim=-1).values)
     torch.testing.assert_close(found[1], expected[1])
@@ -178,32 +186,36 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
         for removed in (0, 150):
             rest = (0.25, removed, 20, [True, True, True], 1, 1)
             for found, expected in zip(
-                native.attention(*arguments, *rest), reference.attention_in_torch(*arguments, *rest), strict=True
+                native.attention(AttentionInputs(*arguments, *rest)),
+                reference.attention_in_torch(AttentionInputs(*arguments, *rest)),
+                strict=True,
             ):
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     similarity = torch.full((1, 36, 36), torch.nan)
     similarity[0, 5, 7] = 0.5
     for neighbours in (native.neighbours, operators.neighbours_in_torch):
-        found, root = neighbours(similarity, 6, 6, 0, 3)
+        found, root = neighbours(NeighboursInputs(similarity, 6, 6, 0, 3))
         assert found[0, 5].tolist() == [7, 36, 36]  # 36 is nobody
         assert found[0, 0].tolist() == [36, 36, 36]
         assert root[0, :6].tolist() == [0, 0, 0, 0, 0, 1]
 
 
 def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin():
-    """The one difference left between the two, as docs/design.md has it: the twin's product multiplies NaN by zero."""
-    lists = operators.neighbours_in_torch(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
+    """The one difference left between the two (docs/decisions.md): the twin's product multiplies NaN by zero."""
+    lists = operators.neighbours_in_torch(
+        NeighboursInputs(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
+    )
     x, scores = torch.zeros(1, 16, 8), torch.arange(16.0, 0, -1).unsqueeze(0)
     x[0, 15] = torch.nan  # the least important, so it goes
     arguments = (x, x, scores, torch.arange(16).unsqueeze(0), None, *lists, 1, 0.2, True, None, None, 0.0)
     receivers = (lists[0][0, :15] == 15).any(dim=1)
     assert 0 < receivers.sum() < 15
-    assert torch.equal(native.reduce(*arguments)[0][0].isnan().all(dim=1), receivers)
-    assert operators.reduce_in_torch(*arguments)[0].isnan().all()
+    assert torch.equal(native.reduce(ReduceInputs(*arguments))[0][0].isnan().all(dim=1), receivers)
+    assert operators.reduce_in_torch(ReduceInputs(*arguments))[0].isnan().all()
 
 
 def test_reduce_takes_strided_tensors():
-    lists = operators.neighbours_in_torch(torch.rand(2, 9, 9), 3, 3, 8, 2)
+    lists = operators.neighbours_in_torch(NeighboursInputs(torch.rand(2, 9, 9), 3, 3, 8, 2))
     x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
     position = torch.arange(9).expand(2, -1)
     arguments = (
@@ -220,7 +232,9 @@ def test_reduce_takes_strided_tensors():
         torch.rand(16),
         1e-6,
     )
-    for found, wanted in zip(native.reduce(*arguments), operators.reduce_in_torch(*arguments), strict=True):
+    for found, wanted in zip(
+        native.reduce(ReduceInputs(*arguments)), operators.reduce_in_torch(ReduceInputs(*arguments)), strict=True
+    ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -228,7 +242,9 @@ def test_gradients_through_the_operators_are_the_twins():
     q, k, v, size = operands("normal", 1, 2, 10, 8, 0)
     q = q.clone().requires_grad_()
     rest = (k, v, size, 0.3, 0, 10, [True, True, False], 1, 1)
-    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in reference.attention_in_torch(q, *rest)), q)
+    (wanted,) = torch.autograd.grad(
+        sum(t.square().sum() for t in reference.attention_in_torch(AttentionInputs(q, *rest))), q
+    )
     (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.attention(q, *rest)), q)
     assert torch.equal(found, wanted)
 
@@ -285,8 +301,11 @@ def test_bfloat16_statistics_and_thresholds_are_those_of_a_float32_map(asked, re
     q, k, v, size = operands("normal", 2, 3, 50, 64, 0)
     q, k, v = (t.bfloat16() for t in (q, k, v))
     rest = (size, 0.125, removed, 50, asked, 1, 1)
-    exact = reference.attention_in_torch(q.double(), k.double(), v.double(), *rest)
-    found, expected = native.attention(q, k, v, *rest), reference.attention_in_torch(q, k, v, *rest)
+    exact = reference.attention_in_torch(AttentionInputs(q.double(), k.double(), v.double(), *rest))
+    found, expected = (
+        native.attention(AttentionInputs(q, k, v, *rest)),
+        reference.attention_in_torch(AttentionInputs(q, k, v, *rest)),
+    )
     for statistics in (found[1], expected[1]):
         torch.testing.assert_close(statistics, exact[1].float(), rtol=1e-5, atol=1e-6)
     nearly_always_equal(found[0], expected[0])
@@ -295,18 +314,16 @@ def test_bfloat16_statistics_and_thresholds_are_those_of_a_float32_map(asked, re
 
 def test_bfloat16_features_are_added_in_float32_and_rounded_once():
     torch.manual_seed(0)
-    lists = native.neighbours(torch.rand(2, 49, 49), 7, 7, 8, 4)
+    lists = native.neighbours(NeighboursInputs(torch.rand(2, 49, 49), 7, 7, 8, 4))
     x, branch = torch.randn(2, 2, 50, 48).bfloat16()
     norm = (*torch.rand(2, 48).bfloat16(), 1e-6)
     position, scores, size = torch.arange(49).expand(2, -1), torch.rand(2, 49), torch.rand(2, 50) + 0.5
     reduction = (x, branch, scores, position, size, *lists, 9, 0.2, True, *norm)
     merging = (x, branch, scores, size[:, 1:].contiguous(), 9, 0.5, True, *norm)
-    for kernel, twin, arguments in (
-        (native.reduce, operators.reduce_in_torch, reduction),
-        (native.conserve, conserve.twin, merging),
-    ):
-        found, expected = kernel(*arguments), twin(*arguments)
-        exact = twin(x.double(), branch.double(), *arguments[2:-3], None, None, 0.0)
+    for operator, arguments in ((operators.reduce, reduction), (conserve, merging)):
+        inputs = operator.inputs(*arguments)
+        found, expected = operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs)
+        exact = operator.twin(operator.inputs(x.double(), branch.double(), *arguments[2:-3], None, None, 0.0))
         nearly_always_equal(found[0], expected[0])
         nearly_always_equal(found[0], exact[0].bfloat16())
         nearly_always_equal(found[1], expected[1])
@@ -318,7 +335,7 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
 @pytest.mark.parametrize("method", [GTP(propagate=14), GTPPlus(propagate=14), GTP(propagate=8, theta=0.5)], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bfloat16_keeps_the_same_tokens_on_both_kernels(method, autocast):
-    """Not quite all: docs/design.md says why, and how many. 168 of 196 tokens leave, so that what differs adds up."""
+    """Not quite all (docs/research/kernels.md has how many). 168 of 196 tokens leave, so that what differs adds up."""
     model, (images, _) = bundled.create(), bundled.test_images()
     x = bundled.normalise(images[:24])
     if not autocast:
@@ -359,7 +376,7 @@ def test_a_norm_with_a_life_of_its_own_is_called():
 def test_operators_pass_torchs_own_check():
     q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
     similarity = torch.rand(2, 9, 9)
-    lists = operators.neighbours_in_torch(similarity, 3, 3, 8, 2)
+    lists = operators.neighbours_in_torch(NeighboursInputs(similarity, 3, 3, 8, 2))
     x, position = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1)
     norm = (torch.rand(16), torch.rand(16), 1e-6)
     calls = {
@@ -386,13 +403,13 @@ def test_schemas_are_what_exported_programs_have_in_them():
 def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
     similarity = torch.rand(2, 9, 9)
     for found, wanted in zip(
-        operators.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2),
-        operators.neighbours_in_torch(similarity, 3, 3, 8, 2),
+        operators.neighbours(Ops.TORCH, NeighboursInputs(similarity, 3, 3, 8, 2)),
+        operators.neighbours_in_torch(NeighboursInputs(similarity, 3, 3, 8, 2)),
         strict=True,
     ):
         assert torch.equal(found, wanted)
-    monkeypatch.setitem(operators.neighbours.by_set, Ops.TORCH, lambda *arguments: arguments[1:])
-    assert operators.neighbours(Ops.TORCH, similarity, 3, 3, 8, 2) == (3, 3, 8, 2)
+    monkeypatch.setitem(operators.neighbours.by_set, Ops.TORCH, lambda inputs: inputs[1:])
+    assert operators.neighbours(Ops.TORCH, NeighboursInputs(similarity, 3, 3, 8, 2)) == (3, 3, 8, 2)
 
 
 @pytest.mark.slow
@@ -466,7 +483,7 @@ def test_threads_share_the_kernels():
 
     def run(item):
         q, k, v, size = item
-        return native.attention(q, k, v, size, 0.2, 500, q.shape[2], [True, True, True], 1, 1)
+        return native.attention(AttentionInputs(q, k, v, size, 0.2, 500, q.shape[2], [True, True, True], 1, 1))
 
     expected = [run(item) for item in inputs]
     with ThreadPoolExecutor(4) as pool:
@@ -478,8 +495,9 @@ def test_threads_share_the_kernels():
 def sums_of_both_kernels() -> list[float]:
     q, k, v, size = operands("normal", 1, 2, 30, 16, 0)
     x = q.flatten(1, 2)
-    by_attention = native.attention(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0)[0]
-    merged = native.conserve(x, x, x[:, :, 0].abs(), torch.ones(1, 60), 20, 0.5, True, None, None, 0.0)[0]
+    by_attention = native.attention(AttentionInputs(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0))[0]
+    inputs = ConserveInputs(x, x, x[:, :, 0].abs(), torch.ones(1, 60), 20, 0.5, True, None, None, 0.0)
+    merged = native.conserve(inputs).x
     return [by_attention.sum().item(), merged.sum().item()]
 
 

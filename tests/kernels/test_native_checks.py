@@ -1,15 +1,14 @@
 """What the operators are given is looked at before any pointer is taken: nonsense is refused on every way in."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gtp_vit import GTPError
-from gtp_vit.kernels import Ops, checks, native
+from gtp_vit.kernels import Ops, native
+from gtp_vit.kernels.arguments import ReduceInputs
 from gtp_vit.methods.gtp import operators
-from support.operators import LISTS, OPERATORS, good
+from support.operators import LISTS, OPERATORS, good, twin
 
 pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
 
@@ -107,9 +106,11 @@ def test_arguments_that_contradict_each_other_are_refused_on_every_way_in(operat
     registered = getattr(torch.ops.gtp_vit, operator).default
     ours = OPERATORS[operator]
     with torch.no_grad():
-        for call in (registered, *(partial(ours, ops) for ops in Ops)):
+        with pytest.raises(GTPError, match=f"gtp_vit.{operator}: .*; found "):
+            registered(*arguments)
+        for ops in Ops:
             with pytest.raises(GTPError, match=f"gtp_vit.{operator}: .*; found "):
-                call(*arguments)
+                ours(ops, ours.inputs(*arguments))
     with FakeTensorMode() as fake, pytest.raises(GTPError, match=f"gtp_vit.{operator}"):
         registered(*(fake.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
     arguments[0] = arguments[0].clone().requires_grad_()
@@ -165,42 +166,22 @@ def test_what_native_code_cannot_take_goes_to_the_twin(operator, monkeypatch):
     for name in ("_attention", "_reduce", "_conserve", "_graph", "_cluster"):
         monkeypatch.setattr(native, name, never)
     for change in FOR_THE_TWIN[operator]:
-        arguments = change(good(operator)).values()
+        arguments = change(good(operator))
         for found, wanted in zip(
-            getattr(torch.ops.gtp_vit, operator)(*arguments), OPERATORS[operator].twin(*arguments), strict=True
+            getattr(torch.ops.gtp_vit, operator)(*arguments.values()), twin(operator, arguments), strict=True
         ):
             assert torch.equal(found, wanted)
     with pytest.raises(AssertionError, match="native code"):  # and what it can take does go there
         getattr(torch.ops.gtp_vit, operator)(*good(operator).values())
 
 
-FITS = {
-    "attention": (checks.fits_attention, ["q", "k", "v", "size", "queries"]),
-    "reduce": (
-        checks.fits_reduce,
-        ["x", "branch", "scores", "position", "size", "neighbours", "root", "norm_weight", "norm_bias"],
-    ),
-    "conserve": (
-        checks.fits_conserve,
-        ["x", "branch", "importance", "size", "removed", "norm_weight", "norm_bias"],
-    ),
-    "conserve_by_probe": (
-        checks.fits_conserve_by_probe,
-        ["x", "branch", "probe", "size", "protected", "removed", "norm_weight", "norm_bias"],
-    ),
-    "cluster": (checks.fits_cluster, ["distance"]),
-    "neighbours": (checks.fits_neighbours, ["similarity"]),
-}
-
-
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_tensor_on_another_device_never_reaches_native_code(operator):
-    fits, names = FITS[operator]
-    given = {name: good(operator)[name] for name in names}
-    assert fits(**given)
-    for name, value in given.items():
+    fits, inputs = OPERATORS[operator].checks.fits, OPERATORS[operator].inputs(**good(operator))
+    assert fits(inputs)
+    for name, value in inputs._asdict().items():
         if isinstance(value, torch.Tensor):
-            assert not fits(**given | {name: value.to("meta")}), name
+            assert not fits(inputs._replace(**{name: value.to("meta")})), name
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -232,7 +213,7 @@ def test_a_cell_outside_the_grid_is_reported_and_not_read(where, value):
         with pytest.raises(IndexError, match="no cell of the grid"):
             torch.ops.gtp_vit.reduce(*(given | {where: bad}).values())
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            operators.reduce(Ops.TORCH, *(given | {where: bad}).values())
+            operators.reduce(Ops.TORCH, ReduceInputs(**(given | {where: bad})))
 
 
 def test_shapes_that_are_checked_are_enough_for_every_operator():
@@ -356,7 +337,7 @@ def test_numbers_that_are_only_odd_get_the_twins_result(operator):
         arguments = good(operator)
         arguments |= change(arguments)
         found = getattr(torch.ops.gtp_vit, operator)(*arguments.values())
-        for one, other in zip(found, OPERATORS[operator].twin(*arguments.values()), strict=True):
+        for one, other in zip(found, twin(operator, arguments), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -379,5 +360,5 @@ def test_lists_that_are_filled_up_are_no_duplicates():
     lists[:, :, 1:] = 9
     arguments |= {"neighbours": lists, "size": None}
     found = torch.ops.gtp_vit.reduce(*arguments.values())
-    for one, other in zip(found, operators.reduce_in_torch(*arguments.values()), strict=True):
+    for one, other in zip(found, twin("reduce", arguments), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

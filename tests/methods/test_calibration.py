@@ -57,7 +57,7 @@ def problem(seed, protect):
 
 
 def by_definition(x, branch, probe, size, protected, removed, floor, *_):
-    """Features and tokens that stay, of each image: the definition in docs/gtp-plus.md, token by token."""
+    """Features and tokens that stay, of each image: the definition in docs/explanation/gtp-plus.md, token by token."""
     x, results = (x + branch).double(), []
     for image in range(len(x)):
         tokens, sizes = x[image, 2:], size[image].double()

@@ -12,6 +12,7 @@ from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
+from gtp_vit.kernels.arguments import ConserveInputs
 from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe, damage, earlier_similarity
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
@@ -43,7 +44,7 @@ def conserve_by_hand(kernel):
     # One prefix token and four image tokens: 0 and 3 nearly alike, 1 and 2 apart; 3 is less important than 0.
     x = tensor([[[7.0, 7, 7], [3, 0, 0], [0, 1, 0], [0, 0, 1], [0.9, 0.1, 0]]])
     importance, size = tensor([[0.4, 0.3, 0.2, 0.1]]), tensor([[1.0, 1, 1, 2]])
-    return kernel(x, torch.zeros_like(x), importance, size, 1, 0.5, True, None, None, 0.0)
+    return kernel(ConserveInputs(x, torch.zeros_like(x), importance, size, 1, 0.5, True, None, None, 0.0))
 
 
 @pytest.mark.parametrize("ops", Ops)
@@ -73,10 +74,11 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
     importance[:, 1] = importance[:, 2]  # a tie
     weight, bias = torch.randn(2, channels).to(dtype)
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, weight, bias, 1e-6)
-    one, other = conserve.twin(*arguments), kernels.native.conserve(*arguments)
+    one, other = conserve.twin(ConserveInputs(*arguments)), kernels.native.conserve(ConserveInputs(*arguments))
     alike = (x, branch, importance, None, *arguments[4:])
     for each in (conserve.twin, kernels.native.conserve):
-        for found, wanted in zip(each(*alike), each(*alike[:3], torch.ones_like(size), *alike[4:]), strict=True):
+        ones = ConserveInputs(*alike[:3], torch.ones_like(size), *alike[4:])
+        for found, wanted in zip(each(ConserveInputs(*alike)), each(ones), strict=True):
             assert torch.equal(found, wanted)
     for index in (3, 4, 5):
         assert torch.equal(one[index], other[index])
@@ -96,7 +98,7 @@ def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype, s
     importance, size = torch.rand(batch, tokens - 1), torch.randint(1, 4, (batch, tokens - 1)).float()
     size = size if sizes else None
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, None, None, 0.0)
-    one, other = conserve.twin(*arguments), conserve.by_set[Ops.PORTABLE](*arguments)
+    one, other = conserve.twin(ConserveInputs(*arguments)), conserve.by_set[Ops.PORTABLE](ConserveInputs(*arguments))
     assert one[0].dtype == other[0].dtype == dtype
     for b in range(batch):  # those that leave are in another order
         assert one[3][b].tolist() == other[3][b].tolist()
@@ -130,7 +132,7 @@ def test_kernel_and_twin_merge_by_the_definition(kind, of_importance, count, pre
     norm = (torch.randn(channels, generator=generator), torch.randn(channels, generator=generator), 1e-6)
     arguments = (x, branch, importance, size, removed, floor, keep_norm)
     for kernel in (kernels.native.conserve, conserve.twin):
-        check_merged(arguments, norm, kernel(*arguments, *norm))
+        check_merged(arguments, norm, kernel(ConserveInputs(*arguments, *norm)))
 
 
 @needs_native
@@ -143,7 +145,8 @@ def test_kernel_and_twin_break_ties_alike(operator):
         importance, size = torch.rand(2, 3, 19, generator=generator) + 0.5
         by = (importance, size) if operator is conserve else (torch.ones(1), size, None)
         arguments = (x, branch, *by, 12, 0.5, True, None, None, 1e-6)
-        found, wanted = operator.by_set[Ops.NATIVE](*arguments), operator.twin(*arguments)
+        inputs = operator.inputs(*arguments)
+        found, wanted = operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs)
         for one, other in zip(found[3:], wanted[3:], strict=True):
             assert torch.equal(one, other), seed
 
@@ -153,7 +156,7 @@ def test_the_definition_finds_a_wrong_decision():
     x = torch.randn(1, 9, 1, generator=torch.Generator().manual_seed(5))  # one channel: all cosines are 1 or -1
     arguments = (x, torch.zeros_like(x), torch.linspace(2, 1, 9)[None], None, 3, 0.5, False)
     norm = (None, None, 1e-6)
-    right = conserve.twin(*arguments, *norm)
+    right = conserve.twin(ConserveInputs(*arguments, *norm))
     check_merged(arguments, norm, right)
     kept, gone, target = right[3:]
     sign = x[0, :, 0].sign()
@@ -199,12 +202,12 @@ def awkward(where: str, value: float):
 )
 def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_twin(where, value):
     arguments = awkward(where, value)
-    found, wanted = kernels.native.conserve(*arguments), conserve.twin(*arguments)
+    found, wanted = kernels.native.conserve(ConserveInputs(*arguments)), conserve.twin(ConserveInputs(*arguments))
     for one, other in zip(found[2:], wanted[2:], strict=True):
         assert torch.equal(one, other)
     for one, other in zip(found[:2], wanted[:2], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
-    clean = kernels.native.conserve(*(t[1:] if i < 4 else t for i, t in enumerate(arguments)))
+    clean = kernels.native.conserve(ConserveInputs(*(t[1:] if i < 4 else t for i, t in enumerate(arguments))))
     for one, other in zip(found, clean, strict=True):  # the image beside it sees nothing of it
         assert torch.equal(one[1:], other)
 
@@ -218,7 +221,7 @@ def test_nan_is_similar_to_nobody(ops):
     x[0, 2] = torch.nan
     importance, size = tensor([[0.2, 0.3, 0.9, 0.1, 0.4, 0.5]]), torch.ones(1, 6)
     found, _, _, kept, _, target = conserve(
-        ops, x, torch.zeros_like(x), importance, size, 3, 0.5, True, None, None, 0.0
+        ops, ConserveInputs(x, torch.zeros_like(x), importance, size, 3, 0.5, True, None, None, 0.0)
     )
     assert 2 in kept[0].tolist()
     assert kept[0].tolist().index(2) not in target[0].tolist()
@@ -229,7 +232,7 @@ def test_the_portable_form_does_not_hide_nan():
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     x[0, 2] = torch.nan
     arguments = (torch.zeros_like(x), torch.rand(2, 6), torch.ones(2, 6), 3, 0.5, True, None, None, 0.0)
-    found = conserve(Ops.PORTABLE, x, *arguments)[0]
+    found = conserve(Ops.PORTABLE, ConserveInputs(x, *arguments))[0]
     assert found[0].isnan().any()
     assert found[1].isfinite().all()
 
@@ -246,14 +249,16 @@ def test_the_operator_takes_strided_tensors():
     x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
     importance, size = torch.rand(9, 2).T, torch.rand(1, 9).expand(2, -1) + 0.5
     arguments = (x, branch, importance, size, 3, 0.5, True, torch.rand(32)[::2], torch.rand(32)[::2], 1e-6)
-    for found, wanted in zip(kernels.native.conserve(*arguments), conserve.twin(*arguments), strict=True):
+    for found, wanted in zip(
+        kernels.native.conserve(ConserveInputs(*arguments)), conserve.twin(ConserveInputs(*arguments)), strict=True
+    ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_through_the_operator_are_the_twins():
     x, *rest = awkward("features", 1.0)
     x.requires_grad_()
-    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in conserve.twin(x, *rest)[:2]), x)
+    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in conserve.twin(ConserveInputs(x, *rest))[:2]), x)
     (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.conserve(x, *rest)[:2]), x)
     assert torch.equal(found, wanted)
 
@@ -263,7 +268,7 @@ def test_threads_share_the_kernel_and_their_number_changes_nothing():
     inputs = [(*torch.randn(2, 3, 30 + n, 33), torch.rand(3, 29 + n), torch.ones(3, 29 + n)) for n in range(12)]
 
     def run_one(item):
-        return kernels.native.conserve(*item, 9, 0.5, True, None, None, 0.0)
+        return kernels.native.conserve(ConserveInputs(*item, 9, 0.5, True, None, None, 0.0))
 
     before = torch.get_num_threads()
     expected = [run_one(item) for item in inputs]

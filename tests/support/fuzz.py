@@ -1,6 +1,7 @@
 """Random damage, for tests that look for what nobody thought of. A case is known by its number and can be run again."""
 
 import contextlib
+import copy
 import json
 import os
 import random
@@ -26,13 +27,13 @@ def damaged(value, chance):
     for _ in range(chance.choice((1, 1, 2))):
         places = list(_places(value))
         if not places:
-            return chance.choice(ODD)
+            return copy.deepcopy(chance.choice(ODD))
         inside, key = chance.choice(places)
         what = chance.random()
         if what < 0.2:
             del inside[key]
         elif what < 0.3 and isinstance(inside, dict):
-            inside[chance.choice(("extra", "method", "format", key + "s"))] = chance.choice(ODD)
+            inside[chance.choice(("extra", "method", "format", key + "s"))] = copy.deepcopy(chance.choice(ODD))
         elif what < 0.45 and isinstance(inside[key], (int, float)):
             with contextlib.suppress(OverflowError):
                 inside[key] = inside[key] + chance.choice((-1, 1, 0.5))
@@ -41,7 +42,7 @@ def damaged(value, chance):
             with contextlib.suppress(LookupError):  # the first damage may have taken it away
                 inside[key] = json.loads(json.dumps(other[name]))
         else:
-            inside[key] = chance.choice(ODD)
+            inside[key] = copy.deepcopy(chance.choice(ODD))
     return value
 
 

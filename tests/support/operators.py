@@ -3,6 +3,7 @@
 import torch
 
 from gtp_vit import kernels
+from gtp_vit.kernels.arguments import NeighboursInputs
 from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe
@@ -11,7 +12,14 @@ OPERATORS = {
     each.name: each
     for each in (kernels.attention, operators.reduce, conserve, conserve_by_probe, operators.neighbours, cluster)
 }
-LISTS = operators.neighbours_in_torch(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
+LISTS = operators.neighbours_in_torch(
+    NeighboursInputs(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)), 3, 3, 8, 2)
+)
+
+
+def twin(operator: str, arguments: dict) -> tuple:
+    """What torch makes of arguments by name."""
+    return OPERATORS[operator].twin(OPERATORS[operator].inputs(**arguments))
 
 
 def good(operator: str) -> dict:

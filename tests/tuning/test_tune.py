@@ -30,6 +30,7 @@ from gtp_vit import (
 )
 from gtp_vit.cli.app import Exit, main
 from gtp_vit.cli.commands import tune as tune_command
+from gtp_vit.kernels.arguments import ConserveInputs
 from gtp_vit.methods.gtp_plus.merge import conserve
 from gtp_vit.metrics.classes import Classes
 from gtp_vit.patching import host_of
@@ -544,8 +545,8 @@ def test_half_precision_does_not_change_who_is_merged():
     x, importance, size = torch.randn(2, 50, 32), torch.rand(2, 49), torch.ones(2, 49)
     arguments = (x, torch.zeros_like(x), importance, size, 12, 0.5, True, None, None, 0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = conserve.twin(*arguments)
-    for one, other in zip(half[3:], conserve.twin(*arguments)[3:], strict=True):
+        half = conserve.twin(ConserveInputs(*arguments))
+    for one, other in zip(half[3:], conserve.twin(ConserveInputs(*arguments))[3:], strict=True):
         assert torch.equal(one, other)
 
 

@@ -14,21 +14,19 @@ from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 from transformers.utils.output_capturing import _active_collector
 
 from gtp_vit.backbones.hf_spelling import Spelling, spelling_of
-from gtp_vit.backbones.hf_vit import mask_refusal, pooler_output
-from gtp_vit.core.loop import run
+from gtp_vit.backbones.hf_vit import HuggingFaceViT, mask_refusal, pooler_output
+from gtp_vit.core.loop import PatchedModel, run
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.errors import BadInput
 from gtp_vit.tensors import select_rows
 
 
-class HuggingFaceForwards:
+class HuggingFaceForwards(PatchedModel):
     """Mixed into the class of a patched model, before its own. Holds no state."""
 
     keeps_name = True  # transformers looks models up by the names of their classes
 
-    reduction: Any
-    reducer: Any
     config: Any
 
     def forward(
@@ -65,7 +63,7 @@ class HuggingFaceForwards:
             )
         if output_hidden_states is None:
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
-        names = spelling_of(self)  # type: ignore[arg-type]
+        names = spelling_of(self)
         if not names.interpolates:  # such models ignore it: they take images of any size
             interpolate_pos_encoding = None
         hidden_patches = mask_refusal(self)
@@ -97,6 +95,7 @@ class HuggingFaceForwards:
             is_short = not chosen and reduction.may_skip_image_tokens(model)
             observe = seen.append if chosen or is_shuffled else None
             whole = reduction.restore and not is_short
+            assert isinstance(backbone, HuggingFaceViT)
             embedded = backbone.embed_with(model, images, options)
             tokens = run(model, embedded, prefix_only=is_short, observe=observe, restore=whole)
         finally:

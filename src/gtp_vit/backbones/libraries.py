@@ -51,8 +51,14 @@ class Timm(Library):
         except Exception as error:  # timm, the hub and the network raise errors of many classes
             raise GTPError(f"timm cannot create {name!r}: {first_line(error)}") from error
         if checkpoint is not None:
-            load_weights(model, checkpoint, name)
+            load_weights(model, checkpoint, name, resizable=hasattr(model, "set_input_size"))
         return model
+
+    def resize(self, model: nn.Module, img_size: int | tuple[int, int]) -> None:
+        resize: Any = getattr(model, "set_input_size", None)
+        if resize is None:
+            raise BadSetting(f"timm cannot resample the positions of {type(model).__name__}; leave out img_size")
+        resize(img_size=img_size if isinstance(img_size, tuple) else (img_size, img_size))
 
     def outline(self, name: str) -> nn.Module:
         """With one block: timm makes all blocks of a model alike, and this is about 15 times as fast."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
-from gtp_vit.backbones.intermediates import intermediates
 from gtp_vit.backbones.modules import (
     check_images,
     class_refusal,
@@ -28,7 +27,7 @@ from gtp_vit.backbones.modules import (
 )
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
-from gtp_vit.core.loop import run
+from gtp_vit.core.loop import PatchedModel, run
 from gtp_vit.core.restoring import restored
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
@@ -46,11 +45,9 @@ CROPS = {"shortest": "center", "longest": "border", "squash": "squash"}  # open_
 NO_NORM = nn.Identity()  # where the model's last norm comes after pooling, and is part of the head
 
 
-class OpenClipForwards:
+class OpenClipForwards(PatchedModel):
     """Mixed into the class of a patched model, before open_clip's. Holds no state."""
 
-    reduction: Any
-    reducer: Any
     ln_post: Any
     attn_pool: Any
     pool_type: str
@@ -82,6 +79,8 @@ class OpenClipForwards:
         output_extra_tokens: bool = False,
     ) -> dict[str, Any]:
         """open_clip's forward_intermediates: features after the chosen blocks, of all tokens that remain there."""
+        from gtp_vit.backbones.intermediates import intermediates
+
         norm = self.ln_post if normalize_intermediates else None
         images, prefixes, last = intermediates(self, x, indices, norm, stop_early=stop_early, output_fmt=output_fmt)
         result: dict[str, Any] = {"image_intermediates": images}

@@ -7,17 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gtp_vit.backbones.intermediates import intermediates
-from gtp_vit.core.loop import all_features, run
+from gtp_vit.core.loop import PatchedModel, all_features, run
 from gtp_vit.core.restoring import restored
 from gtp_vit.errors import BadInput, GTPError
 
 
-class TimmForwards:
+class TimmForwards(PatchedModel):
     """Mixed into the class of a patched model, before timm's. Holds no state."""
 
-    reduction: Any
-    reducer: Any
     norm: Any
     forward_head: Any
 
@@ -51,6 +48,8 @@ class TimmForwards:
 
         With restore, of all patches.
         """
+        from gtp_vit.backbones.intermediates import intermediates
+
         _refuse_masks(attn_mask, is_causal)
         images, prefixes, last = intermediates(
             self, x, indices, self.norm if norm else None, stop_early=stop_early, output_fmt=output_fmt

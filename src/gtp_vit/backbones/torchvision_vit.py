@@ -19,7 +19,7 @@ from gtp_vit.backbones import mha
 from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, plain_norm, through, unknown_part
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
-from gtp_vit.core.loop import run
+from gtp_vit.core.loop import PatchedModel, run
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
 
@@ -31,11 +31,9 @@ SWAG = {"crop_pct": 1.0, "interpolation": "bicubic"}
 SWAG_SIZES = (384, 512, 518)
 
 
-class TorchvisionForwards:
+class TorchvisionForwards(PatchedModel):
     """Mixed into the class of a patched model, before torchvision's. Holds no state."""
 
-    reduction: Any
-    reducer: Any
     encoder: Any
 
     def forward(self, x: Tensor) -> Tensor:

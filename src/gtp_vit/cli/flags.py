@@ -65,8 +65,8 @@ def parse_with_method(command: type[Command], words: Sequence[str], *, by_model:
     """
     own = flags_of(command)
     default = next(flag.default for flag in own if flag.field == "method")
-    name = value_of(words, "--method")
-    name = default if name is None else name
+    written = value_of(words, "--method")
+    name = str(default) if written is None else written
     recipe = read_recipe(name) if is_recipe(name) else None
     deploy = name == DEPLOY
     check_name("method", name, (*known_methods(), DEPLOY) if recipe is None else (name,))

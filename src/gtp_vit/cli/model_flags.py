@@ -6,13 +6,14 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
+from torch import nn
 
 from gtp_vit.cli.parser import Choices, Positional, Short
 from gtp_vit.core.ranges import Range
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
 from gtp_vit.data.loader import batches, spread_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.transforms import INTERPOLATIONS
@@ -40,6 +41,8 @@ class ModelFlags:
     """Number of classes, if different from the model's own; for checkpoints of finetuned models."""
     img_size: int | None = None
     """Height and width of the images, if different from the model's own."""
+    resample_positions: bool = False
+    """Resample the positions of a --checkpoint of the model's own size to --img-size."""
     threads: Annotated[int, Range(0, 4096)] = 0
     """CPU threads; 0 leaves torch's choice."""
 
@@ -73,7 +76,7 @@ class DataFlags(ModelFlags):
     """cpu, cuda, or auto: an accelerator for each process if there is one."""
 
 
-def make_model(flags: ModelFlags) -> Any:
+def make_model(flags: ModelFlags) -> nn.Module:
     """The model of the flags, in eval mode, on their device."""
     if flags.threads:
         torch.set_num_threads(flags.threads)
@@ -86,11 +89,12 @@ def make_model(flags: ModelFlags) -> Any:
         checkpoint=flags.checkpoint,
         img_size=flags.img_size,
         num_classes=flags.num_classes,
+        resample_positions=flags.resample_positions,
     )
     return model.to(distributed.device_of(getattr(flags, "device", "cpu")))
 
 
-def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
+def make_dataset(flags: DataFlags, model: nn.Module, *, labels: bool = True) -> ImageFiles | ImageStream | InMemory:
     """The images of the flags, prepared as the model wants them; without `labels`, folders need not be classes."""
     own = embedded_images(flags)
     if own is not None:
@@ -106,7 +110,7 @@ def make_dataset(flags: DataFlags, model: Any, *, labels: bool = True) -> Any:
     return open_images(model, dataclasses.replace(settings, transform=transform))
 
 
-def read_images(flags: DataFlags, model: Any, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:
+def read_images(flags: DataFlags, model: nn.Module, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:
     """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
     dataset = spread_images(make_dataset(flags, model, labels=False), count)
     if isinstance(dataset, InMemory):

@@ -6,11 +6,11 @@ import dataclasses
 import datetime
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
@@ -56,7 +56,12 @@ class ResumeFlags:
 
 
 def answer_with_table(
-    flags: OutputFlags, words: Sequence[str], title: str, columns: list[str], rows: list[list[str]], result: Any = None
+    flags: OutputFlags,
+    words: Sequence[str],
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    result: object = None,
 ) -> None:
     """Answer with one table, or `result` as JSON (the table's rows if None), and write the page if one is wanted."""
     write_page(flags, words, flags.report, title, "", [Section("Found", table(columns, rows))])
@@ -65,7 +70,7 @@ def answer_with_table(
 
 
 def answer(
-    flags: Any, result: Any, *tables: tuple[str, Sequence[str], Sequence[Sequence[str]]], text: str = ""
+    flags: JsonFlags, result: object, *tables: tuple[str, Sequence[str], Sequence[Sequence[str]]], text: str = ""
 ) -> None:
     """Print the result as JSON if the flags want that, else tables (title, columns, rows) and the text below them."""
     if flags.json:
@@ -92,7 +97,7 @@ def model_columns(name: str, model: nn.Module, settings: DataSettings) -> ModelC
 
 
 def write_page(
-    flags: Any, words: Sequence[str], path: Path | None, title: str, lead: str, sections: Sequence[Section]
+    flags: object, words: Sequence[str], path: Path | None, title: str, lead: str, sections: Sequence[Section]
 ) -> None:
     """Write a page, with the command as it was typed, unless there is no path."""
     if path is not None:
@@ -124,7 +129,12 @@ def check_readable(unreadable: Sequence[str]) -> None:
 
 
 def open_journal(
-    flags: ResumeFlags, results: Path | None, name: str, models: Any, dataset: Any, **settings: Any
+    flags: ResumeFlags,
+    results: Path | None,
+    name: str,
+    models: Mapping[str, nn.Module] | nn.Module,
+    dataset: object,
+    **settings: object,
 ) -> AbstractContextManager[Journal | None]:
     """The journal beside a file of results, opened by the first process.
 

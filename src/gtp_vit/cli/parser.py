@@ -61,9 +61,9 @@ class Flag:
 
     field: str  # of the command; a nested one with the outer field and a dot in front
     spelling: str
-    hint: Any  # the type of its value
-    extras: tuple[Any, ...]  # what `Annotated` adds
-    default: Any
+    hint: object  # the type of its value
+    extras: tuple[object, ...]  # what `Annotated` adds
+    default: object
     help: str
     group: str
 
@@ -123,13 +123,13 @@ class Flag:
         self._check_range(value)
         return value
 
-    def _check_range(self, value: Any) -> None:
+    def _check_range(self, value: object) -> None:
         for limit in (extra for extra in self.extras if isinstance(extra, Range)):
             for number in value if isinstance(value, tuple) else () if value is None else (value,):
                 limit.check(self.spelling, number, whole=isinstance(number, int))
 
 
-def flags_of(source: Any, *, group: str = "", taken: Iterable[str] = (), prefix: str = "") -> list[Flag]:
+def flags_of(source: object, *, group: str = "", taken: Iterable[str] = (), prefix: str = "") -> list[Flag]:
     """The flags of a dataclass, or of an instance whose values are the defaults.
 
     Args:

@@ -10,11 +10,15 @@ from typing import Any, Union, get_args, get_origin
 
 from gtp_vit.errors import BadSetting, shown
 
-KINDS = {int: ("an integer", "integers"), float: ("a finite number", "numbers"), Path: ("a path", "paths")}
-METAVARS = {int: "INT", float: "NUMBER", Path: "PATH"}
+KINDS: dict[object, tuple[str, str]] = {
+    int: ("an integer", "integers"),
+    float: ("a finite number", "numbers"),
+    Path: ("a path", "paths"),
+}
+METAVARS: dict[object, str] = {int: "INT", float: "NUMBER", Path: "PATH"}
 
 
-def value_of_type(written: str, words: Sequence[str], hint: Any) -> Any:
+def value_of_type(written: str, words: Sequence[str], hint: object) -> Any:
     """The value of a type that `words` stand for, behind the flag `written`."""
     if "" in words and str not in map(_single, _parts(hint)):  # an empty path would be the current folder
         raise BadSetting(f"{written} is empty; give {kind_of(hint)}, or remove it")
@@ -27,12 +31,12 @@ def value_of_type(written: str, words: Sequence[str], hint: Any) -> Any:
     raise BadSetting(f"{written} is {shown(wrong)}; it must be {kind_of(hint)}")
 
 
-def takes_many(hint: Any) -> bool:
+def takes_many(hint: object) -> bool:
     """Are there several values of this type behind one flag?"""
     return any(get_origin(part) is tuple for part in _parts(hint))
 
 
-def kind_of(hint: Any) -> str:
+def kind_of(hint: object) -> str:
     """What values of a type are, in words."""
     first = _parts(hint)[0]
     one, several = KINDS.get(_single(first), ("a name", "names"))
@@ -41,7 +45,7 @@ def kind_of(hint: Any) -> str:
     return f"{one}, or several {several}" if takes_many(hint) else one
 
 
-def metavar_of(hint: Any) -> str:
+def metavar_of(hint: object) -> str:
     """What stands for a value of a type in a help text."""
     kinds = {_single(part) for part in _parts(hint)} - {type(None)}
     if len(kinds) > 1:  # a number, several, or a name such as linear:2:14
@@ -50,31 +54,39 @@ def metavar_of(hint: Any) -> str:
     return f"{name} ..." if takes_many(hint) else name
 
 
-def _parts(hint: Any) -> tuple[Any, ...]:
+def _parts(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _single(part: Any) -> Any:
+def _single(part: object) -> object:
     """The type of one value."""
     return get_args(part)[0] if get_origin(part) is tuple else part
 
 
-def _converted(words: Sequence[str], part: Any) -> Any:
+def _converted(words: Sequence[str], part: object) -> object:
     """The words as a value of one type; ValueError if they are none."""
     if get_origin(part) is tuple:
         kinds = get_args(part)
         kinds = (kinds[0],) * len(words) if kinds[-1] is Ellipsis else kinds
         return tuple(_converted([word], kind) for word, kind in zip(words, kinds, strict=True))
     (word,) = words
-    value: Any = part(word) if part in (int, float, Path) else None if part is type(None) else word
-    if (part is int and abs(value) >= 2**63) or (part is float and not math.isfinite(value)):
-        raise ValueError
-    if part is type(None) and word != "None":
-        raise ValueError
-    return value
+    if part is int:
+        number = int(word)
+        if abs(number) >= 2**63:
+            raise ValueError
+        return number
+    if part is float:
+        if not math.isfinite(float(word)):
+            raise ValueError
+        return float(word)
+    if part is type(None):
+        if word != "None":
+            raise ValueError
+        return None
+    return Path(word) if part is Path else word
 
 
-def _is_one(word: str, hint: Any) -> bool:
+def _is_one(word: str, hint: object) -> bool:
     """Can one word be read as a value of this type?"""
     for part in _parts(hint):
         try:

@@ -101,8 +101,8 @@ def attend(
     queries = q.shape[2] if queries is None else queries
     rank = 0 if edit is None else edit.threshold_rank(q.shape[2] * k.shape[2])
     probs = None
-    whole = rank is None or mask is not None or "map" in statistics or dropout > 0 or (before_edit and rank != 0)
-    if whole or (bias is not None and (rank != 0 or asked[0] or asked[1])):
+    whole = mask is not None or "map" in statistics or dropout > 0 or (before_edit and rank != 0)
+    if rank is None or whole or (bias is not None and (rank != 0 or asked[0] or asked[1])):
         probs = attention_map(projections, adjustments, precise=edit is not None or bool(statistics))
         edited = probs if edit is None else edit(probs)
         out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
@@ -113,7 +113,8 @@ def attend(
         row = _class_row(projections, weights) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
         found = reference.statistics(row, asked, aggregate, first)
     else:
-        out, found = kernels.attention(ops, q, k, v, weights, scale, rank, queries, asked, aggregate, first)
+        inputs = kernels.AttentionInputs(q, k, v, weights, scale, rank, queries, asked, aggregate, first)
+        out, found = kernels.attention(ops, inputs)
     diagonal, column_sums, _ = asked  # `found` holds the statistics asked for, in this order
     return out, Stats(
         diagonal=found[0] if diagonal else None,

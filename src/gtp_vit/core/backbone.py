@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gtp_vit.core.attention import Projections
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import GTPError, UnsupportedBackbone
+from gtp_vit.errors import BadSetting, GTPError, UnsupportedBackbone
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Output(NamedTuple):
 FIELDS = {"classes": "logits", "features": "pooler_output", "embedding": "image_embeds", "tokens": "last_hidden_state"}
 
 
-def main_output(returned: Any, kind: str) -> Any:
+def main_output(returned: object, kind: str) -> Any:
     """What a model returned, or of several things the one that its `Output.kind` means."""
     if isinstance(returned, Tensor):
         return returned
@@ -76,6 +76,10 @@ class Library:
     ) -> nn.Module:
         """A model in eval mode; `sizes` may have img_size and num_classes."""
         raise GTPError(f"models of {self.title} cannot be created by name")
+
+    def resize(self, model: nn.Module, img_size: int | tuple[int, int]) -> None:
+        """Let a model take images of this size: its absolute positions are resampled."""
+        raise BadSetting(f"positions of {self.title}'s models are not resampled; leave out resample_positions")
 
     def outline(self, name: str) -> nn.Module:
         """The model without weights and perhaps with fewer blocks, to see what it is made of."""

@@ -9,7 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,15 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import BlockCosts, ForwardPass, Step, VitInfo
 from gtp_vit.errors import BadSetting
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, eq=False)
 class Convention:
     """What is counted as a MAC."""
 
     name: str
-    operators: Mapping[Any, Callable[..., int]]  # MACs of operators besides matrix products and convolutions
+    operators: Mapping[object, Callable[..., int]]  # MACs of operators besides matrix products and convolutions
     block: Callable[[BlockCosts], BlockCosts]  # the costs of a block as they were measured -> as they count
     own_macs: Callable[[Reducer, ForwardPass], int]  # of the method's own work
 
@@ -148,7 +150,7 @@ def measure_costs(
     backbone: Backbone,
     model: nn.Module,
     vit: VitInfo,
-    head: Callable[[Tensor], Any],
+    head: Callable[[Tensor], object],
     grid: tuple[int, int] | None = None,
     convention: Convention = PRODUCTS,
 ) -> Costs:
@@ -175,7 +177,7 @@ def _measure(
     backbone: Backbone,
     model: nn.Module,
     vit: VitInfo,
-    head: Callable[[Tensor], Any],
+    head: Callable[[Tensor], object],
     grid: tuple[int, int] | None,
     convention: Convention,
 ) -> Costs:
@@ -191,7 +193,7 @@ def _measure(
         images = torch.zeros(1, inputs.channels, *size, dtype=weight.dtype, device=weight.device)
         embedded, embed = meter.of(lambda: backbone.embed(model, images))
         one, three = (_repeated(embedded, number) for number in (1, 3))
-        known: dict[Any, BlockCosts] = {}
+        known: dict[tuple[object, ...], BlockCosts] = {}
         blocks = []
         for layer, block in enumerate(list(backbone.blocks(model))[: vit.depth]):
             kind = tuple((name, p.shape) for name, p in block.named_parameters())
@@ -241,7 +243,7 @@ def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, met
 class Meter(TorchDispatchMode):
     """Counts MACs of matrix products and convolutions, and of the operators that `more` has formulas for."""
 
-    def __init__(self, more: Mapping[Any, Callable[..., int]]) -> None:
+    def __init__(self, more: Mapping[object, Callable[..., int]]) -> None:
         super().__init__()
         self.more, self.count = more, 0
 
@@ -256,7 +258,7 @@ class Meter(TorchDispatchMode):
             self.count += self.more[packet](*args)
         return result
 
-    def of(self, part: Callable[[], Any]) -> tuple[Any, int]:
+    def of(self, part: Callable[[], Result]) -> tuple[Result, int]:
         """What `part` returns, and its MACs."""
         before = self.count
         with self:

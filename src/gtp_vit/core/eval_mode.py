@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 from torch import nn
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
-def eval_mode(*models: Any) -> Iterator[None]:
+def eval_mode(*models: object) -> Iterator[None]:
     """Every module of the models in eval mode; afterwards each is in its own mode again.
 
     Patched models share blocks with their originals and users freeze single blocks, so each module counts for itself.
@@ -33,12 +34,12 @@ def eval_mode(*models: Any) -> Iterator[None]:
             module.training = training
 
 
-def measures_in_eval_mode(function: Function) -> Function:
-    """Decorator for functions whose first argument is a model: they run with it in eval mode."""
+def measures_in_eval_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorator for functions whose first argument, `model`, is a model: they run with it in eval mode."""
 
     @functools.wraps(function)
-    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-        with eval_mode(model):
-            return function(model, *args, **kwargs)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with eval_mode(*args[:1], kwargs.get("model")):
+            return function(*args, **kwargs)
 
-    return cast(Function, call)
+    return call

@@ -5,10 +5,9 @@ Nothing is stored on a module: every step returns a new `Tokens`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,17 +39,26 @@ class Reduction:
     root_reads: bool | None = None
     origin: object = field(default=None, compare=False)  # the recipe that the settings are from (recipes), or None
 
-    def may_skip_image_tokens(self, model: Any) -> bool:
+    def may_skip_image_tokens(self, model: PatchedModel) -> bool:
         """Are image tokens unused after the last block, as `model` is set now?"""
         reads = self.backbone.head_reads_image_tokens(model) if self.root_reads is None else self.root_reads
         return self.lossless and not (reads or model.reducer.reads_image_tokens)
 
 
+class PatchedModel(nn.Module):
+    """What `patch` adds to every model, so that types know of it."""
+
+    reduction: Reduction
+    reducer: Reducer
+
+
 Observer = Callable[[Tokens], None]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def run(
-    model: Any,
+    model: PatchedModel,
     images: Tensor | Tokens,
     *,
     prefix_only: bool = False,
@@ -70,7 +78,7 @@ def run(
         follow: keep `Tokens.owner`: which token stands for each patch.
         restore: keep what `restored` needs to give every patch a feature of its own.
     """
-    reduction: Reduction = model.reduction
+    reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
     if backbone.grid(model) != reduction.vit.grid:
         raise BadInput("the original model's input size was changed after patching; patch it again")
@@ -82,7 +90,7 @@ def run(
         observe(tokens)
     blocks = list(backbone.blocks(model))[: reduction.vit.depth if layers is None else layers]
     again = torch.is_grad_enabled() and backbone.saves_memory(model)
-    call: Any = functools.partial(checkpoint, use_reentrant=False) if again else _call
+    call = _call_again if again else _call
     for layer, block in enumerate(blocks):
         last = prefix_only and layer == len(blocks) - 1
         output = call(attention_part, backbone, reducer, block, layer, tokens, last)
@@ -95,13 +103,18 @@ def run(
     return tokens
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
+def _call(function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    return function(*arguments, **named)
 
 
-def all_features(model: Any, images: Tensor) -> Tensor:
+def _call_again(function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    """The same with gradient checkpointing: it is computed once more in the backward pass, to save memory."""
+    return checkpoint(function, *arguments, use_reentrant=False, **named)  # type: ignore[arg-type]
+
+
+def all_features(model: PatchedModel, images: Tensor) -> Tensor:
     """The normed features of all tokens of a patched ViT: those that remain, or with `restore` the whole grid."""
-    reduction: Reduction = model.reduction
+    reduction = model.reduction
     return reduction.backbone.norm(model)(restored(run(model, images, restore=reduction.restore)))
 
 

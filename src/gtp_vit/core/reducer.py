@@ -110,7 +110,7 @@ class Source(NamedTuple):
     licence: str  # of that code, none of which is in this package
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A setting as Python writes it; of a text that nobody reads, such as a calibration, what tells it from others."""
     if isinstance(value, str) and len(value) > 300:
         return f"'{hashlib.sha256(value.encode(errors='replace')).hexdigest()[:8]}...'"
@@ -190,6 +190,6 @@ class Method:
                 "use GTP or ToMe, which need none"
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The settings and the method's name, ready for JSON; `gtp_vit.method_from_dict` reads them back."""
         return {"method": self.name, **dataclasses.asdict(self)}

@@ -19,7 +19,7 @@ LONGEST = 4096  # entries of a list, characters of a text
 LONGEST_LEARNED = 2**20  # characters of a text that holds what was learned: some 100,000 for a large model
 
 
-def checked(owner: type, name: str, value: Any) -> Any:
+def checked(owner: type, name: str, value: object) -> Any:
     """`value` converted to the type of the field `name` of `owner`, lists to tuples; raises BadSetting."""
     hint = _hints(owner)[name]
     longest = LONGEST_LEARNED if name in getattr(owner, "learned_texts", ()) else LONGEST
@@ -37,7 +37,7 @@ def _hints(owner: type) -> dict[str, Any]:
     return get_type_hints(owner)
 
 
-def _fitting(value: Any, hint: Any, longest: int = LONGEST) -> Any:
+def _fitting(value: object, hint: object, longest: int = LONGEST) -> object:
     """`value` converted to this type, or WRONG."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -52,8 +52,9 @@ def _fitting(value: Any, hint: Any, longest: int = LONGEST) -> Any:
     if hint is bool or hint is type(None):
         return value if isinstance(value, hint) else WRONG
     if hint is int:
-        fits = isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
-        return int(value) if fits else WRONG
+        if isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST:
+            return int(value)
+        return WRONG
     if hint is float:
         if isinstance(value, Integral):
             return _fitting(value, int)
@@ -63,7 +64,7 @@ def _fitting(value: Any, hint: Any, longest: int = LONGEST) -> Any:
     return tuple(value) if isinstance(value, list) else value  # a type that the method checks itself
 
 
-def _words(hint: Any) -> list[str]:
+def _words(hint: object) -> list[str]:
     """The names of a type for an error text."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -73,5 +74,11 @@ def _words(hint: Any) -> list[str]:
         return [f"a list of {number}{_words(parts[0])[0].removeprefix('a ')}s"]
     if origin is Literal:
         return [f"one of {', '.join(map(str, parts))}"]
-    known = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text", type(None): "None"}
+    known: dict[object, str] = {
+        bool: "True or False",
+        int: "a whole number",
+        float: "a finite number",
+        str: "a text",
+        type(None): "None",
+    }
     return [known.get(hint, str(hint))]

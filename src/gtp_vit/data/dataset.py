@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Indexed(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, place: int, /) -> Any: ...
+    def __getitem__(self, place: int, /) -> object: ...
 
 
 class ImageFiles(Dataset[Item]):
@@ -153,8 +153,9 @@ class UserDataset(Dataset[Item]):
             sample = self.images[place]
             if isinstance(sample, Item):
                 return sample._replace(place=place)
-            has_more = isinstance(sample, (tuple, list)) and len(sample) > 1
-            image, label = sample[:2] if has_more else (sample, NO_LABEL)
+            image, label = sample, NO_LABEL
+            if isinstance(sample, (tuple, list)) and len(sample) > 1:
+                image, label = sample[:2]
             if isinstance(image, (tuple, list)):
                 image = image[0]
             if not isinstance(image, Tensor):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sized
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +59,9 @@ def planned_batches(
         yield Batch(torch.tensor(places), dataset.images[own], dataset.labels[own], {}, names)
 
 
-def spread_images(dataset: Any, count: int) -> Any:
+def spread_images(dataset: Dataset[Item], count: int) -> Dataset[Item]:
     """`count` images of a data set, evenly spread as its order is often by class; all if it has no more, or for 0."""
-    if not count or not hasattr(dataset, "__len__") or count >= len(dataset):
+    if not count or not isinstance(dataset, Sized) or count >= len(dataset):
         return dataset
     places = [index * len(dataset) // count for index in range(count)]
     if isinstance(dataset, InMemory):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory, UserDataset
+from gtp_vit.core.backbone import Transform
+from gtp_vit.data.dataset import ImageFiles, Images, ImageStream, Indexed, InMemory, UserDataset
 from gtp_vit.data.loader import batches, planned_batches
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.embeddings.embedder import Embedded, Embedder
@@ -24,16 +25,19 @@ class PictureFolder:
     """A folder of pictures, and how they are read."""
 
     path: str | Path
-    transform: Callable[[Any], Tensor] | None = None
+    transform: Transform | None = None
     """A function from a picture to a tensor, where it is not known how the weights want it; of a Hugging Face model one
     that returns `processor(picture, return_tensors="pt")["pixel_values"][0]`."""
     ignore_exif: bool = False
     """Take pictures as they are stored, not upright as their EXIF data say."""
 
 
+Source = str | Path | PictureFolder | Tensor | Indexed | Images
+
+
 def embed(
     model: nn.Module,
-    images: Any,
+    images: Source,
     *,
     batch_size: int = 64,
     workers: int = 2,
@@ -77,14 +81,14 @@ def embed(
     return map(embedder, planned_batches(dataset, plan, workers=workers, pin=embedder.device.type == "cuda"))
 
 
-def dataset_of(model: nn.Module, images: Any) -> Any:
+def dataset_of(model: nn.Module, images: Source) -> Images:
     """Images of any kind as a data set with names and places."""
     images = PictureFolder(images) if isinstance(images, (str, Path)) else images
     if isinstance(images, PictureFolder):
         height, width = host_of(model).inputs.size
         size = height if height == width else None  # a model for any size is not for that of its weights alone
-        reading: dict[str, Any] = {"transform": images.transform, "ignore_exif": images.ignore_exif, "img_size": size}
-        return open_images(model, DataSettings(Path(images.path), split="", labels=False, **reading))
+        read = DataSettings(Path(images.path), split="", labels=False, img_size=size, ignore_exif=images.ignore_exif)
+        return open_images(model, dataclasses.replace(read, transform=images.transform))
     if isinstance(images, Tensor):
         inputs = host_of(model).inputs
         if images.ndim != 4 or images.shape[1] != inputs.channels:

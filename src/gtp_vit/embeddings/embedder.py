@@ -6,7 +6,7 @@ Shapes: B images that could be read and whose embedding is finite, C numbers in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,11 +99,11 @@ class Embedder:
             return torch.zeros(0, *((0,) if self.kind is None else self.kind.shape))
         with eval_mode(self.model):
             found = self._forward(images.to(self.device, self.precision, non_blocking=True))
-        what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if self.kind is None and isinstance(found, Tensor) and found.ndim == 2:
             self.kind = Kind("features", (found.shape[1],))
         wanted = None if self.kind is None else [len(images), *self.kind.shape]
-        if what != wanted:
+        if not isinstance(found, Tensor) or list(found.shape) != wanted:
+            what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise BadSetting(
                 f"the model returns {what} for {len(images)} images; it should return {wanted or 'a vector for each'}"
             )
@@ -113,7 +113,7 @@ class Embedder:
         found = rescaled(found)
         return found / found.norm(dim=-1, keepdim=True)
 
-    def _forward(self, images: Tensor) -> Any:
+    def _forward(self, images: Tensor) -> object:
         if self.kind is None:
             return main_output(self.model(images), "features")
         if self.kind.kind == "patches":
@@ -148,7 +148,7 @@ def _kind_of(model: nn.Module, output: Output | None) -> Kind | None:
     return Kind(output.kind, (output.width,))
 
 
-def _patches_of(model: Any) -> Kind:
+def _patches_of(model: nn.Module) -> Kind:
     if not (is_patched(model) and tower_of(model).reduction.restore):
         raise BadSetting(
             "only a model that was patched with restore=True has features of all patches: patch(model, restore=True), "

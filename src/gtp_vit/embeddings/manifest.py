@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
-from gtp_vit.embeddings.shards import FORMATS, VERSION, Shard, format_of, read_about, read_shard
+from gtp_vit.embeddings.header import VERSION, ShardHeader
+from gtp_vit.embeddings.shards import FORMATS, Shard, changed, format_of, read_header, read_shard
 from gtp_vit.errors import GTPError, counted, first_line, shown
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import write_atomically
@@ -20,7 +22,46 @@ from gtp_vit.runs.journal import RESTART
 MANIFEST = "manifest.json"
 OURS = re.compile(r"embeddings-(\d{6,})\.(?:safetensors|parquet)")
 HALF = re.compile(rf"\.{OURS.pattern}\.\w+")  # a shard that was being written
-ENTRY = ("first", "embedded", "fingerprint")  # what the manifest has of a shard
+Run = Mapping[str, object]  # its identity, as JSON
+
+
+class Entry(TypedDict):
+    """What the manifest has of a shard."""
+
+    file: str
+    first: int
+    embedded: int
+    fingerprint: str
+
+
+class Left(TypedDict):
+    """An image that has no embedding."""
+
+    place: int
+    image: str  # its name and why
+
+
+class Begun(TypedDict):
+    """The manifest of a run that has not finished."""
+
+    version: int
+    finished: Literal[False]
+    run: Run
+
+
+class Manifest(TypedDict):
+    """The manifest of a run that has finished."""
+
+    version: int
+    finished: Literal[True]
+    run: Run
+    images: int
+    embedded: int
+    classes: list[str] | None
+    shards: list[Entry]
+    unreadable: list[Left]
+    not_finite: list[Left]
+    fingerprint: str  # of all of this
 
 
 def name_of(number: int, form: str) -> str:
@@ -28,7 +69,7 @@ def name_of(number: int, form: str) -> str:
     return f"embeddings-{number:06}{FORMATS[form].suffix}"
 
 
-def prepare(folder: Path, run: dict[str, Any], restart: bool) -> None:
+def prepare(folder: Path, run: Run, restart: bool) -> None:
     """Raise GTPError if the folder has files of another run; with `restart`, delete them."""
     stored = _stored_manifest(folder)
     if stored is not None and not restart and stored["run"] != run:
@@ -55,7 +96,7 @@ def _check_ours(path: Path) -> None:
             )
 
 
-def _stored_manifest(folder: Path) -> dict[str, Any] | None:
+def _stored_manifest(folder: Path) -> Manifest | Begun | None:
     """The manifest, proved to be as it was written; None if there is none."""
     path = folder / MANIFEST
     try:
@@ -78,7 +119,7 @@ def _stored_manifest(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def _fingerprint(manifest: dict[str, Any]) -> str:
+def _fingerprint(manifest: Mapping[str, object]) -> str:
     """A hash of all that a manifest says."""
     said = {key: value for key, value in manifest.items() if key != "fingerprint"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
@@ -88,55 +129,62 @@ def _shards(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if OURS.fullmatch(path.name))
 
 
-def finished_shards(folder: Path, run: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def finished_shards(folder: Path, run: Run) -> dict[int, ShardHeader]:
     """What the shards that any process can see say of themselves, by number; each was read and is as it was written.
 
     Raises GTPError for those of another run, and for damaged ones.
     """
-    found = {}
+    found, form = {}, str(run["format"])
     for path in _shards(folder):
-        about = read_about(path)
-        stored = about.pop("run")
-        if stored != run or path.name != name_of(about["shard"], run["format"]):
-            why = differences(stored, run) or f"it is shard {about['shard']} under another name"
+        header = read_header(path)
+        if header.run != run or path.name != name_of(header.shard, form):
+            why = differences(header.run, run) or f"it is shard {header.shard} under another name"
             raise GTPError(f"{path} is of a different run: {why}; {RESTART}")
-        found[about["shard"]] = about
+        found[header.shard] = dataclasses.replace(header, run=run)
     seen = distributed.all_gather(found)  # by every process, where they share a disk; one of them reads the file
     for number in found:
         sees = [rank for rank, each in enumerate(seen) if number in each]
         if sees[number % len(sees)] == distributed.rank_and_world_size()[0]:
-            read_shard(folder / name_of(number, run["format"]))
-    return {number: about for part in seen for number, about in part.items()}
+            read_shard(folder / name_of(number, form))
+    return {number: header for part in seen for number, header in part.items()}
 
 
 def make_manifest(
-    run: dict[str, Any], every: dict[int, dict[str, Any]], form: str, classes: list[str] | None, total: int | None
-) -> dict[str, Any]:
+    run: Run, every: dict[int, ShardHeader], form: str, classes: list[str] | None, total: int | None
+) -> Manifest:
     """What is in the folder, for people and programs."""
-    abouts = [every[number] for number in sorted(every)]
-    images = sum(about["images"] for about in abouts)
+    headers = [every[number] for number in sorted(every)]
+    images = sum(header.images for header in headers)
     if total is not None and images != total:
         raise GTPError(
             f"{images} of {counted(total, 'image', 'images')} are in the shards; something has deleted files: start it "
             "again"
         )
-    made = {
+    made: Manifest = {
         "version": VERSION,
         "finished": True,
         "run": run,
         "images": images,
-        "embedded": sum(about["embedded"] for about in abouts),
+        "embedded": sum(header.embedded for header in headers),
         "classes": classes,
-        "shards": [{"file": name_of(about["shard"], form), **{key: about[key] for key in ENTRY}} for about in abouts],
-        **{
-            key: [{"place": int(place), "image": text} for about in abouts for place, text in about[key].items()]
-            for key in ("unreadable", "not_finite")
-        },
+        "shards": [_entry(header, form) for header in headers],
+        "unreadable": _left(header.unreadable for header in headers),
+        "not_finite": _left(header.not_finite for header in headers),
+        "fingerprint": "",
     }
     return {**made, "fingerprint": _fingerprint(made)}
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def _entry(header: ShardHeader, form: str) -> Entry:
+    file = name_of(header.shard, form)
+    return {"file": file, "first": header.first, "embedded": header.embedded, "fingerprint": header.fingerprint}
+
+
+def _left(shards: Iterable[Mapping[int, str]]) -> list[Left]:
+    return [{"place": place, "image": text} for shard in shards for place, text in shard.items()]
+
+
+def write_manifest(folder: Path, manifest: Manifest | Begun) -> None:
     """Replace the manifest by this one."""
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
@@ -158,7 +206,7 @@ def read_embeddings(folder: str | Path) -> Iterator[Shard]:
     return (_checked(folder, entry, manifest["run"]) for entry in manifest["shards"])
 
 
-def verify(folder: Path) -> dict[str, Any]:
+def verify(folder: Path) -> Manifest:
     """The manifest of a finished run whose files are all as they were written; raises GTPError with the others."""
     manifest = _finished_manifest(folder)
     problems = []
@@ -176,7 +224,7 @@ def verify(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _finished_manifest(folder: Path) -> dict[str, Any]:
+def _finished_manifest(folder: Path) -> Manifest:
     manifest = _stored_manifest(folder)
     if manifest is None:
         raise GTPError(f"there is no {MANIFEST} in {folder}; give the folder that gtp-vit embed wrote to")
@@ -185,10 +233,13 @@ def _finished_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _checked(folder: Path, entry: dict[str, Any], run: dict[str, Any]) -> Shard:
+def _checked(folder: Path, entry: Entry, run: Run) -> Shard:
     path = folder / entry["file"]
     if not path.exists():
         raise GTPError(f"{path} is missing; it may be on another machine that took part in the run")
-    if read_about(path)["run"] != run:
+    header = read_header(path)
+    if header.run != run:
         raise GTPError(f"{path} is of a different run than {MANIFEST} beside it; do not mix folders")
-    return read_shard(path, {key: entry[key] for key in ENTRY})
+    if _entry(header, format_of(path).name) != entry:
+        raise changed(path)
+    return read_shard(path)

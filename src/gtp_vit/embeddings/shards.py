@@ -14,16 +14,19 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from gtp_vit.embeddings.header import VERSION, ShardHeader
 from gtp_vit.errors import GTPError, first_line, shown
 
 METADATA = "gtp_vit"
-VERSION = 2  # of shards and of the manifest; files of version 1 proved their vectors only
+StoredHeader = dict[str, object]  # as JSON, before it is checked
 LONGEST_HEADER = 90_000_000  # safetensors refuses to read headers of more than 100 MB
-Array = np.ndarray[Any, np.dtype[Any]]
+Integers = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,10 @@ class Shard:
     """The content of one file."""
 
     names: tuple[str, ...]  # N
-    places: Array  # [N] int64, in the data set
-    embeddings: Array  # [N, C]
-    labels: Array | None  # [N] int64; None = the data set has none
-    about: dict[str, Any]  # JSON: the run and the part of it
+    places: Integers  # [N], in the data set
+    embeddings: Vectors  # [N, C]
+    labels: Integers | None  # [N]; None = the data set has none
+    header: ShardHeader
 
 
 class Format(Protocol):
@@ -50,8 +53,8 @@ class Format(Protocol):
     def content(self, shard: Shard) -> bytes:
         """The bytes of the file."""
 
-    def about(self, path: Path) -> dict[str, Any] | None:
-        """What a file says of itself; None if it does not say so. Only its header is read."""
+    def header(self, path: Path) -> StoredHeader | None:
+        """What a file says of itself; None if it does not say so. Nothing else of it is read."""
 
     def read(self, path: Path) -> Shard:
         """The whole file."""
@@ -81,35 +84,36 @@ class Safetensors(Format):
         # The library writes metadata in an order that changes from call to call.
         length = int.from_bytes(made[:8], "little")
         header = {
-            "__metadata__": {METADATA: json.dumps(shard.about), "names": names},
+            "__metadata__": {METADATA: json.dumps(shard.header.to_dict()), "names": names},
             **json.loads(made[8 : 8 + length]),
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return b"".join([len(text).to_bytes(8, "little"), text, memoryview(made)[8 + length :]])
 
-    def about(self, path: Path) -> dict[str, Any] | None:
-        return _about(self._metadata(path))
+    def header(self, path: Path) -> StoredHeader | None:
+        return _stored_header(self._metadata(path))
 
     def read(self, path: Path) -> Shard:
         from safetensors.numpy import load_file
 
         stored, metadata = load_file(path), self._metadata(path)
-        about = _about(metadata)
         return Shard(
             tuple(json.loads(metadata["names"])),
             stored["places"],
             stored["embeddings"],
             stored.get("labels"),
-            {} if about is None else about,
+            _checked_header(path, _stored_header(metadata)),
         )
 
     def is_ours(self, path: Path) -> bool:
         try:
             with path.open("rb") as file:  # the library refuses files that were cut off
                 length = int.from_bytes(file.read(8), "little")
-                header: Any = json.loads(file.read(length)) if length <= 2 * LONGEST_HEADER else None
-            return _about(header["__metadata__"]) is not None
+                if length > 2 * LONGEST_HEADER:
+                    return False
+                header = json.loads(file.read(length))
+            return _stored_header(header["__metadata__"]) is not None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
 
@@ -139,37 +143,38 @@ class Parquet(Format):
         columns = {"name": pyarrow.array(shard.names, pyarrow.string()), "place": shard.places, "embedding": vectors}
         if shard.labels is not None:
             columns["label"] = shard.labels
-        table = pyarrow.table(columns, metadata={METADATA: json.dumps(shard.about)})
+        table = pyarrow.table(columns, metadata={METADATA: json.dumps(shard.header.to_dict())})
         file = io.BytesIO()
         parquet.write_table(table, file, use_dictionary=False, compression="zstd")
         return file.getvalue()
 
-    def about(self, path: Path) -> dict[str, Any] | None:
+    def header(self, path: Path) -> StoredHeader | None:
         from pyarrow import parquet
 
         metadata = parquet.read_schema(path).metadata or {}
-        return _about({key.decode(): value.decode() for key, value in metadata.items()})
+        return _stored_header({key.decode(): value.decode() for key, value in metadata.items()})
 
     def read(self, path: Path) -> Shard:
         from pyarrow import parquet
 
         table = parquet.read_table(path)
         vectors = table["embedding"].combine_chunks()
-        about = _about({key.decode(): value.decode() for key, value in table.schema.metadata.items()})
+        stored = _stored_header({key.decode(): value.decode() for key, value in table.schema.metadata.items()})
+        header = _checked_header(path, stored)
         return Shard(
             tuple(table["name"].to_pylist()),
             table["place"].to_numpy().copy(),
             vectors.flatten()
             .to_numpy(zero_copy_only=False)
-            .reshape(len(table), *_shape(about))
+            .reshape(len(table), *_shape(header))
             .copy(),  # may be changed
             table["label"].to_numpy().copy() if "label" in table.column_names else None,
-            {} if about is None else about,
+            header,
         )
 
     def is_ours(self, path: Path) -> bool:
         try:
-            return self.about(path) is not None
+            return self.header(path) is not None
         except FileNotFoundError:
             raise
         except Exception:  # the library raises errors of many classes; a file that was cut off has no header
@@ -185,16 +190,21 @@ def format_of(path: Path) -> Format:
     return next(each for each in _EVERY if each.suffix == path.suffix)
 
 
-def read_about(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> ShardHeader:
     """What a shard says of itself; raises GTPError for files that are damaged or not ours."""
     form = format_of(path)
     form.check_installed()
     try:
-        found = form.about(path)
+        stored = form.header(path)
     except Exception as error:  # both libraries raise errors of many classes
         raise GTPError(
             f"{path} is damaged: {first_line(error)}; delete it, and its images are embedded again"
         ) from error
+    return _checked_header(path, stored)
+
+
+def _checked_header(path: Path, found: StoredHeader | None) -> ShardHeader:
+    """What a file says of itself, as a value; raises GTPError if it is not whole, or of another version."""
     if found is None:
         raise GTPError(f"{path} was not written by gtp-vit embed; move it away, or write to another folder")
     if found.get("version") != VERSION:
@@ -202,48 +212,36 @@ def read_about(path: Path) -> dict[str, Any]:
             f"{path} has version {shown(found.get('version'))} of these files, and this gtp-vit has {VERSION}; begin "
             "anew with --restart, or write to another folder"
         )
-    if not _is_complete(found):
-        raise _changed(path)
-    return found
+    header = ShardHeader.from_dict(found)
+    if header is None:
+        raise changed(path)
+    return header
 
 
-def read_shard(path: Path, about: dict[str, Any] | None = None) -> Shard:
-    """The content of a file, proved to be what was written; `about` = what its manifest says of it, too."""
-    said = read_about(path)
-    if any(said[key] != value for key, value in (about or {}).items()):
-        raise _changed(path)
+def read_shard(path: Path) -> Shard:
+    """The content of a file, proved to be what was written."""
+    said = read_header(path)
     try:
         shard = format_of(path).read(path)
-        whole = fingerprint(shard) == said["fingerprint"]
+        whole = fingerprint(shard) == said.fingerprint
     except Exception as error:  # both libraries raise errors of many classes
-        raise _changed(path) from error
+        raise changed(path) from error
     if not whole:
-        raise _changed(path)
+        raise changed(path)
     return shard
 
 
-def _changed(path: Path) -> GTPError:
+def changed(path: Path) -> GTPError:
     return GTPError(f"{path} has changed since it was written; delete it and start the same command again")
-
-
-_TYPES = {"shard": int, "first": int, "images": int, "embedded": int, "fingerprint": str, "run": dict}
-
-
-def _is_complete(about: dict[str, Any]) -> bool:
-    """Does it have all that a shard says of itself?"""
-    texts = [about.get(key) for key in ("unreadable", "not_finite")]
-    return all(type(about.get(key)) is kind for key, kind in _TYPES.items()) and all(
-        isinstance(each, dict) and all(isinstance(text, str) and key.isdecimal() for key, text in each.items())
-        for each in texts
-    )
 
 
 def fingerprint(shard: Shard) -> str:
     """A hash of all that a file holds: vectors, places, names, labels, and what it says of itself."""
     digest = hashlib.sha256()
-    about = {key: value for key, value in shard.about.items() if key != "fingerprint"}
+    said = shard.header.to_dict()
+    del said["fingerprint"]
     labels = "no labels" if shard.labels is None else "labels"
-    digest.update(json.dumps([about, shard.names, labels], sort_keys=True).encode())
+    digest.update(json.dumps([said, shard.names, labels], sort_keys=True).encode())
     for array in (shard.embeddings, shard.places, shard.labels):
         if array is not None:
             digest.update(f"{array.dtype.str} {array.shape}\n".encode())
@@ -251,12 +249,13 @@ def fingerprint(shard: Shard) -> str:
     return digest.hexdigest()[:16]
 
 
-def _shape(about: dict[str, Any] | None) -> list[int]:
+def _shape(header: ShardHeader) -> list[int]:
     """Of one image's vectors, which Parquet stores as one list."""
-    return [-1] if about is None else about["run"]["output"]["shape"]
+    output = header.run.get("output")
+    return output["shape"] if isinstance(output, dict) else [-1]
 
 
-def _about(metadata: dict[str, str]) -> dict[str, Any] | None:
+def _stored_header(metadata: dict[str, str]) -> StoredHeader | None:
     try:
         found = json.loads(metadata.get(METADATA, "null"))
     except ValueError:

@@ -11,20 +11,20 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gtp_vit.data.dataset import ImageStream
+from gtp_vit.data.dataset import Images, ImageStream
 from gtp_vit.data.items import Batch
 from gtp_vit.data.loader import batches, planned_batches
 from gtp_vit.embeddings.embedder import Embedded, Embedder
+from gtp_vit.embeddings.header import VERSION, ShardHeader
 from gtp_vit.embeddings.manifest import (
+    Manifest,
     finished_shards,
     forget_unused,
     make_manifest,
@@ -32,7 +32,7 @@ from gtp_vit.embeddings.manifest import (
     prepare,
     write_manifest,
 )
-from gtp_vit.embeddings.shards import FORMATS, VERSION, Shard, fingerprint
+from gtp_vit.embeddings.shards import FORMATS, Integers, Shard, fingerprint
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
 
@@ -49,7 +49,7 @@ class Written:
     """What a run wrote."""
 
     folder: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     images: int  # embedded by this start of the run
     seconds: float
 
@@ -74,8 +74,8 @@ class Layout:
 def embed_to_folder(
     folder: Path,
     embedder: Embedder,
-    dataset: Any,
-    run: dict[str, Any],
+    dataset: Images,
+    run: Mapping[str, object],
     layout: Layout = Layout(),  # noqa: B008  it is frozen
     *,
     workers: int = 2,
@@ -109,12 +109,12 @@ def embed_to_folder(
         work = _Work(folder, embedder, run, form, shard_size, dataset.has_labels, time.perf_counter())
         todo = _own_batches(dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda")
         total = len(dataset) if hasattr(dataset, "__len__") else None
-        done = sum(about["images"] for about in finished.values())
+        done = sum(header.images for header in finished.values())
         if distributed.is_rank_zero() and done != total:
             write_manifest(folder, {"version": VERSION, "finished": False, "run": run})
         _work_together(work, todo, done, total, progress)
         every = finished | {
-            number: about for part in distributed.all_gather(work.written) for number, about in part.items()
+            number: header for part in distributed.all_gather(work.written) for number, header in part.items()
         }
         images = sum(distributed.all_gather(work.images))
         if not distributed.is_rank_zero():
@@ -130,13 +130,13 @@ class _Work:
 
     folder: Path
     embedder: Embedder
-    run: dict[str, Any]
+    run: Mapping[str, object]
     form: str
     shard_size: int
     labels: bool
     begin: float
     images: int = 0  # done by this process
-    written: dict[int, dict[str, Any]] = field(default_factory=dict)  # without the run
+    written: dict[int, ShardHeader] = field(default_factory=dict)
     number: int = -1  # of the shard that is being filled
     parts: list[Embedded] = field(default_factory=list)
 
@@ -156,25 +156,26 @@ class _Work:
         embeddings = torch.cat([part.embeddings for part in parts]).numpy()
         unreadable = {place: _printable(text) for part in parts for place, text in part.unreadable.items()}
         not_finite = {place: _printable(text) for part in parts for place, text in part.not_finite.items()}
-        about = {
-            "version": VERSION,
-            "shard": self.number,
-            "first": self.number * self.shard_size,
-            "images": len(embeddings) + len(unreadable) + len(not_finite),
-            "embedded": len(embeddings),
-            "unreadable": {str(place): text for place, text in sorted(unreadable.items())},
-            "not_finite": {str(place): text for place, text in sorted(not_finite.items())},
-        }
+        header = ShardHeader(
+            shard=self.number,
+            first=self.number * self.shard_size,
+            images=len(embeddings) + len(unreadable) + len(not_finite),
+            embedded=len(embeddings),
+            unreadable=dict(sorted(unreadable.items())),
+            not_finite=dict(sorted(not_finite.items())),
+            run=self.run,
+        )
         shard = Shard(
             tuple(_printable(name) for part in parts for name in part.names),
             _joined([part.places for part in parts]),
             embeddings,
             _joined([part.labels for part in parts]) if self.labels else None,
-            {**about, "run": self.run},
+            header,
         )
-        about["fingerprint"] = shard.about["fingerprint"] = fingerprint(shard)
+        header = dataclasses.replace(header, fingerprint=fingerprint(shard))
+        shard = dataclasses.replace(shard, header=header)
         write_atomically(self.folder / name_of(self.number, self.form), FORMATS[self.form].content(shard))
-        self.written[self.number] = about
+        self.written[self.number] = header
 
 
 def _work_together(
@@ -202,7 +203,7 @@ def _work_together(
 
 
 def _own_batches(
-    dataset: Any, finished: dict[int, Any], batch_size: int, shard_size: int, workers: int, pin: bool
+    dataset: Images, finished: Container[int], batch_size: int, shard_size: int, workers: int, pin: bool
 ) -> Iterator[Batch]:
     """The batches of this process: every n-th shard of those that are not finished."""
     rank, processes = distributed.rank_and_world_size()
@@ -226,7 +227,7 @@ def _first_place(batch: Batch) -> int:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, run: dict[str, Any], restart: bool) -> Iterator[None]:
+def _locked(folder: Path, run: Mapping[str, object], restart: bool) -> Iterator[None]:
     """The folder for this run alone: checked, or emptied of what is ours."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept_if_used(folder))
@@ -255,7 +256,7 @@ def _lock(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _joined(parts: list[Tensor]) -> np.ndarray[Any, Any]:
+def _joined(parts: list[Tensor]) -> Integers:
     return torch.cat(parts).numpy()
 
 

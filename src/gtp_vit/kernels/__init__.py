@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gtp_vit.errors import BadSetting, check_name
 from gtp_vit.kernels import native
+from gtp_vit.kernels.arguments import AttentionInputs, NormParams
 from gtp_vit.kernels.checks import DTYPES
-from gtp_vit.kernels.dispatch import NormParams, Operator, Ops
+from gtp_vit.kernels.dispatch import Checks, Operator, Ops
 from gtp_vit.kernels.reference import attention
 from gtp_vit.tensors import exporting
 
@@ -25,7 +26,18 @@ ONE_THREAD = (
     "kernels='torch' may be faster here"
 )
 
-__all__ = ["Kernels", "NormParams", "Operator", "Ops", "attention", "check", "choose", "status"]
+__all__ = [
+    "AttentionInputs",
+    "Checks",
+    "Kernels",
+    "NormParams",
+    "Operator",
+    "Ops",
+    "attention",
+    "check",
+    "choose",
+    "status",
+]
 
 
 def check(kernels: Kernels, *, quiet: bool = False) -> None:

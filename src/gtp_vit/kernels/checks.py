@@ -6,29 +6,37 @@ and neighbours, which would be slow to check from here.
 
 The checks run between matrix products, from a cold cache: keep them short, and build texts only for errors.
 
-Shapes: B batch, H heads, N tokens, D head dimension, C channels, M image tokens, M0 patches, W list entries.
+Shapes are those of arguments.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from gtp_vit.errors import BadInput
+from gtp_vit.kernels.arguments import (
+    AttentionInputs,
+    ClusterInputs,
+    ConserveInputs,
+    NeighboursInputs,
+    ProbeInputs,
+    ReduceInputs,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)  # that native code computes with
 
 
-def refuse(operator: str, wanted: str, **found: Any) -> NoReturn:
+def refuse(operator: str, wanted: str, **found: object) -> NoReturn:
     parts = [f"{name} {list(each.shape) if isinstance(each, Tensor) else each}" for name, each in found.items()]
     raise BadInput(f"gtp_vit.{operator}: {wanted}; found {', '.join(parts)}")
 
 
-def check_kinds(operator: str, arguments: Sequence[Any], whole: Sequence[int]) -> None:
+def check_kinds(operator: str, arguments: Sequence[object], whole: Sequence[int]) -> None:
     """Check dtypes and devices of arguments for the twin; `fits_...` does so for native code.
 
     `whole`: indices of the tensors that may be integers.
@@ -41,15 +49,12 @@ def check_kinds(operator: str, arguments: Sequence[Any], whole: Sequence[int]) -
             continue
         if place not in whole or each.dtype != torch.int64:
             refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
-    if operator == "attention" and arguments[0].dtype != arguments[1].dtype:
-        refuse(operator, "q and k must be of one dtype", q=arguments[0].dtype, k=arguments[1].dtype)
+    if isinstance(arguments, AttentionInputs) and arguments.q.dtype != arguments.k.dtype:
+        refuse(operator, "q and k must be of one dtype", q=arguments.q.dtype, k=arguments.k.dtype)
 
 
-def check_attention(
-    q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, removed: int, queries: int, asked: list[bool], heads: int,
-    first: int,
-) -> None:  # fmt: skip
-    """q [B, H, Q, D], k and v [B, H, N, D], size [B, N]."""
+def check_attention(inputs: AttentionInputs) -> None:
+    q, k, v, size, _, removed, queries, asked, heads, first = inputs
     of_q, of_k = q.shape, k.shape
     if len(of_k) != 4 or len(of_q) != 4 or v.shape != of_k:
         refuse("attention", "q must be [B, H, Q, D], k and v [B, H, N, D]", q=q, k=k, v=v)
@@ -69,22 +74,24 @@ def check_attention(
         refuse("attention", wanted, q=q, k=k, removed=removed, asked=asked)
 
 
-def fits_attention(q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, queries: int) -> bool:
+def fits_attention(inputs: AttentionInputs) -> bool:
     """May these go into native code?"""
+    q, k, v, size = inputs[:4]
     return (
         q.dtype in DTYPES
         and q.dtype == k.dtype == v.dtype
         and (q.is_cpu and k.is_cpu and v.is_cpu)
         and (size is None or (size.is_cpu and size.is_floating_point()))
         and k.numel() > 0
-        and queries > 0
+        and inputs.queries > 0
     )
 
 
 def _check_tokens(
-    operator: str, x: Tensor, branch: Tensor, image: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None
+    operator: str, inputs: ReduceInputs | ConserveInputs | ProbeInputs, image: Tensor
 ) -> tuple[int, int, int]:
     """B, N and M, checked; `image` is any tensor with an entry for each image token, [B, M]."""
+    x, branch, norm_weight, norm_bias = inputs.x, inputs.branch, inputs.norm_weight, inputs.norm_bias
     shape, of_image = x.shape, image.shape
     if len(shape) != 3 or branch.shape != shape:
         refuse(operator, "x and branch must both be [B, N, C]", x=x, branch=branch)
@@ -98,7 +105,8 @@ def _check_tokens(
     return batch, tokens, of_image[1]
 
 
-def _fit_tokens(x: Tensor, branch: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None) -> bool:
+def _fit_tokens(inputs: ReduceInputs | ConserveInputs | ProbeInputs) -> bool:
+    x, branch, norm_weight, norm_bias = inputs.x, inputs.branch, inputs.norm_weight, inputs.norm_bias
     return (
         x.dtype in DTYPES
         and (branch.dtype == x.dtype or (x.dtype == torch.float32 and branch.dtype in DTYPES))
@@ -109,12 +117,9 @@ def _fit_tokens(x: Tensor, branch: Tensor, norm_weight: Tensor | None, norm_bias
     )
 
 
-def check_reduce(
-    x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
-    removed: int, alpha: float, norm_weight: Tensor | None, norm_bias: Tensor | None,
-) -> None:  # fmt: skip
-    """x, branch [B, N, C], scores, position [B, M], size [B, N], neighbours [B or 1, M0, W], root [B or 1, M0]."""
-    batch, tokens, count = _check_tokens("reduce", x, branch, position, norm_weight, norm_bias)
+def check_reduce(inputs: ReduceInputs) -> None:
+    x, _, scores, position, size, neighbours, root, removed, alpha = inputs[:9]
+    batch, tokens, count = _check_tokens("reduce", inputs, position)
     if scores.shape != (batch, count):
         refuse("reduce", "scores and position must both be [B, M]", scores=scores, position=position)
     if size is not None and size.shape != (batch, tokens):
@@ -133,13 +138,11 @@ def check_reduce(
         refuse("reduce", "position and neighbours must be int64", **found)
 
 
-def fits_reduce(
-    x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
-    norm_weight: Tensor | None, norm_bias: Tensor | None,
-) -> bool:  # fmt: skip
+def fits_reduce(inputs: ReduceInputs) -> bool:
     """May these go into native code?"""
+    scores, position, size, neighbours, root = inputs[2:7]
     return (
-        _fit_tokens(x, branch, norm_weight, norm_bias)
+        _fit_tokens(inputs)
         and root.dtype == torch.float32
         and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu)
         and (scores.is_floating_point() or scores.dtype == torch.int64)
@@ -147,37 +150,29 @@ def fits_reduce(
     )
 
 
-def check_conserve(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-) -> None:  # fmt: skip
-    """x and branch [B, N, C], importance and size [B, M]."""
-    batch, _, count = _check_tokens("conserve", x, branch, importance, norm_weight, norm_bias)
+def check_conserve(inputs: ConserveInputs) -> None:
+    importance, size, removed = inputs[2:5]
+    batch, _, count = _check_tokens("conserve", inputs, importance)
     if size is not None and size.shape != (batch, count):
         refuse("conserve", "importance and size must both be [B, M]", importance=importance, size=size)
     if not 0 <= removed < count:
         refuse("conserve", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance)
 
 
-def fits_conserve(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-) -> bool:  # fmt: skip
+def fits_conserve(inputs: ConserveInputs) -> bool:
     """May these go into native code?"""
+    importance, size, removed = inputs[2:5]
     return (
-        _fit_tokens(x, branch, norm_weight, norm_bias)
+        _fit_tokens(inputs)
         and removed > 0
         and (size is None or (size.dtype == torch.float32 and size.is_cpu))
         and (importance.is_cpu and importance.is_floating_point())
     )
 
 
-def check_conserve_by_probe(
-    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int,
-    norm_weight: Tensor | None, norm_bias: Tensor | None,
-) -> None:  # fmt: skip
-    """x and branch [B, N, C], probe [C], size and protected [B, M]."""
-    _, _, count = _check_tokens("conserve_by_probe", x, branch, size, norm_weight, norm_bias)
+def check_conserve_by_probe(inputs: ProbeInputs) -> None:
+    x, _, probe, size, protected, removed = inputs[:6]
+    _, _, count = _check_tokens("conserve_by_probe", inputs, size)
     if probe.shape != x.shape[2:]:
         refuse("conserve_by_probe", "the probe must be [C]", probe=probe, x=x)
     if protected is not None and protected.shape != size.shape:
@@ -186,13 +181,11 @@ def check_conserve_by_probe(
         refuse("conserve_by_probe", "removed must be in 0 ... M - 1: one must stay", removed=removed, size=size)
 
 
-def fits_conserve_by_probe(
-    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int,
-    norm_weight: Tensor | None, norm_bias: Tensor | None,
-) -> bool:  # fmt: skip
+def fits_conserve_by_probe(inputs: ProbeInputs) -> bool:
     """May these go into native code?"""
+    probe, size, protected, removed = inputs[2:6]
     return (
-        _fit_tokens(x, branch, norm_weight, norm_bias)
+        _fit_tokens(inputs)
         and removed > 0
         and (probe.dtype == torch.float32 and probe.is_cpu)
         and (size.dtype == torch.float32 and size.is_cpu)
@@ -200,8 +193,8 @@ def fits_conserve_by_probe(
     )
 
 
-def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> None:
-    """Shapes: similarity [B, M0, M0]."""
+def check_neighbours(inputs: NeighboursInputs) -> None:
+    similarity, rows, columns, spatial, semantic = inputs
     patches = rows * columns
     if rows < 1 or columns < 1 or similarity.dim() != 3 or similarity.shape[1:] != (patches, patches):
         grid = f"{rows} x {columns}"
@@ -211,13 +204,13 @@ def check_neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, 
         refuse("neighbours", wanted, spatial=spatial, semantic=semantic, similarity=similarity)
 
 
-def fits_neighbours(similarity: Tensor) -> bool:
+def fits_neighbours(inputs: NeighboursInputs) -> bool:
     """Can native code take this?"""
-    return similarity.is_cpu and similarity.is_floating_point()
+    return inputs.similarity.is_cpu and inputs.similarity.is_floating_point()
 
 
-def check_cluster(distance: Tensor, removed: int, linkage: int) -> None:
-    """Shapes: distance [B, M, M]."""
+def check_cluster(inputs: ClusterInputs) -> None:
+    distance, removed, linkage = inputs
     shape = distance.shape
     if len(shape) != 3 or shape[1] != shape[2]:
         refuse("cluster", "distance must be [B, M, M]", distance=distance)
@@ -226,6 +219,7 @@ def check_cluster(distance: Tensor, removed: int, linkage: int) -> None:
         refuse("cluster", wanted, distance=distance, removed=removed, linkage=linkage)
 
 
-def fits_cluster(distance: Tensor) -> bool:
+def fits_cluster(inputs: ClusterInputs) -> bool:
     """Can native code take this?"""
+    distance = inputs.distance
     return distance.is_cpu and distance.dtype == torch.float32 and distance.numel() > 0

@@ -6,42 +6,24 @@ However an operator is called, its arguments are checked first.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Generic, TypeVar, get_type_hints
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from gtp_vit.kernels import native
 from gtp_vit.kernels.checks import check_kinds
 
-Result = TypeVar("Result")
+Inputs = TypeVar("Inputs", bound="tuple[object, ...]")
+Result = TypeVar("Result", bound="tuple[Tensor, ...]")
 TRUSTED = "trusted"  # the overload of every operator that the package itself calls
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
 # Not torch.library.infer_schema: it makes SymInt of int, which programs exported before would not match.
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool", list[bool]: "bool[]"}
-
-
-class NormParams(NamedTuple):
-    """A LayerNorm as three arguments of an operator; without a weight there is none."""
-
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    epsilon: float = 0.0
-
-    @classmethod
-    def of(cls, norm: nn.LayerNorm | None) -> NormParams:
-        return cls() if norm is None else cls(norm.weight, norm.bias, norm.eps)
-
-    def apply(self, x: Tensor) -> Tensor:
-        """x after the norm; empty if there is none."""
-        if self.weight is None:
-            return x.new_empty(0)
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
 class Ops(Enum):
@@ -57,7 +39,23 @@ class Ops(Enum):
         return self is Ops.NATIVE
 
 
-class Operator(Generic[Result]):
+@dataclass(frozen=True)
+class Checks(Generic[Inputs]):
+    """What is looked at before an operator runs."""
+
+    check: Callable[[Inputs], None]
+    """Raises where arguments contradict each other."""
+    fits: Callable[[Inputs], bool]
+    """Can native code take these arguments, which have passed `check`?"""
+    values: Callable[[Inputs], None]
+    """Raises for numbers on which implementations would differ. They are looked at only where others call
+    (torch.ops.gtp_vit.*), as the package's own calls never have them. In what it compiles, exports and profiles these
+    are therefore calls of a second overload, torch.ops.gtp_vit.*.trusted."""
+    whole: Collection[str] = ()
+    """Names of the tensors that may be integers."""
+
+
+class Operator(Generic[Inputs, Result]):
     """One computation: a pure-torch twin and implementations of other sets; called with the set to use.
 
     Native code runs where its tensors fit, and the twin everywhere else. Sets other than the native one are called
@@ -65,115 +63,99 @@ class Operator(Generic[Result]):
 
     Args:
         name: the name in torch.ops.gtp_vit.
-        twin: the pure-torch implementation; its signature is the operator's.
-        by_set: implementations of other sets; a set that is not listed uses the twin.
-        check: raises where arguments contradict each other.
-        fits: can native code take these arguments, which have passed `check`?
+        inputs: the NamedTuple of its arguments, whose fields are torch's schema.
+        results: the NamedTuple of its results.
+        by_set: the implementations; a set that is not listed uses the twin, Ops.TORCH.
+        checks: what is looked at first.
         fake: tensors of the results' shapes and dtypes, with any content.
-        flops: the number of operations, given shapes in place of tensors; None = not counted.
-        whole: names of the tensors that may be integers.
-        check_values: raises for numbers on which implementations would differ. They are looked at only where others
-            call (torch.ops.gtp_vit.*), as the package's own calls never have them. In what it compiles, exports and
-            profiles these are therefore calls of a second overload, torch.ops.gtp_vit.*.trusted.
-
-    `check`, `fits`, `fake`, `flops` and `check_values` get only the arguments that they have parameters of the same
-    name for.
+        flops: the number of operations; None = not counted.
     """
 
     def __init__(
         self,
         name: str,
-        twin: Callable[..., Result],
-        by_set: dict[Ops, Callable[..., Result]],
+        inputs: Callable[..., Inputs],
+        results: Callable[..., Result],
+        by_set: dict[Ops, Callable[[Inputs], Result]],
+        checks: Checks[Inputs],
         *,
-        check: Callable[..., None],
-        fits: Callable[..., bool],
-        fake: Callable[..., Result],
-        flops: Callable[..., int] | None = None,
-        whole: Collection[str] = (),
-        check_values: Callable[..., None] | None = None,
+        fake: Callable[[Inputs], Result],
+        flops: Callable[[Inputs], int] | None = None,
     ) -> None:
-        types = get_type_hints(twin)
-        results = ", ".join("Tensor" for _ in get_args(types.pop("return")))
+        types = get_type_hints(inputs)
         names = tuple(types)
-        self.name, self.twin, self.by_set = name, twin, by_set
-        self.check, self.fits, self.fake = (_with_some(each, names) for each in (check, fits, fake))
-        self.check_values = None if check_values is None else _with_some(check_values, names)
-        self.whole = [names.index(each) for each in whole]
+        self.name, self.inputs, self.results, self.by_set, self.checks = name, inputs, results, by_set, checks
+        self.twin, self.fake = by_set[Ops.TORCH], fake
+        self.whole = [names.index(each) for each in checks.whole]
         parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
-        self._by_twin = self._checked(twin)
-        fake_results = self._checked(self.fake)
-        for overload, prepared in ((name, self._of_others), (f"{name}.{TRUSTED}", lambda function: function)):
-            _LIBRARY.define(f"{overload}({parameters}) -> ({results})")
+        schema = f"({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})"
+        for overload, prepared in ((name, self._of_others), (f"{name}.{TRUSTED}", self._of_ours)):
+            _LIBRARY.define(f"{overload}{schema}")
             _LIBRARY.impl(overload, prepared(self._by_twin), "CompositeExplicitAutograd")
             _LIBRARY.impl(overload, prepared(self._by_native), "CPU")
             _LIBRARY.impl(overload, self._with_gradients(overload, prepared(self._by_twin)), "Autograd")
-            torch.library.register_fake(f"gtp_vit::{overload}", fake_results, lib=_LIBRARY)
+            torch.library.register_fake(
+                f"gtp_vit::{overload}", lambda *flat: self._checked(fake, self.inputs(*flat)), lib=_LIBRARY
+            )
         registered = getattr(torch.ops.gtp_vit, name)
         self.registered, self.trusted = registered.default, getattr(registered, TRUSTED)
         if flops is not None:
-            count = _with_some(flops, names)
-            register_flop_formula(registered)(lambda *arguments, **_: int(count(*arguments)))
+            register_flop_formula(registered, get_raw=True)(lambda *flat, **_: int(flops(self.inputs(*flat))))
 
-    def __call__(self, ops: Ops, *arguments: Any) -> Result:
+    def __call__(self, ops: Ops, inputs: Inputs) -> Result:
         """The result, by the implementation that belongs to the set `ops`."""
         if ops is Ops.NATIVE:
-            return self._by_native(*arguments) if _unobserved() else self.trusted(*arguments)
-        self.check(*arguments)
-        return self.by_set.get(ops, self.twin)(*arguments)
+            return self._by_native(inputs) if _unobserved() else self.results(*self.trusted(*inputs))
+        self.checks.check(inputs)
+        return self.by_set.get(ops, self.twin)(inputs)
 
-    def _by_native(self, *arguments: Any) -> Result:
-        self.check(*arguments)
-        fits = native.PROBLEM is None and self.fits(*arguments)
-        return self.by_set[Ops.NATIVE](*arguments) if fits else self._by_twin(*arguments)
+    def _by_native(self, inputs: Inputs) -> Result:
+        self.checks.check(inputs)
+        fits = native.PROBLEM is None and self.checks.fits(inputs)
+        return self.by_set[Ops.NATIVE](inputs) if fits else self._by_twin(inputs)
 
-    def _checked(self, function: Callable[..., Result]) -> Callable[..., Result]:
+    def _by_twin(self, inputs: Inputs) -> Result:
+        return self._checked(self.twin, inputs)
+
+    def _checked(self, function: Callable[[Inputs], Result], inputs: Inputs) -> Result:
         """`function` after all checks, including those of dtypes and devices, which `fits` makes for native code."""
+        self.checks.check(inputs)
+        check_kinds(self.name, inputs, self.whole)
+        return function(inputs)
 
-        def call(*arguments: Any) -> Result:
-            self.check(*arguments)
-            check_kinds(self.name, arguments, self.whole)
-            return function(*arguments)
+    def _of_others(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
+        """`function` for calls through torch's dispatcher: arguments one by one, and the numbers are looked at."""
 
-        return call
-
-    def _of_others(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """`function` after a look at the numbers as well, for calls through torch's dispatcher."""
-        check_values = self.check_values
-        if check_values is None:
-            return function
-
-        def call(*arguments: Any) -> Result:
-            self.check(*arguments)  # shapes first
-            check_kinds(self.name, arguments, self.whole)
+        def call(*flat: object) -> Result:
+            inputs = self.inputs(*flat)
+            self.checks.check(inputs)  # shapes first
+            check_kinds(self.name, inputs, self.whole)
             if torch.is_grad_enabled():
                 with torch.no_grad():
-                    check_values(*arguments)
+                    self.checks.values(inputs)
             else:
-                check_values(*arguments)
-            return function(*arguments)
+                self.checks.values(inputs)
+            return function(inputs)
 
         return call
+
+    def _of_ours(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
+        """`function` for the package's own calls through the dispatcher, whose numbers need no look."""
+        return lambda *flat: function(self.inputs(*flat))
 
     @staticmethod
     def _with_gradients(overload: str, by_twin: Callable[..., Result]) -> Callable[..., Result]:
         """The twin if a gradient is needed, since autograd knows torch's operators."""
         name, _, kind = overload.partition(".")
 
-        def call(*arguments: Any) -> Result:
-            if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments):
-                return by_twin(*arguments)
+        def call(*flat: object) -> Result:
+            if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in flat):
+                return by_twin(*flat)
             with torch._C._AutoDispatchBelowAutograd():
-                result: Result = getattr(getattr(torch.ops.gtp_vit, name), kind or "default")(*arguments)
+                result: Result = getattr(getattr(torch.ops.gtp_vit, name), kind or "default")(*flat)
             return result
 
         return call
-
-
-def _with_some(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """`function`, callable with one argument for each of `names`; those it has no parameter for are dropped."""
-    places = tuple(names.index(each) for each in inspect.signature(function).parameters)
-    return lambda *arguments: function(*[arguments[place] for place in places])
 
 
 def _unobserved() -> bool:

@@ -2,7 +2,7 @@
 
 It is built by `pip install`, once for each instruction set, without torch's headers: one build serves every version of
 torch. The best one that this processor can run is loaded when the package is imported. If there is none, PROBLEM says
-why, and the twins run. Nothing is checked here: operators.py passes arguments that checks.py has checked. The functions
+why, and the twins run. Nothing is checked here: dispatch.py passes arguments that checks.py has checked. The functions
 `..._results` allocate the results, which also tells torch their shapes.
 """
 
@@ -11,13 +11,26 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gtp_vit.kernels import sources
+from gtp_vit.kernels.arguments import (
+    Attended,
+    AttentionInputs,
+    ClusterInputs,
+    Clusters,
+    ConserveInputs,
+    Merged,
+    Neighbours,
+    NeighboursInputs,
+    ProbeInputs,
+    Reduced,
+    ReduceInputs,
+)
 
 # instruction sets from best to most common, by the name torch gives to what the processor can do
 BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
@@ -67,7 +80,7 @@ def _declare(library: ctypes.CDLL) -> None:
             function.errcheck = _raise
 
 
-def _raise(outcome: int, *_: Any) -> None:
+def _raise(outcome: int, *_: object) -> None:
     """Raise the error that a kernel's return value stands for; see Outcome in reduce.h."""
     if outcome == 2:
         raise IndexError("gtp_vit.reduce: position or neighbours has an entry that is no cell of the grid")
@@ -75,25 +88,30 @@ def _raise(outcome: int, *_: Any) -> None:
         raise MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
 
 
+def _missing(*_: object) -> int:
+    """Stands for every function where there is no library."""
+    raise RuntimeError(f"gtp_vit: {PROBLEM}")
+
+
 def use(folder: Path) -> None:
     """Use the kernels in this folder from now on."""
     global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest
     library, INSTRUCTION_SET, PROBLEM = load(folder)
     # Looked up once: between matrix products every line of Python runs from a cold cache.
-    functions = [getattr(library, f"gtp_vit_{name}", None) for name in SIGNATURES]
+    functions = [_missing if library is None else getattr(library, f"gtp_vit_{name}") for name in SIGNATURES]
     _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest, threads = functions
-    THREADED = threads is not None and threads(2) == 2
+    THREADED = library is not None and threads(2) == 2
 
 
 INSTRUCTION_SET: str
 PROBLEM: str | None
 THREADED: bool  # did the library find the OpenMP runtime that torch has loaded? Else it runs on one thread.
-_attention: Any
-_reduce: Any
-_conserve: Any
-_graph: Any
-_cluster: Any
-_kth_smallest: Any
+_attention: Callable[..., int]
+_reduce: Callable[..., int]
+_conserve: Callable[..., int]
+_graph: Callable[..., int]
+_cluster: Callable[..., int]
+_kth_smallest: Callable[..., float]
 use(Path(__file__).parent)
 
 
@@ -105,21 +123,20 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def attention_results(
-    k: Tensor, v: Tensor, queries: int, asked: list[bool], heads: int, first: int
-) -> tuple[Tensor, Tensor]:
-    batch, num_heads, tokens, depth = k.shape
-    shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
-    return v.new_empty(batch, queries, num_heads * depth), v.new_empty(sum(asked), *shape, dtype=torch.float32)
+def attention_results(inputs: AttentionInputs) -> Attended:
+    v, first = inputs.v, inputs.first
+    batch, num_heads, tokens, depth = inputs.k.shape
+    shape = (batch, tokens - first) if inputs.heads else (batch, num_heads, tokens - first)
+    statistics = v.new_empty(sum(inputs.asked), *shape, dtype=torch.float32)
+    return Attended(v.new_empty(batch, inputs.queries, num_heads * depth), statistics)
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, size: Tensor | None, scale: float, removed: int, queries: int, asked: list[bool],
-    heads: int, first: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def attention(inputs: AttentionInputs) -> Attended:
+    q, k, v, size, scale, removed, queries, asked, heads, first = inputs
     q, k, v = _rows_contiguous(q), _rows_contiguous(k), _rows_contiguous(v)
     batch, num_heads, tokens, depth = k.shape
-    out, statistics = attention_results(k, v, queries, asked, heads, first)
+    results = attention_results(inputs)
+    out, statistics = results
     step, address = math.prod(statistics.shape[1:]) * 4, statistics.data_ptr()
     addresses = []
     for wanted in asked:
@@ -137,32 +154,30 @@ def attention(
         *(batch, num_heads, q.shape[2], tokens, depth, queries, scale, removed),
         *(_address(size), out.data_ptr(), first, *addresses, heads, q.dtype == torch.bfloat16, torch.get_num_threads()),
     )
-    return out, statistics
+    return results
 
 
-def reduce_results(
-    x: Tensor, position: Tensor, removed: int, with_size: bool, norm_weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def reduce_results(inputs: ReduceInputs) -> Reduced:
+    x, position, removed = inputs.x, inputs.position, inputs.removed
     batch, tokens, channels = x.shape
     left = tokens - removed
-    return (
-        x.new_empty(batch, left, channels),
-        x.new_empty((0,) if norm_weight is None else (batch, left, channels)),
-        x.new_empty((batch, left) if with_size else (0,), dtype=torch.float32),
-        position.new_empty(batch, position.shape[1] - removed),
+    return Reduced(
+        x=x.new_empty(batch, left, channels),
+        normed=x.new_empty((0,) if inputs.norm_weight is None else (batch, left, channels)),
+        size=x.new_empty((batch, left) if inputs.with_size else (0,), dtype=torch.float32),
+        cell=position.new_empty(batch, position.shape[1] - removed),
     )
 
 
-def reduce(
-    x: Tensor, branch: Tensor, scores: Tensor, position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor,
-    removed: int, alpha: float, with_size: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def reduce(inputs: ReduceInputs) -> Reduced:
+    x, branch, scores, position, size, neighbours, root, removed, alpha, with_size = inputs[:10]
+    norm_weight, norm_bias, epsilon = inputs[10:]
     x, branch, position = x.contiguous(), branch.to(x.dtype).contiguous(), position.contiguous()
     scores, neighbours, root = scores.float().contiguous(), neighbours.contiguous(), root.contiguous()
     if size is not None:
         size = size.contiguous()
     batch, tokens, channels = x.shape
-    results = reduce_results(x, position, removed, with_size, norm_weight)
+    results = reduce_results(inputs)
     x_out, normed_out, size_out, position_out = results
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
@@ -177,97 +192,89 @@ def reduce(
     return results
 
 
-def conserve_results(
-    x: Tensor, importance: Tensor, removed: int, norm_weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def conserve_results(inputs: ConserveInputs | ProbeInputs) -> Merged:
+    x, removed = inputs.x, inputs.removed
     batch, tokens, channels = x.shape
-    left, stay = tokens - removed, importance.shape[1] - removed
+    image = inputs.importance if isinstance(inputs, ConserveInputs) else inputs.size
+    left, stay = tokens - removed, image.shape[1] - removed
     kept, gone, target = (x.new_empty(batch, count, dtype=torch.int64) for count in (stay, removed, removed))
-    normed = x.new_empty((0,) if norm_weight is None else (batch, left, channels))
+    normed = x.new_empty((0,) if inputs.norm_weight is None else (batch, left, channels))
     size = x.new_empty(batch, stay, dtype=torch.float32)
-    return x.new_empty(batch, left, channels), normed, size, kept, gone, target
+    return Merged(x.new_empty(batch, left, channels), normed, size, kept, gone, target)
 
 
-def conserve(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, floor: float, keep_norm: bool,
-    norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    importance = importance.float().contiguous()
+def conserve(inputs: ConserveInputs) -> Merged:
+    importance, size = inputs.importance.float().contiguous(), inputs.size
     size = torch.ones_like(importance) if size is None else size.contiguous()
-    found = (importance, None, None, size)
-    return _conserved(x, branch, *found, removed, floor, keep_norm, norm_weight, norm_bias, epsilon)
+    return _conserve_by(inputs, size, importance=importance)
 
 
-def conserve_by_probe_results(
-    x: Tensor, size: Tensor, removed: int, norm_weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return conserve_results(x, size, removed, norm_weight)
+def conserve_by_probe(inputs: ProbeInputs) -> Merged:
+    protected = None if inputs.protected is None else inputs.protected.float().contiguous()
+    return _conserve_by(inputs, inputs.size.contiguous(), probe=inputs.probe.contiguous(), protected=protected)
 
 
-def conserve_by_probe(
-    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int, floor: float,
-    keep_norm: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    if protected is not None:
-        protected = protected.float().contiguous()
-    found = (None, probe.contiguous(), protected, size.contiguous())
-    return _conserved(x, branch, *found, removed, floor, keep_norm, norm_weight, norm_bias, epsilon)
-
-
-def _conserved(
-    x: Tensor, branch: Tensor, importance: Tensor | None, probe: Tensor | None, protected: Tensor | None, size: Tensor,
-    removed: int, floor: float, keep_norm: bool, norm_weight: Tensor | None, norm_bias: Tensor | None, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    x, branch = x.contiguous(), branch.to(x.dtype).contiguous()
+def _conserve_by(
+    inputs: ConserveInputs | ProbeInputs,
+    size: Tensor,
+    *,
+    importance: Tensor | None = None,
+    probe: Tensor | None = None,
+    protected: Tensor | None = None,
+) -> Merged:
+    x, branch = inputs.x.contiguous(), inputs.branch.to(inputs.x.dtype).contiguous()
     batch, tokens, channels = x.shape
-    results = conserve_results(x, size, removed, norm_weight)
-    x_out, normed_out, size_out, kept, gone, target = results
+    results = conserve_results(inputs)
+    norm_weight, norm_bias, epsilon = inputs.norm
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
+    normed = results.normed.data_ptr() if norm_weight is not None else None
     _conserve(
-        *(batch, tokens, tokens - size.shape[1], channels, removed, x.data_ptr(), branch.data_ptr()),
-        *(_address(importance), _address(probe), _address(protected), size.data_ptr(), floor, keep_norm),
+        *(batch, tokens, tokens - size.shape[1], channels, inputs.removed, x.data_ptr(), branch.data_ptr()),
+        *(_address(importance), _address(probe), _address(protected), size.data_ptr(), inputs.floor, inputs.keep_norm),
         *(_address(norm_weight), _address(norm_bias), epsilon),
-        *(x_out.data_ptr(), normed_out.data_ptr() if norm_weight is not None else None, size_out.data_ptr()),
-        *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), x.dtype == torch.bfloat16, torch.get_num_threads()),
+        *(results.x.data_ptr(), normed, results.size.data_ptr()),
+        *(results.kept.data_ptr(), results.gone.data_ptr(), results.target.data_ptr()),
+        *(x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
     return results
 
 
-def neighbours_results(
-    similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int
-) -> tuple[Tensor, Tensor]:
+def neighbours_results(inputs: NeighboursInputs) -> Neighbours:
+    similarity, rows, columns, spatial, semantic = inputs
     batch, patches = similarity.shape[0], rows * columns
-    return (
-        similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64),
-        similarity.new_empty(batch, patches, dtype=torch.float32),
+    return Neighbours(
+        lists=similarity.new_empty(batch, patches, spatial + semantic, dtype=torch.int64),
+        root=similarity.new_empty(batch, patches, dtype=torch.float32),
     )
 
 
-def neighbours(similarity: Tensor, rows: int, columns: int, spatial: int, semantic: int) -> tuple[Tensor, Tensor]:
+def neighbours(inputs: NeighboursInputs) -> Neighbours:
+    similarity, rows, columns, spatial, semantic = inputs
     similarity = similarity.float().contiguous()
-    found, root = neighbours_results(similarity, rows, columns, spatial, semantic)
+    results = neighbours_results(inputs)
     _graph(
         *(similarity.shape[0], rows, columns, spatial, semantic),
-        *(similarity.data_ptr(), found.data_ptr(), root.data_ptr(), torch.get_num_threads()),
+        *(similarity.data_ptr(), results.lists.data_ptr(), results.root.data_ptr(), torch.get_num_threads()),
     )
-    return found, root
+    return results
 
 
-def cluster_results(distance: Tensor, removed: int) -> tuple[Tensor, Tensor, Tensor]:
+def cluster_results(inputs: ClusterInputs) -> Clusters:
+    distance, removed = inputs.distance, inputs.removed
     batch, count, _ = distance.shape
     kept, gone, target = (distance.new_empty(batch, n, dtype=torch.int64) for n in (count - removed, removed, removed))
-    return kept, gone, target
+    return Clusters(kept, gone, target)
 
 
-def cluster(distance: Tensor, removed: int, linkage: int) -> tuple[Tensor, Tensor, Tensor]:
-    distance = distance.contiguous()
-    kept, gone, target = cluster_results(distance, removed)
+def cluster(inputs: ClusterInputs) -> Clusters:
+    distance = inputs.distance.contiguous()
+    results = cluster_results(inputs)
     _cluster(
-        *(distance.shape[0], distance.shape[1], removed, linkage, distance.data_ptr()),
-        *(kept.data_ptr(), gone.data_ptr(), target.data_ptr(), torch.get_num_threads()),
+        *(distance.shape[0], distance.shape[1], inputs.removed, inputs.linkage, distance.data_ptr()),
+        *(results.kept.data_ptr(), results.gone.data_ptr(), results.target.data_ptr(), torch.get_num_threads()),
     )
-    return kept, gone, target
+    return results
 
 
 def kth_smallest(values: Tensor, k: int) -> float:

@@ -12,47 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.kernels import checks, native, value_checks
-from gtp_vit.kernels.dispatch import Operator, Ops
+from gtp_vit.kernels.arguments import Attended, AttentionInputs
+from gtp_vit.kernels.dispatch import Checks, Operator, Ops
 from gtp_vit.tensors import at_least_float32, exporting, full_precision
 
 
-def attention_in_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    size: Tensor | None,
-    scale: float,
-    removed: int,
-    queries: int,
-    asked: list[bool],
-    heads: int,
-    first: int,
-) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T * scale + log size) v of the first `queries` tokens, and statistics of the map.
-
-    Args:
-        q: [B, H, Q, D]; all N queries where the map is sparsified or statistics are asked for.
-        k: [B, H, N, D].
-        v: [B, H, N, D].
-        size: how many patches each key stands for, [B, N]; None = one each.
-        scale: factor of the logits.
-        removed: entries below the n-th smallest of each head's map become 0; 0 removes none.
-        queries: how many queries get an output.
-        asked: which statistics to return: diagonal, column sums, class row.
-        heads: 0 returns them for each head; 1 their largest, 2 their mean over the heads.
-        first: they leave out the tokens before this one.
-
-    Returns:
-        The output [B, queries, H D], and the statistics asked for, [S, B, H, N - first] or [S, B, N - first].
-    """
+def attention_in_torch(inputs: AttentionInputs) -> Attended:
+    """softmax(q k^T * scale + log size) v of the first `queries` tokens, and statistics of the map."""
+    q, k, v, size, scale, removed, queries, asked, heads, first = inputs
     diagonal, column_sums, class_row = asked
     if removed == 0 and not diagonal and not column_sums:
         out = fused(q[:, :, :queries], k, v, scale, size)
         row = softmax(q[:, :, :1], k, scale, size) if class_row else q.new_empty(*q.shape[:2], 1, k.shape[2])
-        return out, statistics(row, asked, heads, first)
+        return Attended(out, statistics(row, asked, heads, first))
     probs = softmax(q, k, scale, size)
     probs = zero_below(probs.flatten(2), removed).view_as(probs)
-    return weigh(probs[:, :, :queries], v), statistics(probs, asked, heads, first)
+    return Attended(weigh(probs[:, :, :queries], v), statistics(probs, asked, heads, first))
 
 
 def zero_below(probs: Tensor, k: int) -> Tensor:
@@ -127,20 +102,20 @@ def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tensor
     return found if more is None else found + more
 
 
-def _attention_flops(q: tuple[int, ...], k: tuple[int, ...], removed: int, queries: int, asked: list[bool]) -> int:
-    batch, heads, tokens, depth = k
-    whole_map = removed or asked[0] or asked[1]
+def _attention_flops(inputs: AttentionInputs) -> int:
+    batch, heads, tokens, depth = inputs.k.shape
+    queries, asked = inputs.queries, inputs.asked
+    whole_map = inputs.removed or asked[0] or asked[1]
     again = int(asked[2] and not whole_map)  # the twin computes the class row once more
-    return 2 * batch * heads * depth * tokens * ((q[2] if whole_map else queries) + queries + again)
+    return 2 * batch * heads * depth * tokens * ((inputs.q.shape[2] if whole_map else queries) + queries + again)
 
 
-attention: Operator[tuple[Tensor, Tensor]] = Operator(
+attention = Operator(
     "attention",
-    attention_in_torch,
-    {Ops.NATIVE: native.attention},
-    check=checks.check_attention,
-    fits=checks.fits_attention,
+    AttentionInputs,
+    Attended,
+    {Ops.TORCH: attention_in_torch, Ops.NATIVE: native.attention},
+    Checks(checks.check_attention, checks.fits_attention, value_checks.attention),
     fake=native.attention_results,
     flops=_attention_flops,
-    check_values=value_checks.attention,
 )

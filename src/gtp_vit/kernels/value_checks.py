@@ -16,6 +16,14 @@ import math
 
 from torch import Tensor
 
+from gtp_vit.kernels.arguments import (
+    AttentionInputs,
+    ClusterInputs,
+    ConserveInputs,
+    NeighboursInputs,
+    ProbeInputs,
+    ReduceInputs,
+)
 from gtp_vit.kernels.checks import refuse
 
 LARGEST = 1e15  # of a size or a weight: its square is still far from overflow
@@ -44,8 +52,9 @@ def _extremes(numbers: Tensor) -> list[float]:
     return [float(each) for each in numbers.aminmax()]
 
 
-def attention(size: Tensor | None, scale: float) -> None:
+def attention(inputs: AttentionInputs) -> None:
     """Some key of each image has a size: else there is nothing to attend to."""
+    size, scale = inputs.size, inputs.scale
     if not math.isfinite(scale):
         refuse("attention", "scale must be a finite number", scale=scale)
     if size is None or size.is_meta or size.numel() == 0:
@@ -56,10 +65,10 @@ def attention(size: Tensor | None, scale: float) -> None:
         refuse("attention", wanted, sizes=_extremes(size))
 
 
-def reduce(
-    position: Tensor, size: Tensor | None, neighbours: Tensor, root: Tensor, alpha: float, epsilon: float
-) -> None:
+def reduce(inputs: ReduceInputs) -> None:
     """No cell is twice among the tokens or in a list of neighbours: one implementation would count it twice."""
+    position, size, neighbours, root = inputs[3:7]
+    alpha, epsilon = inputs.alpha, inputs.epsilon
     if not (-LARGEST <= alpha <= LARGEST and math.isfinite(epsilon)):
         refuse("reduce", f"alpha must be at most {LARGEST:g}, and epsilon finite", alpha=alpha, epsilon=epsilon)
     if position.is_meta:
@@ -102,16 +111,17 @@ def _check_once(name: str, cells: Tensor, patches: int) -> None:
         refuse("reduce", f"no cell may be twice in a row of {name}", cell=int(later[twice][0]))
 
 
-def conserve(size: Tensor | None, floor: float, epsilon: float) -> None:
+def conserve(inputs: ConserveInputs) -> None:
     """Features are averaged by sizes, which therefore must not be 0."""
-    _check_finite("conserve", floor=floor, epsilon=epsilon)
-    if size is not None:
-        _check_sizes("conserve", size)
+    _check_finite("conserve", floor=inputs.floor, epsilon=inputs.epsilon)
+    if inputs.size is not None:
+        _check_sizes("conserve", inputs.size)
 
 
-def conserve_by_probe(probe: Tensor, size: Tensor, protected: Tensor | None, floor: float, epsilon: float) -> None:
+def conserve_by_probe(inputs: ProbeInputs) -> None:
     """As in `conserve`; a token is protected, or it is not."""
-    _check_finite("conserve_by_probe", floor=floor, epsilon=epsilon)
+    probe, size, protected = inputs[2:5]
+    _check_finite("conserve_by_probe", floor=inputs.floor, epsilon=inputs.epsilon)
     if probe.is_meta:
         return
     _check_sizes("conserve_by_probe", size)
@@ -126,14 +136,16 @@ def _check_sizes(operator: str, size: Tensor) -> None:
         refuse(operator, f"sizes must be in 1e-30 ... {LARGEST:g}", sizes=_extremes(size))
 
 
-def neighbours(similarity: Tensor) -> None:
+def neighbours(inputs: NeighboursInputs) -> None:
     """NaN is similar to nobody; infinities are no cosines."""
+    similarity = inputs.similarity
     if not similarity.is_meta and similarity.isinf().any():
         refuse("neighbours", "similarities must be finite, or NaN", similarity="an infinite one")
 
 
-def cluster(distance: Tensor) -> None:
+def cluster(inputs: ClusterInputs) -> None:
     """Distances are symmetric up to rounding; to a token of NaN they all are NaN."""
+    distance = inputs.distance
     if distance.is_meta:
         return
     if distance.isinf().any():

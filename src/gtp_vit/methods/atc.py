@@ -20,7 +20,8 @@ from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.kernels import Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels import Checks, Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels.arguments import ClusterInputs, Clusters
 from gtp_vit.tensors import exporting, full_precision, split
 
 Linkage = Literal["average", "complete", "single"]
@@ -83,7 +84,7 @@ class ATCReducer(PairReducer):
         with full_precision(keys):
             unit = F.normalize(keys, dim=-1, eps=1e-12)
             apart = 1 - unit @ unit.transpose(1, 2)
-        return Pairs(*cluster(tokens.ops, apart, removed, LINKAGES.index(self.method.linkage)))
+        return Pairs(*cluster(tokens.ops, ClusterInputs(apart, removed, LINKAGES.index(self.method.linkage))))
 
     def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
         merged = super().merge(layer, tokens, pairs)
@@ -94,19 +95,12 @@ class ATCReducer(PairReducer):
         return sum(step.keys**2 * self.vit.head_dim + averaging_macs(self.vit, step) for step in acting)
 
 
-def join_nearest(distance: Tensor, removed: int, linkage: int) -> tuple[Tensor, Tensor, Tensor]:
+def join_nearest(inputs: ClusterInputs) -> Clusters:
     """Clusters of tokens, after the nearest two have joined `removed` times.
 
-    Args:
-        distance: of each pair of tokens, [B, M, M], symmetric; computed with in float64.
-        removed: how often two clusters join.
-        linkage: the distance of clusters: 0 mean, 1 largest, 2 smallest of their members'. Of equal distances the
-            pair whose first tokens come first counts.
-
-    Returns:
-        The first token of each cluster, [B, K]; the other tokens, [B, P]; and the place of each of these among the
-        first ones, [B, P].
+    Of equal distances the pair whose first tokens come first counts.
     """
+    distance, removed, linkage = inputs
     batch, count, _ = distance.shape
     apart = distance.detach().double().nan_to_num(nan=NOWHERE)
     apart = apart.masked_fill(torch.eye(count, dtype=torch.bool, device=distance.device), torch.inf)
@@ -131,15 +125,14 @@ def join_nearest(distance: Tensor, removed: int, linkage: int) -> tuple[Tensor, 
         owner = torch.where(owner == second, first, owner)
     kept, gone = split((owner == places).float(), removed)
     slot = torch.zeros_like(owner).scatter(1, kept, places[:, : kept.shape[1]])
-    return kept, gone, slot.gather(1, owner.gather(1, gone))
+    return Clusters(kept, gone, slot.gather(1, owner.gather(1, gone)))
 
 
-cluster: Operator[tuple[Tensor, Tensor, Tensor]] = Operator(
+cluster = Operator(
     "cluster",
-    join_nearest,
-    {Ops.NATIVE: native.cluster},
-    check=checks.check_cluster,
-    fits=checks.fits_cluster,
+    ClusterInputs,
+    Clusters,
+    {Ops.TORCH: join_nearest, Ops.NATIVE: native.cluster},
+    Checks(checks.check_cluster, checks.fits_cluster, value_checks.cluster),
     fake=native.cluster_results,
-    check_values=value_checks.cluster,
 )

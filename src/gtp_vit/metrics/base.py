@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -23,8 +24,9 @@ from gtp_vit.errors import BadSetting, GTPError
 from gtp_vit.metrics.input_checks import check_finite
 
 UNREDUCED = "unreduced"
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = npt.NDArray[Any]
 Arrays = dict[str, Array]  # a row for each image
+Stored = str | float | None  # of one image, as JSON: a number, null for NaN, or numbers as base64
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Measure:
         """How many images its figures need to mean something."""
         return 1
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """What decides the figures, for the identity of a run."""
         return {"measure": self.name}
 
@@ -110,7 +112,7 @@ class Measure:
         """What is compared, checked; a row for each image. `name` is the model's, for errors."""
         return self.check(name, main_output(model(images), self.kind), len(images)).float()
 
-    def check(self, name: str, output: Any, images: int) -> Tensor:
+    def check(self, name: str, output: object, images: int) -> Tensor:
         """`output` if it is what this measure compares; raises BadSetting."""
         raise NotImplementedError
 
@@ -158,7 +160,7 @@ def check_base(outputs: Tensor, place: Sequence[int], images: Tensor) -> None:
         )
 
 
-def refuse_shape(name: str, output: Any, images: int, needed: str) -> BadSetting:
+def refuse_shape(name: str, output: object, images: int, needed: str) -> BadSetting:
     """The error for an output that a measure cannot compare."""
     shape = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
     return BadSetting(f"{name} returns {shape} for {images} images; {needed}")
@@ -174,22 +176,22 @@ def values(tensor: Tensor) -> Array:
     return tensor.double().numpy(force=True).round(9)
 
 
-def encoded(arrays: Mapping[str, Array]) -> dict[str, list[Any]]:
+def encoded(arrays: Mapping[str, Array]) -> dict[str, list[Stored]]:
     """Arrays as JSON: a value for each image, null for NaN; rows of several numbers as base64."""
     return {name: _encoded(array) for name, array in arrays.items()}
 
 
-def _encoded(array: Array) -> list[Any]:
+def _encoded(array: Array) -> list[Stored]:
     if array.ndim == 2:  # a row of NaN was not stored
         rows = np.ascontiguousarray(array, dtype=np.float32)
         return ["" if np.isnan(row).all() else base64.b64encode(row.tobytes()).decode() for row in rows]
     return [None if value != value else value for value in array.tolist()]
 
 
-def decoded(stored: Sequence[Any]) -> Array:
+def decoded(stored: Sequence[Stored]) -> Array:
     """An array from what `encoded` made of it, of one or more batches."""
     if stored and isinstance(stored[0], str):
-        rows = [np.frombuffer(base64.b64decode(text), dtype=np.float32) for text in stored]
+        rows = [np.frombuffer(base64.b64decode(str(text)), dtype=np.float32) for text in stored]
         width = max(map(len, rows))
         return np.stack([row if len(row) else np.full(width, np.nan, dtype=np.float32) for row in rows])
     return np.array([np.nan if value is None else value for value in stored])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -74,7 +74,7 @@ class Classes(Measure):
             return f"the model has one output, whose softmax is always 1; {NEEDED}: give two or more classes"
         return None
 
-    def check(self, name: str, output: Any, images: int) -> Tensor:
+    def check(self, name: str, output: object, images: int) -> Tensor:
         if isinstance(output, Tensor) and output.ndim == 2 and len(output) == images and output.shape[1] > 1:
             return output
         raise refuse_shape(name, output, images, f"{NEEDED}: [images, classes], two classes or more")

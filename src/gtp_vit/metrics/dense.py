@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class Dense(Measure):
     def outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
         return self.check(name, patch_features(model, images), len(images)).float()
 
-    def check(self, name: str, output: Any, images: int) -> Tensor:
+    def check(self, name: str, output: object, images: int) -> Tensor:
         if isinstance(output, Tensor) and output.ndim == 3 and len(output) == images:
             return output
         raise refuse_shape(name, output, images, "features of patches are [images, patches, channels]")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -107,11 +107,11 @@ class Embeddings(Measure):
     def fewest_images(self) -> int:
         return self.nearest + 1
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         texts = None if self.texts is None else tensors_fingerprint({"texts": self.texts})
         return {"measure": self.name, "neighbours": self.nearest, "texts": texts}
 
-    def check(self, name: str, output: Any, images: int) -> Tensor:
+    def check(self, name: str, output: object, images: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != images or output.shape[1] < 2:
             raise refuse_shape(name, output, images, "an embedding is a vector for each image: [images, channels]")
         if self.texts is not None and self.texts.shape[1] != output.shape[1]:

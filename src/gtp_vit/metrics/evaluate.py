@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.loader import batches
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Figure, Measure, check_base, decoded, encoded
+from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Figure, Measure, Stored, check_base, decoded, encoded
 from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.metrics.registry import measure_of
 from gtp_vit.runs import distributed
@@ -32,6 +32,21 @@ from gtp_vit.runs.journal import Journal
 RESAMPLES = 2000
 MOST_VECTORS = 5000  # images whose embeddings are kept for their neighbours
 ImagesDone = Callable[[int, int | None], None]  # images done, and their total if that is known
+
+
+class EntryOfModel(TypedDict):
+    """What is stored of a model on one batch."""
+
+    arrays: dict[str, list[Stored]]  # of the measure, encoded
+    seconds: float
+
+
+class Entry(TypedDict):
+    """What a journal has of one batch."""
+
+    index: list[int]  # places in the data set
+    unreadable: dict[int, str]  # place -> name and problem; JSON makes texts of the places
+    models: dict[str, EntryOfModel]
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ def evaluate(
     """
     assert next(iter(models)) == UNREDUCED
     chosen = check_measure(models, measure)
-    entries: list[Any] = distributed.broadcast(list(journal.entries) if journal is not None else [])
+    entries: list[Entry] = distributed.broadcast(list(journal.entries) if journal is not None else [])
     total = len(dataset) if hasattr(dataset, "__len__") else None
     done = sum(len(entry["index"]) + len(entry["unreadable"]) for entry in entries)
     device = next(next(iter(models.values())).parameters()).device
@@ -151,7 +166,7 @@ def check_measure(models: Mapping[str, nn.Module], wanted: str | Measure = "auto
     return chosen
 
 
-def merge(entries: list[Any]) -> dict[str, Any]:
+def merge(entries: list[Entry]) -> Entry:
     """The entries of several processes for one round as one entry, in the order of the data set."""
     unreadable = {place: text for entry in entries for place, text in entry["unreadable"].items()}
     entries = [entry for entry in entries if entry["index"]]
@@ -159,13 +174,14 @@ def merge(entries: list[Any]) -> dict[str, Any]:
         return {"index": [], "unreadable": dict(sorted(unreadable.items())), "models": {}}
     places = [place for entry in entries for place in entry["index"]]
     order = sorted(range(len(places)), key=places.__getitem__)
-    models: dict[str, Any] = {}
+    models: dict[str, EntryOfModel] = {}
     for name, first in entries[0]["models"].items():
         own = [entry["models"][name] for entry in entries]
-        models[name] = {"seconds": sum(one["seconds"] for one in own)}
-        for key in first.keys() - {"seconds"}:
-            values = [value for one in own for value in one[key]]
-            models[name][key] = [values[position] for position in order]
+        arrays = {}
+        for key in first["arrays"]:
+            values = [value for one in own for value in one["arrays"][key]]
+            arrays[key] = [values[position] for position in order]
+        models[name] = {"arrays": arrays, "seconds": sum(one["seconds"] for one in own)}
     return {"index": sorted(places), "unreadable": dict(sorted(unreadable.items())), "models": models}
 
 
@@ -177,9 +193,9 @@ def _run(
     measure: Measure,
     every: int,
     cache: OutputCache | None = None,
-) -> dict[str, Any]:
+) -> Entry:
     """What is stored of one batch, as JSON. Large arrays are stored of every n-th image."""
-    entry: dict[str, Any] = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
+    entry: Entry = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
     if len(batch.images) == 0:
         return entry
     base: Tensor | None = None
@@ -196,11 +212,12 @@ def _run(
             measure.check_labels(labels, outputs.shape[1])
             check_base(outputs, batch.place.tolist(), images)
             base = outputs
-        entry["models"][name] = {**encoded(measure.compare(base, outputs, labels, whole)), "seconds": seconds}
+        arrays = encoded(measure.compare(base, outputs, labels, whole))
+        entry["models"][name] = {"arrays": arrays, "seconds": seconds}
     return entry
 
 
-def summarise(names: list[str], entries: list[Any], measure: Measure) -> Evaluation:
+def summarise(names: list[str], entries: list[Entry], measure: Measure) -> Evaluation:
     """Figures and intervals from the finished batches."""
     indices = [index for entry in entries for index in entry["index"]]
     if not indices:
@@ -211,8 +228,8 @@ def summarise(names: list[str], entries: list[Any], measure: Measure) -> Evaluat
     entries = [entry for entry in entries if entry["index"]]
     stored = {
         name: {
-            key: decoded([value for entry in entries for value in entry["models"][name][key]])
-            for key in entries[0]["models"][name].keys() - {"seconds"}
+            key: decoded([value for entry in entries for value in entry["models"][name]["arrays"][key]])
+            for key in entries[0]["models"][name]["arrays"]
         }
         for name in names
     }

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gtp_vit.errors import BadInput, BadSetting, counted
 
 LARGEST = 30  # prepared pixels are a few units; those of 0 to 255 were not scaled
 
 
-def check_has_weights(model: Any) -> None:
+def check_has_weights(model: nn.Module) -> None:
     """Raise BadSetting for a model on torch's meta device, which has sizes and no numbers."""
     if any(weight.is_meta for weight in model.parameters()):
         raise BadSetting(
@@ -22,7 +21,7 @@ def check_has_weights(model: Any) -> None:
         )
 
 
-def check_image_tensor(images: Any, fewest: int, purpose: str, better: int) -> None:
+def check_image_tensor(images: object, fewest: int, purpose: str, better: int) -> None:
     """Raise BadSetting unless `images` is a tensor of enough images for a purpose, and BadInput for bad pixels."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""

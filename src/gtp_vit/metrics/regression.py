@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Numbers(Measure):
     def fits(cls, output: Output | None) -> bool:
         return output is not None and output.kind == "classes" and output.width == 1
 
-    def check(self, name: str, output: Any, images: int) -> Tensor:
+    def check(self, name: str, output: object, images: int) -> Tensor:
         if isinstance(output, Tensor) and len(output) == images and output.ndim <= 2:
             return output.reshape(images, -1)
         raise refuse_shape(name, output, images, "a regression has numbers for each image: [images, numbers]")

@@ -77,6 +77,7 @@ def create_model(
     checkpoint: str | Path | None = None,
     img_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
+    resample_positions: bool = False,
     meta: bool = False,
 ) -> nn.Module:
     """A model in eval mode, by name.
@@ -88,6 +89,7 @@ def create_model(
         checkpoint: load the weights of this file, safetensors or torch's own format; no code in it is run.
         img_size: height and width of the images, if different from the model's own.
         num_classes: how many classes the model has, if different from its own number.
+        resample_positions: the checkpoint is of the model's own size; resample its positions to img_size, as timm does.
         meta: without weights, for counting.
 
     >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
@@ -106,7 +108,12 @@ def create_model(
     if library.prefix and (Path(own_name) / BESIDE).is_file():
         warnings.warn(f"{BESIDE} in this folder is not used by itself; give --method {own_name}/{BESIDE}", stacklevel=2)
     file = None if checkpoint is None else Path(checkpoint)
+    new_size = img_size if resample_positions else None
+    if resample_positions and (file is None or sizes.pop("img_size", None) is None):
+        raise BadSetting("resample_positions is for a checkpoint at another size; give checkpoint and img_size, too")
     model = library.create(own_name, pretrained=pretrained, checkpoint=file, meta=meta, sizes=sizes)
+    if new_size is not None:
+        library.resize(model, new_size)
     if library.prefix:
         _check_images_only(model, name)
     _check_patches(model, name, img_size)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
+from torch import nn
+
+from gtp_vit.backbones.host import Host
 from gtp_vit.errors import BadSetting, shown
 from gtp_vit.patching import host_of, is_patched, tower_of
 
 Processor = TypeVar("Processor")
 
 
-def fit_processor(processor: Processor, fast: Any) -> Processor:
+def fit_processor(processor: Processor, fast: nn.Module) -> Processor:
     """A copy of a LLaVA's or PaliGemma's processor for a patched model; the processor itself stays as it is.
 
     >>> inputs = fit_processor(processor, fast)(images=image, text=prompt)  # doctest: +SKIP
@@ -42,6 +45,9 @@ def fit_processor(processor: Processor, fast: Any) -> Processor:
         found.image_seq_length = left
         return found
     if restores and _is_processor(processor):
+        own = _processor_of(fast)
+        if own is not None and own not in {each.__name__ for each in type(processor).__mro__}:
+            raise BadSetting(f"{kind} does not belong to {model}; give the processor of this model, {own}")
         return found
     raise BadSetting(
         f"{kind} does not belong to {model}; fit_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor for "
@@ -49,10 +55,18 @@ def fit_processor(processor: Processor, fast: Any) -> Processor:
     )
 
 
-def _is_processor(processor: Any) -> bool:
+def _is_processor(processor: object) -> bool:
     from transformers import ProcessorMixin
 
     return isinstance(processor, ProcessorMixin)
+
+
+def _processor_of(model: Any) -> str | None:
+    """The class of processor that transformers has for a model, if it knows one."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    names: Any = PROCESSOR_MAPPING_NAMES.get(model.config.model_type)
+    return str(names) if names else None
 
 
 def _check_strategy(processor: Any, model: Any) -> None:
@@ -65,7 +79,7 @@ def _check_strategy(processor: Any, model: Any) -> None:
         )
 
 
-def _check_sizes(host: Any, size: Any, patch: int | None) -> None:
+def _check_sizes(host: Host, size: Any, patch: int | None) -> None:
     """Is this the processor of this model?"""
     found = (size.get("height"), size.get("width"))
     if found != host.inputs.size or (patch is not None and (patch, patch) != host.inputs.patch):

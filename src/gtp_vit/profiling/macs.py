@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ def macs(
     if grid is not None and not (whole and min(grid) > 0):
         raise BadSetting(f"grid is {grid!r}; give rows and columns of the patch grid, e.g. (14, 14)")
     if is_patched(model):
-        reduction: Any = model.reduction
+        reduction = model.reduction
         method = reduction.method if method is None else method
         lossless = reduction.lossless if lossless is None else lossless
     host = host_of(model)
@@ -88,18 +88,19 @@ class LayerCosts:
 
 
 def layer_costs(
-    model: nn.Module, fast: Any, *, convention: ConventionName = "model", images: Tensor | None = None
+    model: nn.Module, fast: nn.Module, *, convention: ConventionName = "model", images: Tensor | None = None
 ) -> LayerCosts:
     """What each layer of a model costs, and of the same model patched; with `images` as in `macs`."""
-    vit = fast.reduction.vit
-    by_image = images is not None and fast.reducer.adaptive
-    every = steps_on(fast, images) if by_image else [fast.reducer.steps(vit.grid)]
+    tower = tower_of(fast)
+    vit = tower.reduction.vit
+    by_image = images is not None and tower.reducer.adaptive
+    every = [tower.reducer.steps(vit.grid)] if images is None or not by_image else steps_on(fast, images)
     tokens = [vit.prefix + sum(step.keys for step in layer) / len(every) for layer in zip(*every, strict=True)]
     reduced = macs(fast, convention=convention, images=images)
     return LayerCosts(macs(model, convention=convention), reduced, vit.image_tokens, vit.prefix, tuple(tokens))
 
 
-def steps_on(model: Any, images: Any) -> list[tuple[Step, ...]]:
+def steps_on(model: nn.Module, images: Tensor) -> list[tuple[Step, ...]]:
     """For each image the tokens of each layer, for models whose number of tokens depends on the image."""
     seen: list[Tokens] = []
     with torch.no_grad(), eval_mode(model):

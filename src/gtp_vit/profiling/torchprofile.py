@@ -6,7 +6,7 @@ the released code scales before their product with the keys. GTP's own work is c
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,19 +18,20 @@ from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.gtp.selection import SELECTORS
 
 
-def _norm(x: Tensor, *arguments: Any) -> int:
+def _norm(x: Tensor, *arguments: object) -> int:
     """MACs of a norm that has weights."""
     return x.numel() if any(isinstance(each, Tensor) for each in arguments[:2]) else 0
 
 
-def _scale(x: Any, by: Any) -> int:
+def _scale(x: object, by: object) -> int:
     """MACs of a product with one weight a channel, as in LayerScale."""
-    both = isinstance(x, Tensor) and isinstance(by, Tensor)
-    return x.numel() if both and by.ndim == 1 and x.ndim > 1 and by.shape[0] == x.shape[-1] else 0
+    if not (isinstance(x, Tensor) and isinstance(by, Tensor)):
+        return 0
+    return x.numel() if by.ndim == 1 and x.ndim > 1 and by.shape[0] == x.shape[-1] else 0
 
 
 # operator -> MACs from its arguments
-OPERATORS = {
+OPERATORS: dict[object, Callable[..., int]] = {
     torch.ops.aten.native_layer_norm: _norm,
     torch.ops.aten.native_batch_norm: _norm,
     torch.ops.aten._native_batch_norm_legit: _norm,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from gtp_vit.errors import GTPError, shown
 
@@ -14,17 +13,17 @@ BESIDE = "gtp_vit.json"  # name of a recipe beside the weights of a Hugging Face
 LARGEST = 2**20  # characters; a recipe takes a few thousand
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> object:
     """The JSON in a file, or in the metadata of a safetensors checkpoint."""
     return parse(_metadata(path) if path.suffix == ".safetensors" else _text(path), str(path))
 
 
-def parse(text: str, where: str) -> Any:
+def parse(text: str, where: str) -> object:
     """JSON without duplicate keys, NaN or deep nesting; `where` is for errors."""
     if len(text) > LARGEST:
         raise GTPError(f"{where} is no recipe: it is larger than {LARGEST // 2**20} MB, and recipes are small")
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
@@ -32,7 +31,7 @@ def parse(text: str, where: str) -> Any:
             raise GTPError(f"{where} is no recipe: it has {shown(twice)} twice; remove one of them")
         return found
 
-    def refuse(word: str) -> Any:
+    def refuse(word: str) -> object:
         raise GTPError(f"{where} is no recipe: it has the number {word}, which is not finite")
 
     try:

@@ -130,7 +130,7 @@ def _with_files(recipe: Recipe, folder: Path) -> Recipe:
     return dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, **found))
 
 
-def recipe_from_dict(stored: Any, where: str) -> Recipe:
+def recipe_from_dict(stored: object, where: str) -> Recipe:
     """The recipe in a dictionary, checked; `where` is for errors."""
     if not isinstance(stored, dict) or "format" not in stored:
         raise GTPError(f"{where} is no recipe: it names no format; make one with gtp-vit tune")

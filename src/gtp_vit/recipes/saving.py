@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gtp_vit.backbones.host import Host
-from gtp_vit.core.loop import Reduction
+from gtp_vit.core.loop import PatchedModel
 from gtp_vit.methods.gtp_plus.calibration import fingerprint
 from gtp_vit.recipes.files import BESIDE
 from gtp_vit.recipes.provenance import Measurements, Origin, Provenance
 from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 
 
-def write_beside(host: Host, tower: Any, folder: Path) -> None:
+def write_beside(host: Host, tower: PatchedModel, folder: Path) -> None:
     """Write the recipe of a patched model and what its method has learned.
 
     Args:
@@ -26,7 +25,7 @@ def write_beside(host: Host, tower: Any, folder: Path) -> None:
     """
     import safetensors.torch
 
-    reduction: Reduction = tower.reduction
+    reduction = tower.reduction
     method, learned = reduction.method, tower.reducer.state_dict()
     files = {part: f"{Path(BESIDE).stem}-{part}.safetensors" for part in method.files if learned}
     for part, file in files.items():

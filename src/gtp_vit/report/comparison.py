@@ -20,7 +20,7 @@ from gtp_vit.report.tokens import prepared_picture, token_picture
 from gtp_vit.tuning.compare import Row
 
 
-def comparison_rows(model: ModelColumns, rows: Sequence[Row], found: Evaluation) -> list[dict[str, Any]]:
+def comparison_rows(model: ModelColumns, rows: Sequence[Row], found: Evaluation) -> list[dict[str, object]]:
     """The lines of a results file, each with its distance to the best plan of its budget."""
     behind = _against_best(rows, found)
     return [
@@ -37,7 +37,7 @@ def comparison_rows(model: ModelColumns, rows: Sequence[Row], found: Evaluation)
     ]
 
 
-def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str, Any]]:
+def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str, object]]:
     """How far each is from the plan with the least damage at the same budget, with paired intervals."""
     damage = {score.name: math.inf if score.not_finite else score.damage.value for score in found.scores}
     plans = [row.plan for row in rows]
@@ -45,7 +45,7 @@ def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str,
     for own in plans:
         rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
         best[own.name] = min(rivals, key=damage.__getitem__)
-    behind: dict[str, dict[str, Any]] = {name: {"best_at_budget": other} for name, other in best.items()}
+    behind: dict[str, dict[str, object]] = {name: {"best_at_budget": other} for name, other in best.items()}
     figures = [f.name for f in found.figures() if f.brief and not f.change and not f.quantile]
     wanted = [(name, other, figure) for name, other in best.items() for figure in reversed(figures)]
     for (name, _, figure), interval in zip(wanted, found.differences(wanted), strict=True):

@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gtp_vit.jsonable import jsonable
 from gtp_vit.runs.files import write_atomically
@@ -20,7 +19,7 @@ def in_words(columns: Sequence[str], row: Sequence[str]) -> str:
     return "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True) if cell)
 
 
-def write_results(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_results(path: Path, rows: Sequence[dict[str, object]]) -> None:
     """Write rows with a column of settings as CSV or JSON, whole or not at all."""
     if path.suffix == ".json":
         write_atomically(path, json.dumps(jsonable(rows), indent=1, allow_nan=False) + "\n")

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gtp_vit.errors import counted
 from gtp_vit.metrics.base import UNREDUCED, Figure
@@ -26,7 +25,7 @@ class ModelColumns:
     orientation: str
 
 
-def score_row(model: ModelColumns, found: Evaluation, name: str, macs: int) -> dict[str, Any]:
+def score_row(model: ModelColumns, found: Evaluation, name: str, macs: int) -> dict[str, object]:
     """One line of a results file, timm's columns first, then ours: the score `name`."""
     score = next(score for score in found.scores if score.name == name)
     described = dataclasses.asdict(model)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.utils.data import Subset
@@ -56,9 +56,9 @@ class RunIdentity:
     device: str = ""
     settings: dict[str, object] = field(default_factory=dict)  # whatever else changes a figure, as JSON
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As JSON, in one flat dictionary, as files store it and `differences` compares it."""
-        own: dict[str, Any] = {"version": __version__, "model": self.model, "architecture": self.architecture}
+        own: dict[str, object] = {"version": __version__, "model": self.model, "architecture": self.architecture}
         own |= {"weights": self.weights, "learned": self.learned, "dtype": self.dtype, "device": self.device}
         own = {key: value for key, value in own.items() if value != ""} | self.images.to_dict()
         if both := own.keys() & self.settings.keys():
@@ -77,7 +77,7 @@ def identity(
         dataset: what they are run on, or a tensor of prepared images.
         settings: anything else that changes a figure, as JSON.
     """
-    by_name: dict[str, Any] = {"": models} if isinstance(models, nn.Module) else dict(models)
+    by_name = {"": models} if isinstance(models, nn.Module) else dict(models)
     plain = unpatch(next(iter(by_name.values())))
     weight = next(plain.parameters())
     # Learned parts of a method come from a file that its settings only name.
@@ -147,7 +147,7 @@ def _files_of_methods(settings: object) -> dict[str, str]:
     return fingerprints
 
 
-def differences(stored: Mapping[str, Any], present: Mapping[str, Any], prefix: str = "") -> str:
+def differences(stored: Mapping[str, object], present: Mapping[str, object], prefix: str = "") -> str:
     """How two identities differ, as text: the stored value, then the present one.
 
     >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
@@ -158,14 +158,14 @@ def differences(stored: Mapping[str, Any], present: Mapping[str, Any], prefix: s
         old, new = stored.get(key, "not there"), present.get(key, "not there")
         if old == new:
             continue
-        same_kind = isinstance(old, dict) and isinstance(new, dict) and old.get("method") == new.get("method")
-        sentences.append(
-            differences(old, new, f"{prefix}{key} ") if same_kind else f"{prefix}{key} {_was_and_is(old, new)}"
-        )
+        if isinstance(old, dict) and isinstance(new, dict) and old.get("method") == new.get("method"):
+            sentences.append(differences(old, new, f"{prefix}{key} "))
+        else:
+            sentences.append(f"{prefix}{key} {_was_and_is(old, new)}")
     return ", ".join(sentences)
 
 
-def _was_and_is(*values: Any) -> str:
+def _was_and_is(*values: object) -> str:
     # Settings of different methods have no fields in common: their names say enough.
     old, new = (str(value.get("method", value)) if isinstance(value, dict) else str(value) for value in values)
     first_difference = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)

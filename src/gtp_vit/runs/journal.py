@@ -24,7 +24,7 @@ MAGIC = f"gtp-vit journal {FORMAT}\n".encode()  # the first line; a file without
 class Journal:
     """Lines of JSON in a file that is locked while it is open."""
 
-    def __init__(self, path: Path, run: dict[str, Any], *, restart: bool = False) -> None:
+    def __init__(self, path: Path, run: dict[str, object], *, restart: bool = False) -> None:
         """Open the journal of `run`, its identity as JSON; entries of an unfinished run of the same are kept.
 
         A journal of a different run is refused and left as it is, unless `restart` discards it. A file that is no
@@ -49,7 +49,7 @@ class Journal:
             raise
         self.used = bool(self.entries)
 
-    def _resume(self, run: dict[str, Any], restart: bool) -> list[Any]:
+    def _resume(self, run: dict[str, object], restart: bool) -> list[Any]:
         """The entries of an earlier start of this run; damaged lines are cut off the file."""
         with explained(self.path):
             content = self.file.read()
@@ -75,7 +75,7 @@ class Journal:
             self._cut(len(MAGIC) + sum(map(len, lines[:good])))
         return found[1:good]
 
-    def append(self, entry: Any) -> None:
+    def append(self, entry: object) -> None:
         """Write one line and flush it to disk."""
         self.used = True
         text = json.dumps(entry, separators=(",", ":")).encode()

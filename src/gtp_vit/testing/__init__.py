@@ -7,7 +7,8 @@
     def test_my_method(case):
         testing.check(case)
 
-docs/testing.md lists the promises. Needs timm; families of other libraries are left out where these are not installed.
+docs/guides/test-your-method.md lists the promises. Needs timm; families of other libraries are left out where these are
+not installed.
 """
 
 from gtp_vit.testing.battery import BrokenPromises as BrokenPromises

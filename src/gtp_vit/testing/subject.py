@@ -17,7 +17,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import VitInfo
-from gtp_vit.patching import host_of, patch, tower_of
+from gtp_vit.patching import Patched, host_of, is_patched, patch, tower_of
 from gtp_vit.profiling.trace import Trace, trace
 
 
@@ -29,7 +29,7 @@ def primary(result: Any) -> Tensor:
     return next(result[name] for name in names if result.get(name) is not None)
 
 
-def output(model: Any, images: Tensor) -> Tensor:
+def output(model: Callable[[Tensor], object], images: Tensor) -> Tensor:
     """The output of a model without gradients."""
     with torch.no_grad():
         return primary(model(images))
@@ -103,9 +103,9 @@ class Original:
     @functools.cached_property
     def features(self) -> Tensor | None:
         """What timm's `forward_features` makes of it; other libraries have entry points of their own."""
-        model: Any = self.model
+        forward_features = getattr(self.model, "forward_features", None)
         with torch.no_grad():
-            return model.forward_features(self.images) if hasattr(model, "forward_features") else None
+            return None if forward_features is None else forward_features(self.images)
 
 
 class Subject:
@@ -121,9 +121,11 @@ class Subject:
         return copy.deepcopy(self.model)
 
     @functools.cached_property
-    def fast(self) -> Any:
+    def fast(self) -> Patched:
         """The reduced model."""
-        return patch(self.model, self.method, quiet=True)
+        fast = patch(self.model, self.method, quiet=True)
+        assert is_patched(fast)
+        return fast
 
     @functools.cached_property
     def output(self) -> Tensor:
@@ -148,8 +150,8 @@ class Subject:
     @functools.cached_property
     def _watched(self) -> tuple[list[Tokens], list[tuple[Tokens, Tokens]]]:
         """One pass through a reduced model of its own, whose reducer is watched."""
-        watched: Any = patch(self.model, self.method, quiet=True)
-        reducer = watched.reducer
+        watched = tower_of(patch(self.model, self.method, quiet=True))
+        reducer: Any = watched.reducer  # whose hooks are replaced
         layers: list[Tokens] = []
         steps: list[tuple[Tokens, Tokens]] = []
         attend = reducer.attend
@@ -174,5 +176,5 @@ class Subject:
         reducer.attend = watch_attend
         reducer.before, reducer.after = watch(reducer.before), watch(reducer.after)
         with torch.no_grad():
-            run(tower_of(watched), self.images, observe=layers.append, follow=True)
+            run(watched, self.images, observe=layers.append, follow=True)
         return layers, steps

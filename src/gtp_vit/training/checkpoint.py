@@ -12,15 +12,16 @@ import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from gtp_vit.core.loop import PatchedModel
 from gtp_vit.errors import GTPError
 from gtp_vit.models.checkpoint import save_checkpoint
 from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
 from gtp_vit.runs.identity import differences
+from gtp_vit.training.log import LogLine
 from gtp_vit.training.trainer import TrainerState
 
 STATE, WEIGHTS = "state.pt", "weights.safetensors"
@@ -29,9 +30,9 @@ STATE, WEIGHTS = "state.pt", "weights.safetensors"
 class RunState(TrainerState):
     """Everything that a run needs to resume."""
 
-    run: dict[str, Any]  # its identity
+    run: dict[str, object]  # its identity
     step: int
-    log: list[dict[str, Any]]
+    log: list[LogLine]
 
 
 def write_state(folder: Path, state: RunState) -> None:
@@ -40,7 +41,7 @@ def write_state(folder: Path, state: RunState) -> None:
     write_atomically(folder / STATE, content.getvalue())
 
 
-def read_state(folder: Path, run: dict[str, Any]) -> RunState | None:
+def read_state(folder: Path, run: dict[str, object]) -> RunState | None:
     """What `write_state` wrote, or None; raises GTPError if it is of a different run than `run`.
 
     Tensors stay in the file until they are copied from it.
@@ -65,7 +66,7 @@ def read_state(folder: Path, run: dict[str, Any]) -> RunState | None:
 RESTART = "--restart discards it and begins anew, or write to a different place with --output"
 
 
-def write_weights(folder: Path, model: Any, recipe: Recipe) -> None:
+def write_weights(folder: Path, model: PatchedModel, recipe: Recipe) -> None:
     """Write weights under timm's keys; learned parts of a method get their own files, as timm refuses extra keys."""
     from safetensors.torch import save
 

@@ -5,16 +5,16 @@ Shapes: B batch, M image tokens, C channels.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gtp_vit.core.loop import run
 from gtp_vit.errors import BadSetting
 from gtp_vit.methods.dynamicvit import DynamicViTReducer
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patching import is_patched, patch
+from gtp_vit.patching import is_patched, patch, tower_of
 
 
 class Outputs(NamedTuple):
@@ -41,23 +41,22 @@ def kl_from_teacher(student: Tensor, teacher: Tensor) -> Tensor:
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
-def outputs(model: Any, images: Tensor) -> Outputs:
+def outputs(model: nn.Module, images: Tensor) -> Outputs:
     """Outputs of a model patched with DynamicViT in training mode, or of the unreduced model as teacher."""
     teacher = not is_patched(model)
-    if teacher:
-        model = patch(model, Identity())
-    elif not isinstance(model.reducer, DynamicViTReducer) or not model.training:
+    tower = tower_of(patch(model, Identity()) if teacher else model)
+    if not teacher and not (isinstance(tower.reducer, DynamicViTReducer) and model.training):
         raise BadSetting(
             "the student must be a model patched with DynamicViT in training mode; call train() on it; unpatch it if "
             "it is the teacher"
         )
-    backbone = model.reduction.backbone
-    tokens = run(model, images)
-    features = backbone.norm(model)(tokens.x)
-    scores = backbone.token_classifier(model)
+    backbone = tower.reduction.backbone
+    tokens = run(tower, images)
+    features = backbone.norm(tower)(tokens.x)
+    scores = backbone.token_classifier(tower)
     image = features[:, tokens.prefix :]
     decisions = () if teacher else tuple(decision.squeeze(-1) for decision in tokens.carry.stages)
-    return Outputs(backbone.head(model, features), image if scores is None else scores(image), decisions)
+    return Outputs(backbone.head(tower, features), image if scores is None else scores(image), decisions)
 
 
 def losses(

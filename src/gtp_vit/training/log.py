@@ -16,6 +16,7 @@ from typing import Any, Literal
 from gtp_vit.jsonable import jsonable
 from gtp_vit.runs.files import write_atomically
 
+LogLine = dict[str, Any]  # kind, step, epoch, and any figures
 LINES, TABLE, BOARD = "log.jsonl", "log.csv", "tensorboard"
 
 
@@ -28,15 +29,16 @@ class LogEntry:
     epoch: float  # epochs done
     figures: dict[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> LogLine:
         """The entry as one flat line of a file."""
         return {"kind": self.kind, "step": self.step, "epoch": self.epoch, **self.figures}
 
     @classmethod
-    def from_dict(cls, line: dict[str, Any]) -> LogEntry:
+    def from_dict(cls, line: LogLine) -> LogEntry:
         """The entry that `to_dict` made a line of."""
-        figures = {key: value for key, value in line.items() if key not in ("kind", "step", "epoch")}
-        return cls(line["kind"], line["step"], line["epoch"], figures)
+        figures = dict(line)
+        kind, step, epoch = (figures.pop(name) for name in ("kind", "step", "epoch"))
+        return cls(kind, step, epoch, figures)
 
 
 class Log:

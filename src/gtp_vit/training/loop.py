@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +42,7 @@ StepsDone = Callable[[int, int, LogEntry], None]  # steps done, their total, and
 class Finetuned:
     """The result of a run."""
 
-    model: Any  # patched, in eval mode
+    model: nn.Module  # patched, in eval mode
     log: tuple[LogEntry, ...]
     unreadable: tuple[str, ...]  # images that were left out in this process since it started
 
@@ -64,7 +63,7 @@ class Output:
     """Start again instead of resuming; the first checkpoint replaces what an earlier run wrote."""
 
 
-def check_trainable(plain: Any) -> None:
+def check_trainable(plain: nn.Module) -> None:
     """Refuse models around a ViT, and ViTs without classes."""
     host = host_of(plain)
     if host.path:
@@ -105,7 +104,7 @@ def finetune(
     settings.check()
     check_range("workers", workers, 0, 256, whole=True)
     output = output if isinstance(output, Output) else Output(output)
-    plain: Any = unpatch(model)
+    plain = unpatch(model)
     check_trainable(plain)
     host = host_of(plain)
     method = resolve(method, host)
@@ -147,8 +146,8 @@ def check_processes(settings: Training) -> None:
 
 
 def run_identity(
-    model: Any, name: str, method: Method, settings: Training, dataset: Any, validation: Any
-) -> dict[str, Any]:
+    model: nn.Module, name: str, method: Method, settings: Training, dataset: object, validation: object
+) -> dict[str, object]:
     """What must be equal for a run to be resumed; the number of processes may differ."""
     kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
     seen = {} if validation is None else images_identity(validation).to_dict()
@@ -170,14 +169,14 @@ class RunFolder:
 
     folder: Path
     model_name: str
-    identity: dict[str, Any]
+    identity: dict[str, object]
 
 
 class TrainingLoop:
     """Epochs of training steps, validation and checkpoints: one call of `finetune`."""
 
     def __init__(
-        self, model: Any, method: Method, settings: Training, images: Images, place: RunFolder, workers: int
+        self, model: nn.Module, method: Method, settings: Training, images: Images, place: RunFolder, workers: int
     ) -> None:
         self.method, self.settings, self.images, self.place, self.workers = method, settings, images, place, workers
         self.log = Log(None)

@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.loop import run
+from gtp_vit.core.loop import PatchedModel, run
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import BadSetting
-from gtp_vit.methods.dynamicvit import DynamicViT
+from gtp_vit.methods.dynamicvit import DynamicViT, DynamicViTReducer
 from gtp_vit.methods.evit import EViT
 from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.training import dynamicvit
 from gtp_vit.training.settings import Training
 
 Terms = dict[str, Tensor]  # "loss", and what it is made of
+Taught = Tensor | dynamicvit.Outputs  # what the unreduced model says of the same images
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Protocol:
             return self.lr
         return 100 * self.lr if self.learned_lr is None else self.learned_lr
 
-    def extra(self, model: Any) -> nn.Module:
+    def extra(self, model: PatchedModel) -> nn.Module:
         """Modules that only training needs; they are in the checkpoint, but not among the weights."""
         return nn.Module()
 
@@ -67,7 +68,7 @@ class Protocol:
     def check(self, method: Method, settings: Training) -> None:
         """Raise BadSetting if there is nothing to learn with these settings."""
 
-    def teach(self, teacher: Any, images: Tensor) -> Any:
+    def teach(self, teacher: nn.Module, images: Tensor) -> Taught:
         """The outputs of the unreduced model that `terms` needs."""
         return teacher(images)
 
@@ -78,8 +79,17 @@ class Protocol:
     def needs_teacher(self, settings: Training) -> bool:
         return self.distill(settings) > 0
 
-    def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
+    def terms(
+        self,
+        model: PatchedModel,
+        extra: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        taught: Taught | None,
+        settings: Training,
+    ) -> Terms:
         """The loss and its terms for these images."""
+        assert not isinstance(taught, dynamicvit.Outputs)
         return self.combined(model(images), labels, taught, settings)
 
     def combined(self, logits: Tensor, labels: Tensor, taught: Tensor | None, settings: Training) -> Terms:
@@ -121,7 +131,8 @@ class DynamicViTProtocol(Protocol):
     frozen: float = 5 / 30
     trains_embedding: bool = False
 
-    def check(self, method: Any, settings: Training) -> None:
+    def check(self, method: Method, settings: Training) -> None:
+        assert isinstance(method, DynamicViT)
         if method.keep_ratio == 1:
             raise BadSetting("keep_ratio is 1: no token ever leaves, so there is nothing to learn; give less")
         if settings.shrink_start or settings.shrink_epochs:
@@ -130,10 +141,20 @@ class DynamicViTProtocol(Protocol):
     def distill(self, settings: Training) -> float:
         return 0.5 if settings.distill is None else settings.distill
 
-    def teach(self, teacher: Any, images: Tensor) -> Any:
+    def teach(self, teacher: nn.Module, images: Tensor) -> Taught:
         return dynamicvit.outputs(teacher, images)
 
-    def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
+    def terms(
+        self,
+        model: PatchedModel,
+        extra: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        taught: Taught | None,
+        settings: Training,
+    ) -> Terms:
+        assert not isinstance(taught, Tensor)
+        assert isinstance(model.reducer, DynamicViTReducer)
         student = dynamicvit.outputs(model, images)
         found = dynamicvit.losses(
             student,
@@ -154,15 +175,26 @@ class EvoViTProtocol(Protocol):
 
     layer_wise: float = 2 / 3  # share of the run
 
-    def extra(self, model: Any) -> nn.Module:
+    def extra(self, model: PatchedModel) -> nn.Module:
         backbone = model.reduction.backbone
         parts = {"norm": backbone.norm(model), "head": backbone.classifier(model)}
         return nn.ModuleDict(copy.deepcopy(parts))
 
-    def method_at(self, method: Any, done: float) -> Method:
+    def method_at(self, method: Method, done: float) -> Method:
+        assert isinstance(method, EvoViT)
         return dataclasses.replace(method, layer_wise=True) if done < self.layer_wise else method
 
-    def terms(self, model: Any, extra: Any, images: Tensor, labels: Tensor, taught: Any, settings: Training) -> Terms:
+    def terms(
+        self,
+        model: PatchedModel,
+        extra: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        taught: Taught | None,
+        settings: Training,
+    ) -> Terms:
+        assert not isinstance(taught, dynamicvit.Outputs)
+        assert isinstance(extra, nn.ModuleDict)
         tokens = run(model, images)
         backbone = model.reduction.backbone
         own = backbone.head(model, model.reducer.finish(tokens, backbone.norm(model)))
@@ -187,12 +219,12 @@ def protocol_of(method: Method, settings: Training) -> Protocol:
     return found
 
 
-def parameter_groups(protocol: Protocol, model: Any, extra: nn.Module) -> list[dict[str, Any]]:
+def parameter_groups(protocol: Protocol, model: PatchedModel, extra: nn.Module) -> list[dict[str, Any]]:
     """Groups for the optimiser: with and without weight decay, and the method's learned parts by themselves."""
     return [*_groups(protocol, model, extra, learned=False), *_groups(protocol, model, extra, learned=True)]
 
 
-def _groups(protocol: Protocol, model: Any, extra: nn.Module, *, learned: bool) -> Iterator[dict[str, Any]]:
+def _groups(protocol: Protocol, model: PatchedModel, extra: nn.Module, *, learned: bool) -> Iterator[dict[str, Any]]:
     skip = model.reduction.backbone.undecayed(model)
     chosen = [(name, p) for name, p in model.named_parameters() if name.startswith("reducer.") == learned]
     chosen += [] if learned else list(extra.named_parameters())

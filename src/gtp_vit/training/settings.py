@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from gtp_vit.errors import BadSetting, check_name, check_range
 
@@ -143,7 +143,7 @@ class Training:
             return 1.0
         return 0.5 - 0.5 * math.cos(math.pi * (epoch - self.shrink_start) / self.shrink_epochs)
 
-    def augment(self) -> dict[str, Any]:
+    def augment(self) -> dict[str, object]:
         """Arguments for timm.data.create_transform."""
         return {
             "scale": self.scale,
@@ -154,5 +154,5 @@ class Training:
             "re_mode": "pixel",
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)

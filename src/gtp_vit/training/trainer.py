@@ -7,30 +7,33 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from gtp_vit.core.loop import PatchedModel
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Batch
 from gtp_vit.errors import BadSetting, GTPError
-from gtp_vit.patching import host_of, patch, unpatch
+from gtp_vit.patching import host_of, patch, tower_of, unpatch
 from gtp_vit.runs import distributed
 from gtp_vit.training.data import PART, Mixer, drawn_from
-from gtp_vit.training.protocols import Protocol, Terms, parameter_groups, protocol_of
+from gtp_vit.training.protocols import Protocol, Taught, Terms, parameter_groups, protocol_of
 from gtp_vit.training.settings import Training
 
 
 class Student(nn.Module):
     """A module from images to losses, so that DistributedDataParallel sees one forward pass."""
 
-    def __init__(self, model: Any, protocol: Protocol, settings: Training) -> None:
+    def __init__(self, model: PatchedModel, protocol: Protocol, settings: Training) -> None:
         super().__init__()
-        self.model, self.extra = model, protocol.extra(model).to(next(model.parameters()).device)
+        self.model: PatchedModel = model
+        self.extra = protocol.extra(model).to(next(model.parameters()).device)
         self.protocol, self.settings = protocol, settings
 
-    def forward(self, images: Tensor, labels: Tensor, taught: Any) -> Terms:
+    def forward(self, images: Tensor, labels: Tensor, taught: Taught | None) -> Terms:
         return self.protocol.terms(self.model, self.extra, images, labels, taught, self.settings)
 
 
@@ -53,8 +56,8 @@ class Trainer:
 
         protocol = protocol_of(method, settings)
         self.method, self.protocol, self.settings, self.steps = method, protocol, settings, steps
-        self.teacher: Any = copy.deepcopy(unpatch(original)).eval().requires_grad_(False)
-        plain: Any = copy.deepcopy(self.teacher).requires_grad_(True)
+        self.teacher = copy.deepcopy(unpatch(original)).eval().requires_grad_(False)
+        plain = copy.deepcopy(self.teacher).requires_grad_(True)
         host = host_of(plain)
         if not host.backbone.drop_paths(host.tower, protocol.drop_path) and settings.drop_path:
             raise BadSetting(f"{type(plain).__name__} has no stochastic depth; leave out --drop-path")
@@ -62,14 +65,14 @@ class Trainer:
         for name, parameter in plain.named_parameters():
             parameter.requires_grad_(name not in untrained)
         host.backbone.save_memory(host.tower, settings.grad_checkpointing)
-        self.model: Any = patch(plain, method, quiet=True)
+        self.model = tower_of(patch(plain, method, quiet=True))  # a ViT itself
         self.student = Student(self.model, protocol, settings)
-        self.parallel: Any = self.student
-        processes = distributed.rank_and_world_size()[1]
-        if processes > 1:
+        self.parallel: nn.parallel.DistributedDataParallel | None = None
+        if distributed.rank_and_world_size()[1] > 1:
             self.parallel = nn.parallel.DistributedDataParallel(self.student)
         groups = parameter_groups(protocol, self.model, self.student.extra)
-        self.optimizer: Any = create_optimizer_v2(groups, "adamw", lr=protocol.lr, weight_decay=protocol.weight_decay)
+        rates = {"lr": protocol.lr, "weight_decay": protocol.weight_decay}
+        self.optimizer: torch.optim.Optimizer = create_optimizer_v2(groups, "adamw", **rates)
         self.schedule = CosineLRScheduler(
             self.optimizer,
             t_initial=steps,
@@ -98,8 +101,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(parts):
             key = (PART, self.settings.train_seed, epoch, within, rank + index * processes)
-            waits = processes > 1 and index < len(parts) - 1
-            with drawn_from(*key), self.parallel.no_sync() if waits else contextlib.nullcontext():
+            with drawn_from(*key), self._waiting(index < len(parts) - 1):
                 terms = self.compute_loss(batch)
                 (terms["loss"] / len(parts)).backward()
             for name, value in terms.items():
@@ -116,6 +118,10 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(self.model, step=step + 1)
         return {**figures, "lr": max(group["lr"] for group in self.optimizer.param_groups)}
+
+    def _waiting(self, more: bool) -> AbstractContextManager[None]:
+        """Where several processes train, leave out the exchange of gradients while there are more parts of a step."""
+        return self.parallel.no_sync() if more and self.parallel is not None else contextlib.nullcontext()
 
     def set_learning_rate(self, step: int, epoch: int) -> None:
         """Set the learning rates, which depend on the step alone."""
@@ -135,11 +141,11 @@ class Trainer:
             if self.protocol.needs_teacher(self.settings):
                 with torch.no_grad():
                     taught = self.protocol.teach(self.teacher, images)
-            return self.parallel(images, labels, taught)
+            return (self.parallel or self.student)(images, labels, taught)
 
-    def eval_model(self) -> Any:
+    def eval_model(self) -> PatchedModel:
         """The model (its moving average, if there is one) in eval mode, with the full reduction."""
-        model: Any = self.model if self.ema is None else self.ema.module
+        model: PatchedModel = self.model if self.ema is None else self.ema.module
         install(model, self.method)
         return model.eval()
 
@@ -183,7 +189,7 @@ class NotFinite(GTPError):
     """A loss, gradient or weight that is not finite; the weights were not changed by it."""
 
 
-def install(model: Any, method: Method) -> None:
+def install(model: PatchedModel, method: Method) -> None:
     """Give a patched model different settings of its method, and keep its learned parts."""
     if model.reduction.method == method:
         return

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
+from torch import nn
+from torch.utils.data import Dataset
 
 from gtp_vit.cli import render
 from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes, named_file
@@ -18,14 +20,14 @@ from gtp_vit.cli.output import OutputFlags, answer, write_page
 from gtp_vit.cli.parser import Short
 from gtp_vit.core.ranges import Range
 from gtp_vit.core.reducer import Method
-from gtp_vit.data.items import Batch
+from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.loader import batches
 from gtp_vit.engines import TORCH, is_exported
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import compile_for_engine, compiled_file
 from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
-from gtp_vit.patching import host_of, patch
+from gtp_vit.patching import host_of, patch, tower_of
 from gtp_vit.profiling.benchmark import PAUSE, against, interleave
 from gtp_vit.profiling.macs import layer_costs
 from gtp_vit.profiling.slicing import slicing_of
@@ -110,14 +112,19 @@ def _check(flags: Benchmark) -> None:
 
 
 def measure(
-    flags: Benchmark, method: Method, model: Any, fast: Any, images: torch.Tensor, file: ExportedFile | None = None
+    flags: Benchmark,
+    method: Method,
+    model: nn.Module,
+    fast: nn.Module,
+    images: torch.Tensor,
+    file: ExportedFile | None = None,
 ) -> list[Timed]:
     """Time all models at every batch size, and with loading of images where there are some.
 
     A file stands for its model: the unreduced one beside it is exported for this, with random weights.
     """
     models = {"unreduced": model} if file is not None else {"unreduced": model, method.name: fast}
-    sliced = None if file is not None else slicing_of(fast.reducer)
+    sliced = None if file is not None else slicing_of(tower_of(fast).reducer)
     if sliced is not None and method.name != "identity":
         models[sliced.name] = patch(model, sliced, quiet=True)
     if flags.engine != TORCH:
@@ -129,11 +136,13 @@ def measure(
                     ready[file.name] = compiled_file(file.engine, file.path, flags.precision, threads)
                 return _measure(flags, {**ready, EAGER: model}, model, images)
     if flags.compile:
-        models = {name: torch.compile(one) for name, one in models.items()}
+        return _measure(flags, {name: torch.compile(one) for name, one in models.items()}, model, images)
     return _measure(flags, models, model, images)
 
 
-def _measure(flags: Benchmark, models: dict[str, Any], model: Any, images: torch.Tensor) -> list[Timed]:
+def _measure(
+    flags: Benchmark, models: Mapping[str, Callable[[torch.Tensor], object]], model: nn.Module, images: torch.Tensor
+) -> list[Timed]:
     files = None
     if flags.data_dir is not None or flags.dataset:
         files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
@@ -153,11 +162,13 @@ def _measure(flags: Benchmark, models: dict[str, Any], model: Any, images: torch
     return found
 
 
-def _load_and_run(model: Any, cycle: Cycle) -> object:
+def _load_and_run(model: Callable[[torch.Tensor], object], cycle: Cycle) -> object:
     return model(cycle.next_batch())
 
 
-def _timed(flags: Benchmark, size: int, loading: bool, calls: Any, progress: Any) -> Timed:
+def _timed(
+    flags: Benchmark, size: int, loading: bool, calls: Mapping[str, Callable[[], object]], progress: Any
+) -> Timed:
     if flags.engine == TORCH:
         return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
     samples = interleave(calls, rounds=flags.rounds, pause=PAUSE, progress=progress)
@@ -168,7 +179,7 @@ def _timed(flags: Benchmark, size: int, loading: bool, calls: Any, progress: Any
 class Cycle:
     """Whole batches of a data set, over and over; every model has its own, so all read the same images."""
 
-    def __init__(self, dataset: Any, size: int, like: torch.Tensor) -> None:
+    def __init__(self, dataset: Dataset[Item], size: int, like: torch.Tensor) -> None:
         self.dataset, self.size, self.like = dataset, size, like
         self.rest: Iterator[Batch] = iter(())
 

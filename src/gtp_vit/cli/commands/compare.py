@@ -128,7 +128,7 @@ def run(
     results = None if flags.output is None else flags.output / "results.csv"
     dataset = make_dataset(flags, model, labels=measure.needs_labels)
     models = models_of(model, plans, restore=measure.restores)
-    settings = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
+    settings: dict[str, object] = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     settings |= measure.settings()
     timing_images = first_images(dataset, flags.timing_batch, model)
     with open_journal(flags, results, flags.model, models, dataset, **settings, batch_size=flags.batch_size) as journal:

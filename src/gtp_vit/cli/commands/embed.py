@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli import render
@@ -24,6 +24,7 @@ from gtp_vit.cli.model_flags import (
 from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
+from gtp_vit.data.dataset import Images
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS
@@ -99,8 +100,8 @@ class Source:
     """What embeds, what is embedded, and how both are known again."""
 
     embedder: Embedder
-    dataset: Any
-    identity: dict[str, Any]
+    dataset: Images
+    identity: dict[str, object]
     title: str
 
 
@@ -216,7 +217,7 @@ def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
     metadata = file.metadata
     embedder = Embedder(file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype)
     dataset = images_for_file(flags, file, labels=False)
-    known = {
+    known: dict[str, object] = {
         "version": __version__,
         "model": metadata.model,
         "weights": metadata.fingerprint,
@@ -226,9 +227,11 @@ def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
     yield Source(embedder, dataset, known, file.name)
 
 
-def _warn_of_idle_processes(dataset: Any, shard_size: int) -> None:
+def _warn_of_idle_processes(dataset: Images, shard_size: int) -> None:
     rank, processes = distributed.rank_and_world_size()
-    shards = -(-len(dataset) // shard_size) if hasattr(dataset, "__len__") else processes
+    if not isinstance(dataset, Sized):
+        return
+    shards = -(-len(dataset) // shard_size)
     if rank == 0 and shards < processes:
         warnings.warn(
             f"{len(dataset)} images make {shards} files of {shard_size}, so {processes - shards} of {processes} "

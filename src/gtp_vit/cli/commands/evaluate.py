@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from torch.utils.data import Dataset
+
 from gtp_vit.cli import render
 from gtp_vit.cli.engine_flags import flags_of_source, images_for_file, named_file
 from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
@@ -23,13 +26,14 @@ from gtp_vit.cli.output import (
     open_journal,
     write_page,
 )
+from gtp_vit.data.items import Item
 from gtp_vit.data.loader import first_images
 from gtp_vit.engines import is_exported
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.errors import GTPError, counted
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
-from gtp_vit.patching import patch
+from gtp_vit.patching import patch, tower_of
 from gtp_vit.profiling.macs import macs
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.results import write_results
@@ -88,7 +92,7 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
     if file is None:
         dataset = make_dataset(flags, model, labels=labels)
         method = chosen.for_model(model)
-        fast: Any = patch(model, method, restore=measure.restores)
+        fast = patch(model, method, restore=measure.restores)
         name, title, own, cost = method.name, str(method), method.to_dict(), _cost(fast, dataset)
     else:
         file.check_model(model)
@@ -126,6 +130,6 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
     check_complete(found)
 
 
-def _cost(fast: Any, dataset: Any) -> int:
+def _cost(fast: nn.Module, dataset: Dataset[Item]) -> int:
     """MACs of a patched model; of one that keeps a different number of tokens in each image, the mean over some."""
-    return macs(fast, images=first_images(dataset, 64, fast) if fast.reducer.adaptive else None).total
+    return macs(fast, images=first_images(dataset, 64, fast) if tower_of(fast).reducer.adaptive else None).total

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
@@ -98,7 +99,7 @@ def _check_model_first(flags: Visualise) -> None:
         raise GTPError(f"{flags.model} does not show where its patches go; give the model that it was made from")
 
 
-def _draw_features(flags: Visualise, words: Sequence[str], model: Any, method: Method) -> None:
+def _draw_features(flags: Visualise, words: Sequence[str], model: nn.Module, method: Method) -> None:
     """Pictures of patch features, unreduced and restored, and how near they are."""
     if flags.layers:
         raise GTPError("--features draws what the last layer gives; leave out --layers")
@@ -123,7 +124,7 @@ def _draw_features(flags: Visualise, words: Sequence[str], model: Any, method: M
     answer(flags, result, text=f"Written: {page} and {counted(len(drawn), 'picture', 'pictures')}")
 
 
-def _pictures(flags: Visualise, model: Any) -> list[tuple[str, Any, Any]]:
+def _pictures(flags: Visualise, model: nn.Module) -> list[tuple[str, Any, Any]]:
     """Each image's name, and what the model sees of it as a picture and as a tensor."""
     from PIL import Image
 

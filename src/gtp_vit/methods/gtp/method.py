@@ -20,6 +20,7 @@ from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens, receivers
 from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.kernels.arguments import NeighboursInputs, ReduceInputs
 from gtp_vit.methods.gtp import graph as graphs
 from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp.graph import Sparsify
@@ -178,8 +179,8 @@ class GTPReducer(Reducer):
         features = tokens.add(branch).image if method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
         lists, sizes = tokens.carry.lists, tokens.key_sizes
-        inputs = (tokens.x, branch, scores, tokens.cell, sizes, *lists, removed, method.alpha)
-        reduced = operators.Reduced(*operators.reduce(tokens.ops, *inputs, method.proportional_attention, *norm))
+        inputs = (tokens.x, branch, scores, tokens.cell, sizes, lists.neighbours, lists.root, removed, method.alpha)
+        reduced = operators.reduce(tokens.ops, ReduceInputs(*inputs, method.proportional_attention, *norm))
         owner = None
         if tokens.owner is not None:
             kept, gone = split(scores, removed)
@@ -241,7 +242,7 @@ class GTPReducer(Reducer):
             raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
         similarity = graphs.cosine_similarity(tokens.image)
         spatial = method.spatial_neighbours if method.graph == "mixed" else 0
-        return Lists(*operators.neighbours(tokens.ops, similarity, *tokens.grid, spatial, neighbours))
+        return Lists(*operators.neighbours(tokens.ops, NeighboursInputs(similarity, *tokens.grid, spatial, neighbours)))
 
     def _matrix(self, lists: Lists) -> Tensor:
         """The graph as a matrix, for options that change its edges or their weights from layer to layer."""

@@ -16,19 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import NormParams, Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels import Checks, Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels.arguments import ConserveInputs, Merged, ProbeInputs
 from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
-
-
-class Merged(NamedTuple):
-    """What merging gives."""
-
-    x: Tensor  # features [B, N - P, C]
-    normed: Tensor  # the same after the LayerNorm that follows; empty if not asked for
-    size: Tensor  # of the image tokens that stay, [B, K]
-    kept: Tensor  # which stay, [B, K]
-    gone: Tensor  # which go, [B, P]
-    target: Tensor  # where each of these goes, as a place among those that stay, [B, P]
 
 
 class MergeInputs(NamedTuple):
@@ -105,63 +95,34 @@ def importance_of_units(unit: Tensor, probe: Tensor, size: Tensor) -> Tensor:
     return (0.5 * (predicted - predicted.mean(dim=1, keepdim=True))).exp() * size.sqrt()
 
 
-def merge_cheapest(
-    x: Tensor,
-    branch: Tensor,
-    importance: Tensor,
-    size: Tensor | None,
-    removed: int,
-    floor: float,
-    keep_norm: bool,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Merge the tokens that cost least into their most similar more important ones; the results are a `Merged`.
-
-    Args:
-        x: features [B, N, C].
-        branch: the attention branch, to be added to them.
-        importance: of the image tokens, [B, M]. Of equally important ones the earlier counts as the more important.
-        size: of the image tokens, [B, M]; None = one each.
-        removed: how many leave.
-        floor: importance of a token without attention, in units of the mean one.
-        keep_norm: bring merged tokens to the largest of the norms involved.
-        norm_weight: of the LayerNorm that follows, [C]; None = no LayerNorm.
-        norm_bias: of that LayerNorm.
-        epsilon: of that LayerNorm.
-    """
-    total = at_least_float32(x) + at_least_float32(branch)
-    size = torch.ones_like(importance) if size is None else size
-    inputs = MergeInputs(total, importance, size, None, None, removed, floor, keep_norm)
-    return _with_norm(x.dtype, _merge(inputs), NormParams(norm_weight, norm_bias, epsilon))
+def merge_cheapest(inputs: ConserveInputs) -> Merged:
+    """Merge the tokens that cost least into their most similar more important ones."""
+    total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
+    size = torch.ones_like(inputs.importance) if inputs.size is None else inputs.size
+    return _with_norm(inputs, _merge(_merge_inputs(inputs, total, inputs.importance, size)))
 
 
-def merge_cheapest_by_probe(
-    x: Tensor,
-    branch: Tensor,
-    probe: Tensor,
-    size: Tensor,
-    protected: Tensor | None,
-    removed: int,
-    floor: float,
-    keep_norm: bool,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`merge_cheapest` by the importance that a probe [C] predicts, which also weighs the averages.
-
-    The product of the probe with a token of length 1 is the logarithm of the token's squared sensitivity. `protected`
-    is 1 for image tokens that neither leave nor receive, else 0, [B, M]; None = there are none.
-    """
-    total = at_least_float32(x) + at_least_float32(branch)
+def merge_cheapest_by_probe(inputs: ProbeInputs) -> Merged:
+    """`merge_cheapest` by the importance that a probe predicts, which also weighs the averages."""
+    size, protected = inputs.size, inputs.protected
+    total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
     with torch.no_grad(), full_precision(total):
         image = total[:, -size.shape[1] :].float()
         unit = image / image.norm(dim=2, keepdim=True).clamp(min=1e-12)
-        importance, weight = importance_and_weight(unit, probe, size, protected)
-    inputs = MergeInputs(total, importance, size, weight, protected, removed, floor, keep_norm)
-    return _with_norm(x.dtype, _merge(inputs), NormParams(norm_weight, norm_bias, epsilon))
+        importance, weight = importance_and_weight(unit, inputs.probe, size, protected)
+    return _with_norm(inputs, _merge(_merge_inputs(inputs, total, importance, size, weight, protected)))
+
+
+def _merge_inputs(
+    inputs: ConserveInputs | ProbeInputs,
+    total: Tensor,
+    importance: Tensor,
+    size: Tensor | None,
+    weight: Tensor | None = None,
+    protected: Tensor | None = None,
+) -> MergeInputs:
+    settings = (inputs.removed, inputs.floor, inputs.keep_norm)
+    return MergeInputs(total, importance, size, weight, protected, *settings)
 
 
 def importance_and_weight(unit: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -216,43 +177,38 @@ def _merge(inputs: MergeInputs) -> Merged:
     return Merged(torch.cat([x[:, :prefix], merged], dim=1), x.new_empty(0), new_size, kept, gone, target)
 
 
-def _with_norm(dtype: torch.dtype, merged: Merged, norm: NormParams) -> Merged:
+def _with_norm(inputs: ConserveInputs | ProbeInputs, merged: Merged) -> Merged:
     """The results, features rounded once, with those after the LayerNorm that follows."""
-    x = merged.x.to(dtype)
-    return merged._replace(x=x, normed=norm.apply(x))
+    x = merged.x.to(inputs.x.dtype)
+    return merged._replace(x=x, normed=inputs.norm.apply(x))
 
 
-def merge_cheapest_portably(
-    x: Tensor, branch: Tensor, importance: Tensor, size: Tensor | None, removed: int, floor: float, keep_norm: bool,
-    *_: object,
-) -> Merged:  # fmt: skip
+def merge_cheapest_portably(inputs: ConserveInputs) -> Merged:
     """`merge_cheapest` in few operators that every engine has and runs fast; without the LayerNorm.
 
     An engine pays for every pass over an array, so nothing is cut out or put together: prefix tokens are in all the
     arrays, as tokens that no other goes to. Merging is a product with a matrix of zeros and ones. Of equally important
     tokens any may count as the more important.
     """
-    with full_precision(x):
-        total = at_least_float32(x) + at_least_float32(branch)
+    with full_precision(inputs.x):
+        total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
         length = total.norm(dim=2).clamp(min=1e-12)
-        inputs = MergeInputs(total, importance, size, None, None, removed, floor, keep_norm)
-        merged = _merge_portably(inputs, total / length.unsqueeze(2), length)
-    return _with_norm(x.dtype, merged, NormParams())
+        merge_inputs = _merge_inputs(inputs, total, inputs.importance, inputs.size)
+        merged = _merge_portably(merge_inputs, total / length.unsqueeze(2), length)
+    return merged._replace(x=merged.x.to(inputs.x.dtype))
 
 
-def merge_by_probe_portably(
-    x: Tensor, branch: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None, removed: int, floor: float,
-    keep_norm: bool, *_: object,
-) -> Merged:  # fmt: skip
+def merge_by_probe_portably(inputs: ProbeInputs) -> Merged:
     """`merge_cheapest_by_probe`, as `merge_cheapest_portably` is made."""
-    with full_precision(x):
-        total = at_least_float32(x) + at_least_float32(branch)
+    size, protected = inputs.size, inputs.protected
+    with full_precision(inputs.x):
+        total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
         length = total.norm(dim=2).clamp(min=1e-12)
         unit = total / length.unsqueeze(2)
-        importance, weight = importance_and_weight(unit[:, -size.shape[1] :], probe, size, protected)
-        inputs = MergeInputs(total, importance, size, weight, protected, removed, floor, keep_norm)
-        merged = _merge_portably(inputs, unit, length)
-    return _with_norm(x.dtype, merged, NormParams())
+        importance, weight = importance_and_weight(unit[:, -size.shape[1] :], inputs.probe, size, protected)
+        merge_inputs = _merge_inputs(inputs, total, importance, size, weight, protected)
+        merged = _merge_portably(merge_inputs, unit, length)
+    return merged._replace(x=merged.x.to(inputs.x.dtype))
 
 
 def _merge_portably(inputs: MergeInputs, unit: Tensor, length: Tensor) -> Merged:
@@ -311,35 +267,34 @@ def _shares(
     return own, given, own + given.sum(dim=2)
 
 
-def _flops(x: tuple[int, ...], importance: tuple[int, ...]) -> int:
+def _flops(inputs: ConserveInputs) -> int:
     """Operations of the twin's strips; the kernel's tiles follow the triangle more closely."""
-    return 2 * x[0] * x[2] * similarities(importance[1])
+    return 2 * inputs.x.shape[0] * inputs.x.shape[2] * similarities(inputs.importance.shape[1])
 
 
-conserve: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = Operator(
+conserve = Operator(
     "conserve",
-    merge_cheapest,
-    {Ops.NATIVE: native.conserve, Ops.PORTABLE: merge_cheapest_portably},
-    check=checks.check_conserve,
-    fits=checks.fits_conserve,
+    ConserveInputs,
+    Merged,
+    {Ops.TORCH: merge_cheapest, Ops.NATIVE: native.conserve, Ops.PORTABLE: merge_cheapest_portably},
+    Checks(checks.check_conserve, checks.fits_conserve, value_checks.conserve),
     fake=native.conserve_results,
     flops=_flops,
-    check_values=value_checks.conserve,
 )
 
 
-def _flops_by_probe(x: tuple[int, ...], size: tuple[int, ...]) -> int:
+def _flops_by_probe(inputs: ProbeInputs) -> int:
     """The same, and a product of the probe with every image token."""
-    return _flops(x, size) + 2 * x[0] * x[2] * size[1]
+    count = inputs.size.shape[1]
+    return 2 * inputs.x.shape[0] * inputs.x.shape[2] * (similarities(count) + count)
 
 
-conserve_by_probe: Operator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = Operator(
+conserve_by_probe = Operator(
     "conserve_by_probe",
-    merge_cheapest_by_probe,
-    {Ops.NATIVE: native.conserve_by_probe, Ops.PORTABLE: merge_by_probe_portably},
-    check=checks.check_conserve_by_probe,
-    fits=checks.fits_conserve_by_probe,
-    fake=native.conserve_by_probe_results,
+    ProbeInputs,
+    Merged,
+    {Ops.TORCH: merge_cheapest_by_probe, Ops.NATIVE: native.conserve_by_probe, Ops.PORTABLE: merge_by_probe_portably},
+    Checks(checks.check_conserve_by_probe, checks.fits_conserve_by_probe, value_checks.conserve_by_probe),
+    fake=native.conserve_results,
     flops=_flops_by_probe,
-    check_values=value_checks.conserve_by_probe,
 )

@@ -31,8 +31,9 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import ForwardPass, VitInfo
 from gtp_vit.errors import BadSchedule, BadSetting, check_range
 from gtp_vit.kernels import NormParams
+from gtp_vit.kernels.arguments import ConserveInputs, Merged, ProbeInputs
 from gtp_vit.methods.gtp_plus.calibration import AGAIN, Calibration, calibration_from_text
-from gtp_vit.methods.gtp_plus.merge import Merged, conserve, conserve_by_probe, similarities
+from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe, similarities
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -118,8 +119,9 @@ class GTPPlusReducer(Reducer):
         name = "class_row" if self.vit.class_token else "column_sums"
         stats, tokens, method = attention.statistics(name, heads="mean"), attention.tokens, self.method
         importance = stats.class_row if self.vit.class_token else stats.column_sums
+        assert importance is not None  # it was asked for
         inputs = (tokens.x, attention.branch(), importance, tokens.size)
-        return Merged(*conserve(tokens.ops, *inputs, removed, method.floor, method.keep_norm, *norm))
+        return conserve(tokens.ops, ConserveInputs(*inputs, removed, method.floor, method.keep_norm, *norm))
 
     def own_macs(self, run: ForwardPass) -> int:
         """Similarities, and the class token's row; merging is additions."""
@@ -183,7 +185,7 @@ class CalibratedReducer(GTPPlusReducer):
     def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> Merged:
         tokens, method = attention.tokens, self.method
         inputs = (tokens.x, attention.branch(), self.probe[attention.layer], tokens.sizes, self._protected(tokens))
-        return Merged(*conserve_by_probe(tokens.ops, *inputs, removed, method.floor, method.keep_norm, *norm))
+        return conserve_by_probe(tokens.ops, ProbeInputs(*inputs, removed, method.floor, method.keep_norm, *norm))
 
     def own_macs(self, run: ForwardPass) -> int:
         """Similarities, and the probe's product with every image token."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,9 @@ def learn_sensitivity(
     chosen = measure_of(plain, measure)
     needed = BYTES * host.vit.depth * (host.vit.prefix + host.vit.image_tokens) * host.vit.dim  # for an image
     batch_size = max(min(batch_size, MEMORY // needed), 1)
-    watched: Any = patch(plain, Watch(), restore=chosen.restores or host.needs_grid is not None, quiet=True)
+    watched = patch(plain, Watch(), restore=chosen.restores or host.needs_grid is not None, quiet=True)
     vit, watcher = host.vit, tower_of(watched).reducer
+    assert isinstance(watcher, Watcher)
     generator = torch.Generator().manual_seed(seed)
     sums = Sums(vit)
     for first in range(0, len(images), batch_size):
