@@ -180,7 +180,7 @@ def test_the_fields_of_a_nested_dataclass_are_flags():
 
 def test_nested_flags_and_targets_are_known_before_torch_is_imported():
     """The flags that are read from the source code are those that the parser has."""
-    tune = importlib.import_module("gtp_vit.cli.tune").Tune
+    tune = importlib.import_module("gtp_vit.cli.commands.tune").Tune
     spellings = {spelling for flag in flags_of(with_flags(tune, target_flags())) for spelling in flag.spellings()}
     assert {"--search-passes", "--max-layers", "--timing-batch", "--no-calibrate", "--macs", "--max-kl"} <= spellings
     sources.check_spelling("tune", sorted(spellings))
