@@ -20,6 +20,7 @@ from gtp_vit import (
 from gtp_vit.core.schedule import learned
 from gtp_vit.errors import BadSchedule, BadSetting
 from gtp_vit.kernels import Ops, native
+from gtp_vit.kernels.arguments import ProbeInputs
 from gtp_vit.methods.gtp_plus.calibration import calibration_from_text
 from gtp_vit.methods.gtp_plus.learning import sensitivity
 from gtp_vit.methods.gtp_plus.learning.calibrate import with_calibration
@@ -91,7 +92,7 @@ def test_every_form_merges_by_the_definition(ops, protect):
         pytest.skip(native.PROBLEM)
     for seed in range(4):
         arguments = problem(seed, protect)
-        features, _, size, kept, gone, target = conserve_by_probe(ops, *arguments)
+        features, _, size, kept, gone, target = conserve_by_probe(ops, ProbeInputs(*arguments))
         for image, (wanted, stays) in enumerate(by_definition(*arguments)):
             assert kept[image].tolist() == stays
             torch.testing.assert_close(features[image].double(), wanted, rtol=1e-4, atol=1e-4)
@@ -109,7 +110,7 @@ def test_the_operator_passes_torchs_own_check_and_kernel_and_twin_treat_nan_alik
         torch.ops.gtp_vit.conserve_by_probe.default, arguments, test_utils=("test_schema", "test_faketensor")
     )
     arguments[0][0, 7, 3] = torch.nan
-    found, wanted = (conserve_by_probe(ops, *arguments) for ops in (Ops.NATIVE, Ops.TORCH))
+    found, wanted = (conserve_by_probe(ops, ProbeInputs(*arguments)) for ops in (Ops.NATIVE, Ops.TORCH))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
     assert found[0][1:].isfinite().all()
@@ -119,7 +120,7 @@ def test_shapes_that_contradict_each_other_are_refused():
     arguments = problem(0, True)
     for place, wrong in ((2, torch.rand(5)), (3, torch.rand(3, 40)), (4, torch.rand(3, 7)), (5, 30)):
         with pytest.raises(GTPError, match=r"gtp_vit.conserve_by_probe: "):
-            conserve_by_probe(Ops.TORCH, *arguments[:place], wrong, *arguments[place + 1 :])
+            conserve_by_probe(Ops.TORCH, ProbeInputs(*arguments[:place], wrong, *arguments[place + 1 :]))
 
 
 def test_directions_have_the_covariance_of_the_damage():

@@ -28,6 +28,7 @@ from gtp_vit.core.loop import run
 from gtp_vit.core.merging import Pairs, average, match, mergeable
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
+from gtp_vit.kernels.arguments import ClusterInputs
 from gtp_vit.methods.atc import LINKAGES, cluster
 from gtp_vit.methods.ats import sample
 from gtp_vit.methods.mctf import Seen, by_largest_rows, by_merged_map, largest, match_both_ways
@@ -104,7 +105,7 @@ def test_atc_joins_the_two_nearest_clusters_again_and_again(linkage):
     distance = 1 - features @ features.transpose(1, 2)
     for ops in (Ops.NATIVE, Ops.TORCH):
         for removed in (1, 6, 16):
-            kept, gone, target = cluster(ops, distance, removed, LINKAGES.index(linkage))
+            kept, gone, target = cluster(ops, ClusterInputs(distance, removed, LINKAGES.index(linkage)))
             for image in range(3):
                 owner = greedy(distance[image].double().tolist(), removed, linkage)
                 assert kept[image].tolist() == sorted(set(owner.values()))
