@@ -20,7 +20,7 @@ import torch
 import tyro
 
 from gtp_vit import GTPPlus
-from gtp_vit.core.schedule import LEARNED, SEARCHED
+from gtp_vit.core.schedule import CALIBRATED_SHAPE, DEFAULT_SHAPE
 from gtp_vit.methods.gtp_plus import merge
 from gtp_vit.methods.gtp_plus.learning.calibrate import CALIBRATED_FLOOR
 from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
@@ -42,10 +42,10 @@ def main(flags: Flags) -> None:
     rows: list[dict[str, Any]] = [{"seconds": round(seconds, 1), "fit": learned.fit, "registers": own.registers}]
 
     def add(name: str, found: torch.Tensor, method: GTPPlus) -> None:
-        rows.append({"variant": name, **change(found, before), "plan": method.propagate})
+        rows.append({"variant": name, **change(found, before), "plan": method.remove})
         print(json.dumps(rows[-1]), flush=True)
 
-    plain = subject.at_share(GTPPlus(propagate=SEARCHED), flags.share)
+    plain = subject.at_share(GTPPlus(remove=DEFAULT_SHAPE), flags.share)
     before = subject.damage(plain)
     add("without calibration", before, plain)
     without = {
@@ -53,12 +53,12 @@ def main(flags: Flags) -> None:
         "probe": dataclasses.replace(own, probe=torch.zeros_like(own.probe)),
     }
     for variant in ("", "averages by importance", *without):
-        settings = GTPPlus(floor=CALIBRATED_FLOOR, calibration=without.get(variant, own).to_text())
-        shapes = {", old shape": SEARCHED} if variant else {", old shape": SEARCHED, "": LEARNED}
+        settings = GTPPlus(importance_floor=CALIBRATED_FLOOR, calibration=without.get(variant, own).to_text())
+        shapes = {", old shape": DEFAULT_SHAPE} if variant else {", old shape": DEFAULT_SHAPE, "": CALIBRATED_SHAPE}
         for shape, plan in shapes.items():
-            method = subject.at_share(dataclasses.replace(settings, propagate=plan), flags.share)
-            power = 0.0 if variant.startswith("averages") else merge.SHARE_POWER
-            with mock.patch.object(merge, "SHARE_POWER", power):
+            method = subject.at_share(dataclasses.replace(settings, remove=plan), flags.share)
+            power = 0.0 if variant.startswith("averages") else merge.WEIGHT_POWER
+            with mock.patch.object(merge, "WEIGHT_POWER", power):
                 found = subject.damage(method, kernels="torch")
             add(f"calibrated{variant and f', without {variant}'}{shape}", found, method)
     write_figures(flags, ("model", "share", "images", "others"), rows=rows)

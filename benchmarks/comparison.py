@@ -20,7 +20,7 @@ from typing import Any
 import tyro
 
 from gtp_vit.cli.app import main as gtp_vit
-from gtp_vit.tuning.all_methods import searchable
+from gtp_vit.tuning.all_methods import tunable_methods
 from subject import weights_of
 
 MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
@@ -64,10 +64,10 @@ def measure(options: Options, model: str, cost: int) -> int:
         "--data-dir",
         str(options.val),
         "--ignore-exif",  # as ImageNet is scored
-        "--at-propagate",
+        "--gtp-budgets",
         str(cost),
     ]
-    words += ["--methods", *searchable(()), "--tuned", "--calibration-dir", str(options.calibration)]
+    words += ["--methods", *tunable_methods(()), "--tuned", "--calibration-dir", str(options.calibration)]
     words += [
         "--tuning-images",
         str(options.tuning_images),

@@ -32,19 +32,19 @@ from gtp_vit import GTPPlus, Identity, calibrate, patch
 from gtp_vit.core import loop
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.restoring import restored
-from gtp_vit.core.schedule import LEARNED
+from gtp_vit.core.restoring import restore_patches
+from gtp_vit.core.schedule import CALIBRATED_SHAPE
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.data.loader import first_images, spread_images
+from gtp_vit.data.loader import evenly_spaced_images, take_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.methods import METHODS
 from gtp_vit.metrics.evaluate import bootstrap
 from gtp_vit.patching import host_of
-from gtp_vit.profiling.budget import at_cost
+from gtp_vit.profiling.budget import method_at_cost
 from gtp_vit.recipes.recipe import read_recipe
 from gtp_vit.report.patch_features import feature_panels
-from gtp_vit.tensors import select_rows, split
-from gtp_vit.tuning.space import ScheduleLimits, Space
+from gtp_vit.tensors import select_rows, split_by_score
+from gtp_vit.tuning.space import ScheduleLimits, ScheduleSpace
 from subject import at_share
 
 SHARES = (0.8, 0.65, 0.55)
@@ -71,7 +71,7 @@ def load(name: str, weights: Path) -> Any:
 def read(model: Any, folder: Path, count: int) -> Tensor:
     """Images, evenly spread over the folder, in the size of the model's grid."""
     settings = DataSettings(folder, crop_pct=0.9, img_size=224, labels=False, ignore_exif=True)
-    return first_images(spread_images(open_images(model, settings), count), count, model)
+    return take_images(evenly_spaced_images(open_images(model, settings), count), count, model)
 
 
 class Decoder(nn.Module):
@@ -113,27 +113,27 @@ class Lost:
 
 
 def watched(model: Any, images: Tensor, observe: Callable[[Tokens], None]) -> Lost:
-    """Run a model with restore, and record what `followed` adds up."""
+    """Run a model with restore, and record what `record_losses` adds up."""
     seen = Lost([])
-    own = loop.followed
+    own = loop.record_losses
 
     def followed(reducer: Any, layer: int, before: Tokens, after: Tokens, branch: Tensor | None = None) -> Tokens:
         found = own(reducer, layer, before, after, branch)
-        if found.cell is not before.cell and found.detail is not None:
-            if found.detail.ndim == 0:
+        if found.cell is not before.cell and found.restore_residual is not None:
+            if found.restore_residual.ndim == 0:
                 seen.parts.clear()
             else:
-                seen.parts.append((layer, (found.detail - before.detail) / (layer + 1)))
+                seen.parts.append((layer, (found.restore_residual - before.restore_residual) / (layer + 1)))
             if reducer.method is not None and reducer.method.name == "gtp":
                 seen.membership = transposed(reducer, before, found, seen.membership)
         return found
 
-    loop.followed = followed
+    loop.record_losses = followed
     try:
         with torch.no_grad():
             run(model, images, observe=observe, restore=True)
     finally:
-        loop.followed = own
+        loop.record_losses = own
     return seen
 
 
@@ -142,7 +142,7 @@ def transposed(reducer: Any, before: Tokens, after: Tokens, membership: Tensor |
     if membership is None:
         membership = torch.eye(before.cell.shape[1]).expand(len(before.x), -1, -1)
     stays = (before.cell.unsqueeze(2) == after.cell.unsqueeze(1)).any(dim=2)
-    kept, gone = split(stays.float(), before.cell.shape[1] - after.cell.shape[1])
+    kept, gone = split_by_score(stays.float(), before.cell.shape[1] - after.cell.shape[1])
     weights = reducer._weights(before, kept, gone)  # [B, K, P]
     share = weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-12)
     rows = membership.transpose(1, 2)  # [B, M, M0]
@@ -170,10 +170,10 @@ def candidates_of(model: Any, method: Method, images: Tensor, wanted: list[Tenso
         tokens = states[layer + 1]
         norm = model.norm if layer == 11 else nn.Identity()
         copied = tokens.image
-        if tokens.owner is not None and tokens.detail is not None and tokens.detail.ndim:
+        if tokens.owner is not None and tokens.restore_residual is not None and tokens.restore_residual.ndim:
             copied = select_rows(tokens.image, tokens.owner)
         whole = copied + sum((part for at, part in lost.parts if at <= layer), torch.zeros(()))
-        found = {"copy": copied, "whole": whole, "faded": restored(tokens)[:, tokens.prefix :]}
+        found = {"copy": copied, "whole": whole, "faded": restore_patches(tokens)[:, tokens.prefix :]}
         if lost.membership is not None and layer == 11:
             found["transposed"] = lost.membership @ tokens.image
         target = norm(wanted[layer])
@@ -208,7 +208,7 @@ class Candidates:
                 for method in self.methods:
                     if any((row["model"], row["share"], row["method"]) == (name, share, method) for row in rows):
                         continue
-                    settings = at_cost(costs, method, share * costs.whole)
+                    settings = method_at_cost(costs, method, share * costs.unreduced)
                     found = candidates_of(model, settings, images, states[1:])
                     head = {"model": name, "share": share, "method": method, "images": self.count}
                     rows += [{**head, **row} for row in found]
@@ -241,11 +241,11 @@ class HeatMaps:
         plans: list[tuple[str, float, Method]] = []
         for share in SHARES:
             for name in self.methods or [name for name in METHODS if name != "identity"]:
-                plans.append((name, share, at_cost(costs, name, share * costs.whole)))
+                plans.append((name, share, method_at_cost(costs, name, share * costs.unreduced)))
         plans += self.learned(model)
         for path in self.recipes:
             method = read_recipe(path).method
-            plans.append((f"{method.name}, {Path(path).stem}", costs.with_method(method) / costs.whole, method))
+            plans.append((f"{method.name}, {Path(path).stem}", costs.macs_with(method) / costs.unreduced, method))
         for name, share, method in plans:
             if any((row["method"], row["share"]) == (name, share) for row in rows):
                 continue
@@ -257,7 +257,7 @@ class HeatMaps:
                 "class_distance": 1 - F.cosine_similarity(class_token, class_tokens, dim=1),
             }
             intervals = bootstrap(torch.stack(list(figures.values())).double().numpy())
-            row = {"method": name, "share": share, "macs": costs.with_method(method), "images": self.count}
+            row = {"method": name, "share": share, "macs": costs.macs_with(method), "images": self.count}
             row |= {key: [i.value, i.low, i.high] for key, i in zip(figures, intervals, strict=True)}
             row["correlation_median"] = float(figures["correlation"].quantile(0.5))
             rows.append({**row, "settings": method.to_dict()})
@@ -271,8 +271,8 @@ class HeatMaps:
         images, costs = read(model, self.learn, 200), host_of(model).costs()
         found: list[tuple[str, float, Method]] = []
         for measure in ("embedding", "dense"):
-            method = dataclasses.replace(calibrate(model, images, measure=measure).method, propagate=LEARNED)
-            space = Space(costs, method, ScheduleLimits())
+            method = dataclasses.replace(calibrate(model, images, measure=measure).method, propagate=CALIBRATED_SHAPE)
+            space = ScheduleSpace(costs, method, ScheduleLimits())
             found += [(f"gtp_plus, calibrated for {measure}", share, at_share(space, share)) for share in SHARES]
         return found
 
@@ -312,11 +312,11 @@ class Late:
         low, high, best = 0.0, 1.0, None
         for _ in range(16):
             middle = (low + high) / 2
-            given: Any = GTPPlus.at(host_of(model).vit, middle)
+            given: Any = GTPPlus.at_strength(host_of(model).vit, middle)
             method = dataclasses.replace(given, propagate=(*given.propagate[:last], *[0] * whole))
             steps = patch(model, method, quiet=True).reducer.steps((16, 16))
             more = sum(block_macs(256, 256) - block_macs(step.keys, step.mlp) for step in steps[last:])
-            found = (costs.with_method(method) + more) / costs.whole
+            found = (costs.macs_with(method) + more) / costs.unreduced
             if found <= self.share:
                 best, high = (method, found), middle
             else:
@@ -326,7 +326,7 @@ class Late:
 
     def features(self, model: Any, fast: Any, images: Tensor, whole: int) -> Tensor:
         last = len(model.blocks) - whole
-        x = restored(run(fast, images, layers=last, restore=True))
+        x = restore_patches(run(fast, images, layers=last, restore=True))
         for block in model.blocks[last:]:
             x = block(x)
         return model.norm(x)[:, 1:]
@@ -355,7 +355,7 @@ class Picture:
         config = timm.data.resolve_data_config({"input_size": (3, 224, 224), "crop_pct": 1.0}, model=model)
         pixels = timm.data.create_transform(**config)(seen)[None]
         costs = host_of(model).costs()
-        fast = patch(model, at_cost(costs, "gtp_plus", self.share * costs.whole), restore=True)
+        fast = patch(model, method_at_cost(costs, "gtp_plus", self.share * costs.unreduced), restore=True)
         both = [features_of(each, pixels)[0] for each in (model, fast)]
         features = feature_panels(seen, both[0][0], both[1][0], (16, 16))
         width, height = features.size

@@ -34,11 +34,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from gtp_vit import create_model, patch
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
-from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.benchmark import interleave, speedups_over
 from gtp_vit.profiling.environment import environment
 
 
@@ -83,7 +83,7 @@ def speed(options: Options, folder: Path) -> list[dict[str, Any]]:
     fast: Any = patch(create_model(options.model, num_classes=0))
     files = open_images(fast, DataSettings(folder / "speed", split="", labels=False))
     prepared = torch.stack([files[place].image for place in range(len(files))])
-    memory = InMemory(prepared, torch.full((len(prepared),), -1))
+    memory = InMemoryDataset(prepared, torch.full((len(prepared),), -1))
 
     def written(dataset: Any) -> Callable[[], None]:
         def call() -> None:
@@ -115,7 +115,7 @@ def speed(options: Options, folder: Path) -> list[dict[str, Any]]:
     samples = interleave(calls, rounds=options.rounds, warmup=1)
     rows = []
     for where in ("memory", "files"):
-        timing = next(each for each in against(samples, f"{where}, bare") if each.name == f"{where}, embed")
+        timing = next(each for each in speedups_over(samples, f"{where}, bare") if each.name == f"{where}, embed")
         rows.append(
             {
                 "images in": where,

@@ -21,14 +21,14 @@ import tyro
 from torch import Tensor, nn
 
 from gtp_vit import calibrate, create_model
-from gtp_vit.data.loader import first_images, spread_images
+from gtp_vit.data.loader import evenly_spaced_images, take_images
 from gtp_vit.data.open import DataSettings, open_images
-from gtp_vit.metrics.base import Arrays, Figure, values
+from gtp_vit.metrics.base import Arrays, Metric, to_array
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.metrics.embeddings import Embeddings
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.recipes.recipe import Recipe, read_recipe
-from gtp_vit.tuning.compare import models_of, plan
+from gtp_vit.tuning.compare import models_of, plan_comparison
 from gtp_vit.weights import load_weights
 
 MODELS = {
@@ -66,21 +66,21 @@ class Options:
 class WithHead(Embeddings):
     """Embeddings, and what two softmaxes say of them."""
 
-    figures: ClassVar[tuple[Figure, ...]] = (
-        *Embeddings.figures,
-        Figure("head_kl", "KL of the classifier"),
-        Figure("channel_kl", "KL over channels"),
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        *Embeddings.metrics,
+        Metric("head_kl", "KL of the classifier"),
+        Metric("channel_kl", "KL over channels"),
     )
     head: nn.Module = field(default_factory=nn.Identity)
 
-    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        own = super().compare(base, output, labels, whole)
-        own["head_kl"] = values(kl_per_image(self.head(base), self.head(output)))
-        own["channel_kl"] = values(kl_per_image(base, output))
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
+        own = super().compare(base, output, labels, keep_arrays)
+        own["head_kl"] = to_array(kl_per_image(self.head(base), self.head(output)))
+        own["channel_kl"] = to_array(kl_per_image(base, output))
         return own
 
-    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        found = super().per_image(stored)
+    def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        found = super().per_image_values(stored)
         return {
             name: {**own, **{key: stored[name][key] for key in ("head_kl", "channel_kl")}}
             for name, own in found.items()
@@ -94,8 +94,8 @@ def measure(name: str, options: Options) -> list[dict[str, Any]]:
     budget = options.share * encoder_macs(encoder)
     learned = calibrated(encoder, name, options)
     recipes = [read_recipe(f"{name}-{options.share}"), *learned]
-    plans, _ = plan(encoder, options.methods, [budget], recipes)
-    dataset = spread_images(
+    plans, _ = plan_comparison(encoder, options.methods, [budget], recipes)
+    dataset = evenly_spaced_images(
         open_images(encoder, DataSettings(options.data_dir, crop_pct=0.9, labels=False, ignore_exif=True)),
         options.images,
     )
@@ -116,7 +116,7 @@ def calibrated(encoder: nn.Module, name: str, options: Options) -> list[Recipe]:
     if options.calibration is None:
         return []
     others = open_images(encoder, DataSettings(options.calibration, crop_pct=0.9, labels=False, ignore_exif=True))
-    images = first_images(spread_images(others, LEARNED_ON), LEARNED_ON, encoder)
+    images = take_images(evenly_spaced_images(others, LEARNED_ON), LEARNED_ON, encoder)
     return [calibrate(encoder, images, macs=options.share).labelled(model=name)]
 
 

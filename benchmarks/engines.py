@@ -36,19 +36,19 @@ from torch import Tensor
 import gtp_vit
 from gtp_vit import METHODS, GTPError, create_model, make_method, patch
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.data.loader import spread_images
+from gtp_vit.data.loader import evenly_spaced_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.engines import ENGINES, program
 from gtp_vit.engines.export import export
-from gtp_vit.engines.program import Program, check_exportable, output_of
+from gtp_vit.engines.program import Program, check_exportable, output_spec
 from gtp_vit.engines.runtime import ExportedModel, compile_for_engine
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.patching import tower_of
-from gtp_vit.profiling.benchmark import PAUSE, against, interleave
+from gtp_vit.profiling.benchmark import PAUSE_SECONDS, interleave, speedups_over
 from gtp_vit.profiling.environment import environment
 from gtp_vit.profiling.macs import macs
-from gtp_vit.profiling.slicing import slicing_of
+from gtp_vit.profiling.slicing import slicing_like
 from gtp_vit.runs.files import write_atomically
 
 EAGER = "eager torch, unreduced"
@@ -57,7 +57,7 @@ BATCHES = (1, 3, 8)  # of equality
 # method -> layers, settings; others get two layers and their defaults. Of three layers one reduces tokens of equal
 # sizes, one tokens of different ones, and one may be shortened; two have all but the second of these.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
-    "gtp_plus": (3, {"propagate": 6}),
+    "gtp_plus": (3, {"remove": 6}),
     "gtp": (2, {"propagate": 6}),
     "evovit": (3, {}),
     "tome": (2, {"r": 6}),
@@ -109,7 +109,7 @@ def speed(options: Options) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     model = create_model(options.model)
     fast: Any = patch(model, options.method)
-    sliced = slicing_of(fast.reducer)
+    sliced = slicing_like(fast.reducer)
     assert sliced is not None
     models = {UNREDUCED: model, "reduced": fast, "slicing": patch(model, sliced)}
     size = create_model(options.model, meta=True).patch_embed.img_size
@@ -123,10 +123,10 @@ def speed(options: Options) -> Iterator[dict[str, Any]]:
             for batch in options.batches:
                 some = images[:batch]
                 calls = {name: functools.partial(each, some) for name, each in {**loaded, EAGER: model}.items()}
-                samples = interleave(calls, rounds=options.rounds, pause=PAUSE)
-                timings = {each.name: each for each in against(samples, UNREDUCED)}
-                eager = {each.name: each for each in against(samples, EAGER)}
-                ratio = {each.name: each for each in against(samples, "slicing")}["reduced"]
+                samples = interleave(calls, rounds=options.rounds, pause=PAUSE_SECONDS)
+                timings = {each.name: each for each in speedups_over(samples, UNREDUCED)}
+                eager = {each.name: each for each in speedups_over(samples, EAGER)}
+                ratio = {each.name: each for each in speedups_over(samples, "slicing")}["reduced"]
                 yield {
                     "engine": engine,
                     "precision": precision,
@@ -155,7 +155,7 @@ def damage(options: Options) -> Iterator[dict[str, Any]]:
         calibration = open_images(
             model, DataSettings(data_dir=data / "imagenet/calibration", labels=False, ignore_exif=True)
         )
-        some = spread_images(calibration, 128)
+        some = evenly_spaced_images(calibration, 128)
         images = torch.stack([some[index].image for index in range(len(some))])
         dataset = open_images(
             model, DataSettings(data_dir=data / "imagenet/val", limit=options.limit, ignore_exif=True)
@@ -223,9 +223,9 @@ def _compared(fast: Any, family: str, options: Options) -> dict[str, Any]:
     from gtp_vit.testing import families
 
     images = [families.images(family, batch) for batch in BATCHES]
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(program, "MainOutput", OutputAndNames):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(program, "PrimaryOutput", OutputAndNames):
         forms = Program(fast, Path(folder))
-        observed = OutputAndNames(fast, output_of(fast).kind)
+        observed = OutputAndNames(fast, output_spec(fast).kind)
         with torch.inference_mode():
             wanted = [observed(each) for each in images]
         names = observed.names
@@ -255,7 +255,7 @@ def _compared(fast: Any, family: str, options: Options) -> dict[str, Any]:
     return found
 
 
-class OutputAndNames(program.MainOutput):
+class OutputAndNames(program.PrimaryOutput):
     """A model that returns its output and behind it, for each layer, the names of the tokens that are left.
 
     The names come from the very pass that makes the output, so the engine says itself which tokens it keeps.
@@ -269,7 +269,7 @@ class OutputAndNames(program.MainOutput):
 
         def observed(layer: int, tokens: Tokens) -> Tokens:
             tokens = after(layer, tokens)
-            names = tokens.names
+            names = tokens.token_ids
             padding = None if tokens.size is None else tokens.size[:, -names.shape[1] :] == 0
             seen.append(names if padding is None else names.masked_fill(padding, -1))
             return tokens

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.profiling.benchmark import Samples, Timing, against
+from gtp_vit.profiling.benchmark import Samples, Timing, speedups_over
 from gtp_vit.profiling.environment import environment
 
 
@@ -28,7 +28,7 @@ class Options:
 
 def of(samples: Samples, name: str, baseline: str) -> Timing:
     """The times of one candidate against those of another."""
-    return next(timing for timing in against(samples, baseline) if timing.name == name)
+    return next(timing for timing in speedups_over(samples, baseline) if timing.name == name)
 
 
 def over(timing: Timing) -> tuple[float, tuple[float, float], float]:

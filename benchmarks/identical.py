@@ -66,7 +66,7 @@ def models(names: list[str]) -> dict[str, Any]:
 
 def main() -> int:
     path, wanted = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
-    every = [*cases(DEFAULTS, models(families.THOROUGH)), *cases(OPTIONS, models(families.KINDS))]
+    every = [*cases(DEFAULTS, models(families.THOROUGH)), *cases(OPTIONS, models(families.DIVERSE))]
     pairs = [(case.family, case.method) for case in every if wanted in f"{case.family} {case.method}"]
     found = {f"{family} {method}": outputs(family, method) for family, method in pairs}
     if not path.exists():

@@ -22,7 +22,7 @@ import tyro
 import harness
 from gtp_vit import GTPPlus, create_model, patch
 from gtp_vit.profiling.benchmark import interleave
-from gtp_vit.profiling.slicing import slicing_of
+from gtp_vit.profiling.slicing import slicing_like
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
     calls: dict[str, Any] = {}
     for name in options.only or MODELS:
         model = MODELS[name]().eval()
-        fast: Any = patch(model, GTPPlus(propagate=options.propagate))
-        sliced = slicing_of(fast.reducer)
+        fast: Any = patch(model, GTPPlus(remove=options.propagate))
+        sliced = slicing_like(fast.reducer)
         assert sliced is not None
         every = {"full": model, "reduced": fast, "slicing": patch(model, sliced, quiet=True)}
         calls |= {f"{name}: {kind}": functools.partial(each, images) for kind, each in every.items()}

@@ -86,8 +86,8 @@ def main() -> None:
     print(f"unreduced: top-1 {100 * float((whole.argmax(1) == labels).float().mean()):.2f} %")
     for removed in options.removed:
         fast, found = patch(model, ToMe(r=removed)), {}
-        for rotary.READ_ROTATED in (False, True):
-            found[rotary.READ_ROTATED] = kl_per_image(whole, outputs(fast, images))
+        for rotary.METHODS_READ_ROTATED_KEYS in (False, True):
+            found[rotary.METHODS_READ_ROTATED_KEYS] = kl_per_image(whole, outputs(fast, images))
         change = found[True] - found[False]
         half = 1.96 * float(change.std()) / len(change) ** 0.5
         print(

@@ -22,7 +22,7 @@ import tyro
 from torch import Tensor
 
 from gtp_vit import GTPPlus
-from gtp_vit.core.schedule import SEARCHED
+from gtp_vit.core.schedule import DEFAULT_SHAPE
 from gtp_vit.methods.gtp_plus.learning.calibrate import CALIBRATED_FLOOR
 from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
 from subject import Subject, change, weights_of, write_figures
@@ -48,7 +48,7 @@ class Flags:
     """To check on."""
     minutes: float = 16
     """Of the search."""
-    start: tuple[int, ...] = SEARCHED
+    start: tuple[int, ...] = DEFAULT_SHAPE
     """The schedule to begin with, and to compare with."""
     seed: int = 1
     """Of the search."""
@@ -69,7 +69,7 @@ class Search:
                 Subject.read(name, weights_of(flags.weights, name), flags.data_dir, flags.images, count)
             )
             text = learn_sensitivity(self.subjects[-1].model, self.subjects[-1].seen).calibration.to_text()
-            self.settings.append(GTPPlus(propagate=flags.start, floor=CALIBRATED_FLOOR, calibration=text))
+            self.settings.append(GTPPlus(remove=flags.start, importance_floor=CALIBRATED_FLOOR, calibration=text))
         self.space = self.subjects[0].space(self.settings[0])
 
     def damage(self, plan: list[int], part: slice) -> Tensor:
@@ -80,7 +80,7 @@ class Search:
 
     def run(self) -> list[int]:
         """The best plan that was found at the share, by the images to search on."""
-        target, choose = self.flags.share * self.space.whole, random.Random(self.flags.seed)
+        target, choose = self.flags.share * self.space.unreduced_macs, random.Random(self.flags.seed)
         every, some = slice(0, self.flags.search_images), slice(0, self.flags.search_images // 3)
         best = self.space.fit(self.space.plan_of(self.settings[0]), target)  # type: ignore[arg-type]
         assert best is not None
@@ -93,7 +93,7 @@ class Search:
             taken, filled, amount = again or (taken, filled, choose.choice((2, 4, 8)))
             again, fewer = None, list(best)
             fewer[taken] -= min(amount, fewer[taken])
-            plan = self.space.fill(fewer, filled, target)
+            plan = self.space.rebalance(fewer, filled, target)
             if plan is None or tuple(plan) in tried:
                 continue
             tried.add(tuple(plan))

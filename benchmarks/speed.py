@@ -26,7 +26,7 @@ import harness
 from gtp_vit import GTP, make_method, patch, unpatch
 from gtp_vit.methods.gtp_plus.calibration import Calibration
 from gtp_vit.patching import host_of
-from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.benchmark import interleave, speedups_over
 from memory import in_a_child, peak_of
 
 CASES = (
@@ -171,7 +171,7 @@ def oracle_of(model: Any) -> Oracle:
     vit = model.reduction.vit
     plain = unpatch(model)
     kind = RotaryOracle if isinstance(plain, timm.models.Eva) else Oracle
-    return kind(plain, tuple(vit.prefix + step.after for step in model.reducer.steps(vit.grid)))
+    return kind(plain, tuple(vit.prefix + step.out for step in model.reducer.steps(vit.grid)))
 
 
 def measure(case: str, options: Options) -> list[Row]:
@@ -180,7 +180,7 @@ def measure(case: str, options: Options) -> list[Row]:
         calls = {name: (lambda model=model: model(images)) for name, model in models.items()}
         samples = interleave(calls, rounds=options.rounds)
     rows = []
-    for full in against(samples, "full"):
+    for full in speedups_over(samples, "full"):
         own = f"oracle of {full.name}" if f"oracle of {full.name}" in samples else "oracle"
         ratios = harness.over(harness.of(samples, full.name, own))
         verdict = {True: "faster", False: "SLOWER", None: "unclear"}[full.faster]

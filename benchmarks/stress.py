@@ -76,7 +76,7 @@ def main() -> int:
 
 def write_images(folder: Path) -> None:
     """Some images of the package as files, a folder for each class."""
-    images, classes = bundled.test_images()
+    images, classes = bundled.sample_images()
     for number, (image, label) in enumerate(zip(images[:IMAGES], classes[:IMAGES].tolist(), strict=True)):
         path = folder / f"{label:02d}" / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

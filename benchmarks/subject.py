@@ -14,11 +14,11 @@ import tyro
 from torch import Tensor
 
 from gtp_vit import GTPPlus, create_model, patch
-from gtp_vit.data.loader import first_images
+from gtp_vit.data.loader import take_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.patching import host_of
-from gtp_vit.tuning.space import ScheduleLimits, Space
+from gtp_vit.tuning.space import ScheduleLimits, ScheduleSpace
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Subject:
             raise SystemExit(f"{folder} has {len(files)} images; {images} to learn from and {others} others are wanted")
         mixed = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
         wanted = torch.utils.data.Subset(files, mixed[: images + others])
-        read = first_images(wanted, images + others, model)
+        read = take_images(wanted, images + others, model)
         return cls(model, read[:images], read[images:])
 
     def outputs(self, model: Any, part: slice) -> Tensor:
@@ -96,16 +96,16 @@ class Subject:
         """KL of each of the other images, or of a part of them."""
         return kl_per_image(self.unreduced[part], self.outputs(patch(self.model, method, quiet=True, **kernels), part))
 
-    def space(self, method: GTPPlus) -> Space:
-        return Space(host_of(self.model).costs(), method, ScheduleLimits())
+    def space(self, method: GTPPlus) -> ScheduleSpace:
+        return ScheduleSpace(host_of(self.model).costs(), method, ScheduleLimits())
 
     def at_share(self, method: GTPPlus, share: float) -> GTPPlus:
         return at_share(self.space(method), share)
 
 
-def at_share(space: Space, share: float) -> GTPPlus:
+def at_share(space: ScheduleSpace, share: float) -> GTPPlus:
     """The shape of a space's method at this share of the unreduced model's MACs, its own work counted."""
-    plan = space.fit(space.plan_of(space.method), share * space.whole)
+    plan = space.fit(space.plan_of(space.method), share * space.unreduced_macs)
     assert plan is not None
     return space.with_plan(plan)  # type: ignore[return-value]
 

@@ -26,7 +26,7 @@ import harness
 from gtp_vit import Identity, patch
 from gtp_vit.patching import tower_of
 from gtp_vit.profiling.benchmark import interleave
-from gtp_vit.profiling.slicing import slicing_of
+from gtp_vit.profiling.slicing import slicing_like
 from libraries import hugging_face
 
 # name -> the tower, and how many images
@@ -103,7 +103,7 @@ def measure(name: str, options: Options) -> dict[str, Any]:
 
 def sliced(model: Any, restored: Any) -> Any:
     """Slicing with the schedule of a patched tower; it gives back what is left."""
-    method = slicing_of(tower_of(restored).reducer)
+    method = slicing_like(tower_of(restored).reducer)
     assert method is not None
     found: Any = patch(model, method, quiet=True, restore=True)
     tower_of(found).reduction = dataclasses.replace(tower_of(found).reduction, restore=False)

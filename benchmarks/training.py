@@ -26,7 +26,7 @@ from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 
 from gtp_vit import GTP, patch
-from gtp_vit.profiling.benchmark import against, interleave
+from gtp_vit.profiling.benchmark import interleave, speedups_over
 from gtp_vit.profiling.environment import environment
 from memory import in_a_child, peak_of
 
@@ -92,7 +92,7 @@ def measure(case: str, options: Options) -> list[Row]:
     steps = {name: step_of(case, name) for name in names}
     samples = interleave({name: step for name, (step, _) in steps.items()}, rounds=options.rounds)
     rows = []
-    for timing in against(samples, "unreduced"):
+    for timing in speedups_over(samples, "unreduced"):
         verdict = {True: "faster", False: "SLOWER", None: "unclear"}[timing.faster]
         rate = 1000 * steps[timing.name][1] / timing.milliseconds
         peak = in_a_child(__file__, case, timing.name, str(options.threads)) if options.memory else None

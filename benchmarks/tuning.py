@@ -24,13 +24,13 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.data.loader import batches
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import UNREDUCED
-from gtp_vit.metrics.classes import Classes
+from gtp_vit.metrics.classes import Classification
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.patching import host_of
-from gtp_vit.tuning.local_search import Budget, Ruler, search
-from gtp_vit.tuning.space import SHAPES, ScheduleLimits, Space
+from gtp_vit.tuning.local_search import Budget, DamageEvaluator, search
+from gtp_vit.tuning.space import SHAPES, ScheduleLimits, ScheduleSpace
 
-HAND_MADE = (*SHAPES, "three layers", "as DiffRate")  # in the order of Space.starts, behind the default's
+HAND_MADE = (*SHAPES, "three layers", "as DiffRate")  # in the order of Space.starting_points, behind the default's
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Libraries(Common):
 def schedules(options: Schedules) -> None:
     model, images = options.open()
     recipe = read_recipe(options.recipe)
-    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), ScheduleLimits())
+    space = ScheduleSpace(host_of(model).costs(), GTPPlus.at_strength(host_of(model).vit, 0.5), ScheduleLimits())
     target = space.cost(space.plan_of(recipe.method))
-    starts = dict(zip(("default", *HAND_MADE), space.starts(target), strict=True))
+    starts = dict(zip(("default", *HAND_MADE), space.starting_points(target), strict=True))
     methods: dict[str, Method] = {"tuned": recipe.method, **starts}
     models = {UNREDUCED: model} | {name: patch(model, method) for name, method in methods.items()}
     found = evaluate(models, images, batch_size=32)
@@ -95,7 +95,12 @@ def schedules(options: Schedules) -> None:
     for score in found.scores[1:]:
         difference = found.differences([("tuned", score.name, "kl")])[0]
         plan = space.plan_of(methods[score.name])
-        row = {"model": options.model, "schedule": score.name, "plan": plan, "share": space.cost(plan) / space.whole}
+        row = {
+            "model": options.model,
+            "schedule": score.name,
+            "plan": plan,
+            "share": space.cost(plan) / space.unreduced_macs,
+        }
         row |= {"kl": score["kl"].value, "agreement": score["agreement"].value, "images": score.images}
         rows.append(row | {"tuned minus this": [difference.value, difference.low, difference.high]})
     options.write(rows)
@@ -110,10 +115,10 @@ def libraries(options: Libraries) -> None:
     places = [index * len(files) // total for index in range(total)]
     mixed = torch.utils.data.Subset(files, [places[i] for i in torch.randperm(total, generator=torch.manual_seed(0))])
     images = torch.cat([batch.images for batch in batches(mixed, batch_size=32, workers=2)])
-    space = Space(host_of(model).costs(), GTPPlus.at(host_of(model).vit, 0.5), ScheduleLimits())
-    target = options.share * space.whole
-    ruler = Ruler(model, images, 32, None, Classes())
-    ranges = {f"layer {layer}": (0.0, 1.0) for layer in space.layers} | GTPPlus.tunes
+    space = ScheduleSpace(host_of(model).costs(), GTPPlus.at_strength(host_of(model).vit, 0.5), ScheduleLimits())
+    target = options.share * space.unreduced_macs
+    ruler = DamageEvaluator(model, images, 32, None, Classification())
+    ranges = {f"layer {layer}": (0.0, 1.0) for layer in space.layers} | GTPPlus.tunable
 
     def with_library(sampler: Any) -> tuple[Method, float]:
         best: tuple[float, Method] | None = None
@@ -125,16 +130,16 @@ def libraries(options: Libraries) -> None:
             plan = space.fit(shape, target)
             if plan is None:
                 return 10.0
-            method = dataclasses.replace(space.with_plan(plan), **{name: found[name] for name in GTPPlus.tunes})
+            method = dataclasses.replace(space.with_plan(plan), **{name: found[name] for name in GTPPlus.tunable})
             kl = ruler.damage(method, 0, options.images).mean
             best = min(best or (kl, method), (kl, method), key=lambda pair: pair[0])
             return kl
 
         study = optuna.create_study(sampler=sampler)
-        for start in space.starts(target):
+        for start in space.starting_points(target):
             plan = space.plan_of(start)
             point = {f"layer {layer}": plan[layer] / max(plan) for layer in space.layers}
-            study.enqueue_trial(point | {name: getattr(start, name) for name in GTPPlus.tunes})
+            study.enqueue_trial(point | {name: getattr(start, name) for name in GTPPlus.tunable})
         study.optimize(damage, n_trials=options.evaluations)
         assert best is not None
         return best[1], best[0]
@@ -151,9 +156,9 @@ def libraries(options: Libraries) -> None:
             "CMA-ES": lambda seed=seed: with_library(optuna.samplers.CmaEsSampler(seed=seed)),
         }
         for name, run in searches.items():
-            before = ruler.seen
+            before = ruler.images_run
             method, kl = run()
-            passes = (ruler.seen - before) / options.images
+            passes = (ruler.images_run - before) / options.images
             other = ruler.damage(method, options.images, total)
             row = {"model": options.model, "search": name, "seed": seed, "passes": round(passes, 1), "kl": kl}
             rows.append(row | {"kl of others": other.mean, "plan": space.plan_of(method)})

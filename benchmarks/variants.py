@@ -27,13 +27,13 @@ from torch import Tensor
 
 from gtp_vit import GTPPlus, patch
 from gtp_vit.core.loop import run
-from gtp_vit.core.schedule import LEARNED, SEARCHED
+from gtp_vit.core.schedule import CALIBRATED_SHAPE, DEFAULT_SHAPE
 from gtp_vit.core.vit import ForwardPass
-from gtp_vit.kernels.arguments import ConserveInputs, Merged
+from gtp_vit.kernels.arguments import GTPPlusMergeInputs, GTPPlusMergeResult
 from gtp_vit.methods.gtp_plus import merge as merging
 from gtp_vit.methods.gtp_plus import method as gtp_plus
 from gtp_vit.methods.gtp_plus.learning.calibrate import CALIBRATED_FLOOR
-from gtp_vit.methods.gtp_plus.learning.sensitivity import LONG, Watch, learn_sensitivity
+from gtp_vit.methods.gtp_plus.learning.sensitivity import REGISTER_NORM_RATIO, RecordTokens, learn_sensitivity
 from gtp_vit.methods.gtp_plus.method import CalibratedReducer
 from gtp_vit.patching import host_of
 from subject import Flags as SubjectFlags
@@ -63,10 +63,10 @@ class Fewer:
         return F.normalize(found, dim=-1)
 
     def macs(self, reducer: CalibratedReducer, run: ForwardPass) -> int:
-        reducing = [step.keys for step in run.reducing if step.keys > step.after]
+        reducing = [step.keys for step in run.reducing if step.keys > step.out]
         probe = sum(reducing) * reducer.vit.dim
         projected = sum(reducing) * reducer.vit.dim * self.count if self.projections is not None else 0
-        return sum(merging.similarities(keys) * self.count for keys in reducing) + probe + projected
+        return sum(merging.num_similarities(keys) * self.count for keys in reducing) + probe + projected
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def comparing(fewer: Fewer) -> Iterator[None]:
 
     with (
         mock.patch.object(CalibratedReducer, "merge", watched),
-        mock.patch.object(CalibratedReducer, "own_macs", functools.partialmethod(lambda *a: fewer.macs(*a))),
+        mock.patch.object(CalibratedReducer, "overhead_macs", functools.partialmethod(lambda *a: fewer.macs(*a))),
         mock.patch.object(merging, "earlier_similarity", similar),
     ):
         yield
@@ -94,26 +94,26 @@ def comparing(fewer: Fewer) -> Iterator[None]:
 def protecting_long_tokens() -> Iterator[None]:
     """GTP+ without a calibration leaves tokens alone that are far longer than the image's median."""
 
-    def conserve(ops: object, inputs: ConserveInputs) -> Merged:
+    def conserve(ops: object, inputs: GTPPlusMergeInputs) -> GTPPlusMergeResult:
         importance, total = inputs.importance, inputs.x + inputs.branch
         length = total[:, -importance.shape[1] :].norm(dim=2)
-        long = (length > LONG * length.median(dim=1, keepdim=True).values).float()
+        long = (length > REGISTER_NORM_RATIO * length.median(dim=1, keepdim=True).values).float()
         size = torch.ones_like(importance) if inputs.size is None else inputs.size
         found = merging._merge(merging._merge_inputs(inputs, total, importance, size, size, long))
-        return merging._with_norm(inputs, found)
+        return merging._with_layer_norm(inputs, found)
 
-    with mock.patch.object(gtp_plus, "conserve", conserve):
+    with mock.patch.object(gtp_plus, "gtp_plus_merge", conserve):
         yield
 
 
 def moments(model: Any, images: Tensor) -> Tensor:
     """The second moments of unit vectors after each layer's attention, [L, C, C]."""
-    watched: Any = patch(model, Watch(), lossless=False, quiet=True)
+    watched: Any = patch(model, RecordTokens(), shorten_last_block=False, quiet=True)
     found: Tensor = torch.zeros(())
     with torch.inference_mode():
         for part in images.split(50):
             run(watched, part)
-            seen = torch.stack([F.normalize(z[:, 1:], dim=2).flatten(0, 1) for z in watched.reducer.seen])
+            seen = torch.stack([F.normalize(z[:, 1:], dim=2).flatten(0, 1) for z in watched.reducer.recorded])
             found = found + seen.transpose(1, 2) @ seen
     return found
 
@@ -122,8 +122,8 @@ def main(flags: Flags) -> None:
     subject = flags.subject()
     text = learn_sensitivity(subject.model, subject.seen).calibration.to_text()
     costs = host_of(subject.model).costs()
-    plain = subject.at_share(GTPPlus(propagate=SEARCHED), flags.share)
-    start = GTPPlus(propagate=LEARNED, floor=CALIBRATED_FLOOR, calibration=text)
+    plain = subject.at_share(GTPPlus(remove=DEFAULT_SHAPE), flags.share)
+    start = GTPPlus(remove=CALIBRATED_SHAPE, importance_floor=CALIBRATED_FLOOR, calibration=text)
     calibrated = subject.at_share(start, flags.share)
     second = moments(subject.model, subject.seen)
     energy = second.diagonal(dim1=1, dim2=2)
@@ -138,7 +138,7 @@ def main(flags: Flags) -> None:
     def add(name: str, against: Tensor, make: Callable[[], GTPPlus], variant: Any) -> None:
         with variant:
             method = make()
-            share = costs.with_method(method) / costs.whole
+            share = costs.macs_with(method) / costs.unreduced
             found = measured(method)
         rows.append({"variant": name, "share": round(share, 4), **change(found, against)})
         print(flags.model, json.dumps(rows[-1]), flush=True)
@@ -159,8 +159,8 @@ def main(flags: Flags) -> None:
         )
     for power in (0.0, 0.5, 1.0):
         add(f"averages by importance to the power {power:g}", own, lambda: calibrated,
-            mock.patch.object(merging, "SHARE_POWER", power))  # fmt: skip
-    for setting, values in (("floor", (0.15, 0.6)), ("proportional_attention", (0.8, 1.0))):
+            mock.patch.object(merging, "WEIGHT_POWER", power))  # fmt: skip
+    for setting, values in (("importance_floor", (0.15, 0.6)), ("size_bias", (0.8, 1.0))):
         for value in values:
             changed = dataclasses.replace(calibrated, **{setting: value})  # type: ignore[arg-type]
             add(f"{setting} {value:g}", own, lambda changed=changed: changed, none)  # type: ignore[misc]

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.report.plot import curves
+from gtp_vit.report.plot import line_plot
 
 FOLDER = Path(__file__).parent
 MODELS = {
@@ -272,7 +272,7 @@ def plots() -> dict[str, str]:
         for row in load(model):
             if row["method"]:
                 lines.setdefault(row["method"], []).append((row["gmacs"], row["kl"]))
-        drawn = curves(lines, f"GMACs ({title})", "KL to the unreduced model", log_y=True)
+        drawn = line_plot(lines, f"GMACs ({title})", "KL to the unreduced model", log_y=True)
         head, rest = drawn.split(">", 1)
         found[f"compared-{model}.svg"] = f"{head}>{style}{paper}{rest}\n"
     return found
@@ -330,7 +330,7 @@ def page() -> str:
 
 
 def all_tables() -> str:
-    start = "    gtp-vit compare {} --checkpoint FILE --data-dir imagenet/val --ignore-exif --rounds 0 --at-propagate"
+    start = "    gtp-vit compare {} --checkpoint FILE --data-dir imagenet/val --ignore-exif --rounds 0 --gtp-budgets"
     commands = "\n".join(
         f"{start.format(model)} 4 8 11 14 16\n"
         f"{start.format(model)} 8 14 --methods gtp tome gtp_plus --recipes {model}-0.8 {model}-0.65 {model}-0.55\n"

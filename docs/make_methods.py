@@ -70,8 +70,18 @@ def properties() -> str:
         exportable = method.fixed_shapes if method.not_exported is None else "no"
         rows.append(
             [
-                *(f"`{method.__name__}`", method.asks, "needed" if method.needs_class_token else "not needed"),
-                *(method.fixed_shapes, exportable, method.learned, source.paper, f"{source.code} ({source.licence})"),
+                *(
+                    f"`{method.__name__}`",
+                    method.attention_inputs,
+                    "needed" if method.needs_class_token else "not needed",
+                ),
+                *(
+                    method.fixed_shapes,
+                    exportable,
+                    method.trained_parts,
+                    source.paper,
+                    f"{source.code} ({source.licence})",
+                ),
             ]
         )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import timm
 
 from gtp_vit.backbones import known_backbones
-from gtp_vit.backbones.host import find
+from gtp_vit.backbones.host import find_vit
 from gtp_vit.backbones.libraries import TIMM
-from gtp_vit.backbones.wrappers import ROOTS, Root
-from gtp_vit.errors import UnsupportedBackbone
+from gtp_vit.backbones.wrappers import WRAPPERS, Wrapper
+from gtp_vit.errors import UnsupportedModelError
 
 # timm's modules of plain ViTs: all tokens are alike from the first block to the last. Pyramids (Swin, PVT) are not.
 MODULES = (
@@ -65,8 +65,8 @@ def modules() -> list[Module]:
 def refusal(name: str) -> str | None:
     """Why `patch` refuses this model; None if it takes it. One block is enough: timm makes all of them alike."""
     try:
-        find(TIMM.outline(name))
-    except UnsupportedBackbone as error:
+        find_vit(TIMM.create_without_weights(name))
+    except UnsupportedModelError as error:
         return _general(str(error))
     return None
 
@@ -140,21 +140,21 @@ def families() -> str:
 def around() -> str:
     """A table of the models around a ViT that are known, from their registry."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    classes = {path.rpartition(".")[2] for path in ROOTS}
-    for path in ROOTS:
+    classes = {path.rpartition(".")[2] for path in WRAPPERS}
+    for path in WRAPPERS:
         library, name = path.split(".")[0], path.rpartition(".")[2]
         if f"{name.removesuffix('Model')}ForConditionalGeneration" in classes:
             continue  # it is inside that one
-        needs_grid = _inner(path).needs_grid
+        needs_grid = _inner(path).needs_all_patches
         always = "`restore=True`" if isinstance(needs_grid, str) else "`restore=True`, with some settings"
         found[library, "" if needs_grid is None else always].append(f"`{name}`")
     rows = [["library", "needs", "models around a ViT"], ["---"] * 3]
     return _lines([*rows, *([library, how, ", ".join(names)] for (library, how), names in found.items())])
 
 
-def _inner(path: str) -> Root:
+def _inner(path: str) -> Wrapper:
     """What a class does with its ViT, or the model in it that has the ViT."""
-    return ROOTS.get(path.replace("ForConditionalGeneration", "Model"), ROOTS[path])
+    return WRAPPERS.get(path.replace("ForConditionalGeneration", "Model"), WRAPPERS[path])
 
 
 def with_tables(text: str) -> str:

@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from gtp_vit import create_model, patch, trace
-from gtp_vit.methods.gtp_plus.merge import damage, earlier_similarity, relative
+from gtp_vit.methods.gtp_plus.merge import earlier_similarity, merge_cost, relative_importance
 from gtp_vit.models import bundled
-from gtp_vit.report.plot import curves
+from gtp_vit.report.plot import line_plot
 from gtp_vit.report.tokens import panels
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -46,15 +46,15 @@ def costs(seen: dict[str, Tensor], floor: float) -> Tensor:
     """The damage of every token, as the method computes it."""
     order = seen["importance"].argsort(descending=True, stable=True)
     unit = torch.nn.functional.normalize(seen["features"][order], dim=-1)
-    matters = relative(seen["importance"][order][None], None)
-    found = damage(earlier_similarity(unit[None]), matters, seen["size"][order][None], floor)[0]
+    matters = relative_importance(seen["importance"][order][None], None)
+    found = merge_cost(earlier_similarity(unit[None]), matters, seen["size"][order][None], floor)[0]
     return torch.empty_like(found).scatter(0, order, found)
 
 
 def one_layer(fast: Any, images: Tensor, picture: Image.Image) -> Image.Image:
     """Four panels: the image, importance, damage, and who goes where."""
     seen = seen_in(fast, images)
-    cost = costs(seen, fast.reduction.method.floor)
+    cost = costs(seen, fast.reduction.method.importance_floor)
     gone = set(seen["gone"].tolist())
     assert gone == set(cost.argsort()[: len(gone)].tolist()), "the picture would not show what the method does"
     side = 14 * CELL
@@ -94,7 +94,7 @@ def arrows(picture: Image.Image, seen: dict[str, Tensor]) -> Image.Image:
     for cell, taker in zip(seen["cell"][seen["gone"]].tolist(), takers, strict=True):
         (x, y), (to_x, to_y) = middle(cell), middle(taker)
         draw.line([x, y, to_x, to_y], fill=(209, 73, 91), width=2)
-        draw.ellipse([x - 3, y - 3, x + 3, y + 3], outline=(209, 73, 91), fill="white", width=2)
+        draw.ellipse([x - 3, y - 3, x + 3, y + 3], create_without_weights=(209, 73, 91), fill="white", width=2)
         draw.ellipse([to_x - 4, to_y - 4, to_x + 4, to_y + 4], fill=HOT)
     return panel
 
@@ -105,14 +105,14 @@ def middle(cell: int) -> tuple[int, int]:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    stored = bundled.test_images()[0][IMAGE : IMAGE + 1]
+    stored = bundled.sample_images()[0][IMAGE : IMAGE + 1]
     images, picture = bundled.normalise(stored), Image.fromarray(stored[0].numpy())
     fast = patch(create_model("fashion_vit"))
     one_layer(fast, images, picture).save(FOLDER / "one-layer.png", optimize=True)
     found = trace(fast, images)
     panels(picture, found, (2, 4, 6, 10)).save(FOLDER / "layers.png", optimize=True)
     left = {"image tokens": [(layer, found.layers[layer].kept.shape[1]) for layer in range(len(found.layers))]}
-    head, rest = curves(left, "after layer", "tokens that are left of 196").split(">", 1)
+    head, rest = line_plot(left, "after layer", "tokens that are left of 196").split(">", 1)
     style = "<style>text { font: 12px sans-serif; fill: #1d2433 } .grid { stroke: #dfe3ea }</style>"
     paper = '<rect width="100%" height="100%" fill="white"/>'
     (FOLDER / "schedule.svg").write_text(f"{head}>{style}{paper}{rest}\n")

@@ -13,20 +13,20 @@ from typing import Annotated, Any, ClassVar
 from gtp_vit.cli import render
 from gtp_vit.cli.app import exit_code
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.model_flags import CORES, DataFlags, check_weights, make_dataset, make_model
+from gtp_vit.cli.model_flags import NUM_CORES, DataFlags, check_weights, make_dataset, make_model
 from gtp_vit.cli.output import (
     OutputFlags,
     ResumeFlags,
-    answer,
     check_readable,
     check_results_file,
     open_journal,
+    print_result,
     write_page,
 )
 from gtp_vit.cli.parser import Positional
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.loader import batches
-from gtp_vit.errors import GTPError, Incomplete, check_name
+from gtp_vit.errors import GTPError, IncompleteError, check_name
 from gtp_vit.models import bundled
 from gtp_vit.report.page import Section, table
 from gtp_vit.report.results import write_results
@@ -47,7 +47,7 @@ class Reproduce(OutputFlags, ResumeFlags):
     examples:
       python -m reproduction                        lists what there is
       python -m reproduction main
-      python -m reproduction graph-type --pretrained --data-dir imagenet/val --report graphs.html
+      python -m reproduction graph-type --pretrained --data-dir imagenet/val --html graphs.html
       python -m reproduction figure-oversmoothing --model vit_tiny_patch16_224 --pretrained --data-dir val
     """
 
@@ -62,7 +62,7 @@ class Reproduce(OutputFlags, ResumeFlags):
     """ImageNet's validation images, one folder for each class."""
     batch_size: Annotated[int, Range(1, 65536)] = 64
     """Images in a batch."""
-    workers: Annotated[int, Range(0, 256)] = CORES
+    workers: Annotated[int, Range(0, 256)] = NUM_CORES
     """Processes that read images."""
     limit: Annotated[int, Range(0, 10**9)] = 0
     """Only the first images, at most this many; 0 = all."""
@@ -87,11 +87,11 @@ def _run(words: Sequence[str]) -> None:
     flags = parse_flags(Reproduce, words)
     titles = {**{name: experiment.title for name, experiment in EXPERIMENTS.items()}, **COMPUTED}
     if not flags.what:
-        answer(flags, titles, ("tables and figures", ["name", "what"], [list(pair) for pair in titles.items()]))
+        print_result(flags, titles, ("tables and figures", ["name", "what"], [list(pair) for pair in titles.items()]))
         return
     check_name("table or figure", flags.what, titles)
     check_results_file(flags.results_file)
-    check_writable(flags.results_file, flags.report)
+    check_writable(flags.results_file, flags.html)
     if flags.weights_dir is not None and not flags.weights_dir.is_dir():
         raise GTPError(f"there is no folder {flags.weights_dir}; --weights-dir wants one with files of weights")
     with contextlib.ExitStack() as journals:  # all are kept until everything is written
@@ -101,15 +101,15 @@ def _run(words: Sequence[str]) -> None:
             found = _oversmoothing(flags)
         else:
             found = _measured_cells(flags, journals)
-        answer(flags, found.records, (titles[flags.what], found.columns, found.rows))
+        print_result(flags, found.records, (titles[flags.what], found.columns, found.rows))
         if flags.results_file is not None:
             write_results(flags.results_file, [{**record, "settings": {}} for record in found.records])
         section = Section(titles[flags.what], found.html + table(found.columns, found.rows))
         title, lead = f"GTP-ViT: {titles[flags.what]}", "Printed values, ours, and the deviation."
-        write_page(flags, words, flags.report, title, lead, [section])
+        write_page(flags, words, flags.html, title, lead, [section])
     failed = [str(figure) for record in found.records for figure in record.values() if isinstance(figure, Failed)]
     if failed:
-        raise Incomplete(f"{len(failed)} figures could not be measured; the first: {failed[0]}")
+        raise IncompleteError(f"{len(failed)} figures could not be measured; the first: {failed[0]}")
     check_readable(found.unreadable)
 
 

@@ -154,8 +154,8 @@ def _at_its_cost(cell: Cell) -> Cell:
     def away(method: Method) -> float:
         return _macs(costs, method) - target
 
-    low, high = bisect(lambda strength: away(kind.at(vit, strength)) <= 0, 0.0, 1.0, halvings=14)
-    nearest = min((kind.at(vit, low), kind.at(vit, high)), key=lambda method: abs(away(method)))
+    low, high = bisect(lambda strength: away(kind.at_strength(vit, strength)) <= 0, 0.0, 1.0, steps=14)
+    nearest = min((kind.at_strength(vit, low), kind.at_strength(vit, high)), key=lambda method: abs(away(method)))
     return dataclasses.replace(cell, method=nearest)
 
 
@@ -169,7 +169,7 @@ def _costs(name: str, pixels: int | None, convention: ConventionName) -> Costs:
 def _macs(costs: Costs, method: Method) -> int:
     """MACs with the whole last block and the method's own work."""
     reducer = method.build(costs.vit)
-    return costs.of(reducer, reducer.steps(costs.grid), lossless=False).total
+    return costs.macs(reducer, reducer.steps(costs.grid), shorten_last_block=False).total
 
 
 def _gmacs(cell: Cell) -> float | str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gtp_vit.report.page import paragraph
-from gtp_vit.report.plot import curves
+from gtp_vit.report.plot import line_plot
 from reproduction.experiments import EXTRA_MMACS
 from reproduction.measure import Reproduced, complexity_table
 
@@ -80,7 +80,7 @@ def _plot(found: Sequence[Reproduced]) -> str:
             lines.setdefault(f"{one.cell.row}, printed", []).append((one.gmacs, one.cell.top1))
         if not isinstance(one.top1, str):
             lines.setdefault(f"{one.cell.row}, ours", []).append((one.gmacs, one.top1))
-    return curves(lines, "GMACs", "top-1 accuracy, %") if lines and len(lines) <= 20 else ""
+    return line_plot(lines, "GMACs", "top-1 accuracy, %") if lines and len(lines) <= 20 else ""
 
 
 def show_complexity() -> Reproduction:
@@ -107,5 +107,5 @@ def show_oversmoothing(found: Mapping[str, Sequence[float]], model: str, images:
     records = [{"layer": layer} | {name: values[layer] for name, values in found.items()} for layer in layers]
     lines = {name: [(float(layer), value) for layer, value in enumerate(values)] for name, values in found.items()}
     text = f"{model} without finetuning, {images} images; the paper's figure is of finetuned DeiT-S models."
-    drawn = curves(lines, "layer", "mean cosine similarity") + paragraph(text)
+    drawn = line_plot(lines, "layer", "mean cosine similarity") + paragraph(text)
     return Reproduction(["layer", *found], rows, records, drawn)

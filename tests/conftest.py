@@ -33,8 +33,8 @@ def pytest_configure(config):
     if folder:
         from gtp_vit.kernels import native
 
-        native.use(Path(folder))
-        assert native.PROBLEM is None, native.PROBLEM
+        native.load_from(Path(folder))
+        assert native.LOAD_ERROR is None, native.LOAD_ERROR
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,12 +104,12 @@ def once(tmp_path_factory):
 @pytest.fixture(scope="session")
 def fashion(once):
     """A folder with what `gtp-vit export` makes of the embedded model; its answer is beside it."""
-    from gtp_vit.cli.app import Exit, main
+    from gtp_vit.cli.app import ExitCode, main
 
     def make(folder):
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
             code = main(["export", "--output", str(folder / "out"), "--images", "16", "--json"])
-        assert code == Exit.OK, err.getvalue()
+        assert code == ExitCode.OK, err.getvalue()
         (folder / "answer.json").write_text(out.getvalue())
 
     return once("fashion", make) / "out"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gtp_vit.embeddings.manifest import read_embeddings as read_embeddings
     from gtp_vit.engines.export import export as export
     from gtp_vit.errors import GTPError as GTPError
-    from gtp_vit.errors import UnsupportedBackbone as UnsupportedBackbone
+    from gtp_vit.errors import UnsupportedModelError as UnsupportedModelError
     from gtp_vit.methods import METHODS as METHODS
     from gtp_vit.methods import make_method as make_method
     from gtp_vit.methods import method_from_dict as method_from_dict
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gtp_vit.models.checkpoint import save_checkpoint as save_checkpoint
     from gtp_vit.models.factory import create_model as create_model
     from gtp_vit.models.pretrained import load_pretrained as load_pretrained
-    from gtp_vit.models.processors import fit_processor as fit_processor
+    from gtp_vit.models.processors import adapt_processor as adapt_processor
     from gtp_vit.patching import is_patched as is_patched
     from gtp_vit.patching import patch as patch
     from gtp_vit.patching import unpatch as unpatch
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gtp_vit.recipes.recipe import Recipe as Recipe
     from gtp_vit.recipes.recipe import read_recipe as read_recipe
     from gtp_vit.training.loop import finetune as finetune
-    from gtp_vit.training.settings import Training as Training
+    from gtp_vit.training.settings import TrainingConfig as TrainingConfig
     from gtp_vit.tuning.settings import SearchConfig as SearchConfig
     from gtp_vit.tuning.settings import Target as Target
     from gtp_vit.tuning.settings import TimingConfig as TimingConfig
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from gtp_vit.tuning.tune import tune_and_patch as tune_and_patch
 
 # The public names, by the module that defines them; the imports above say the same to type checkers and editors.
-HOMES = {
+MODULES_OF_NAMES = {
     "core.reducer": "Method",
     "embeddings.embed": "PictureFolder embed",
     "embeddings.manifest": "read_embeddings",
     "engines.export": "export",
-    "errors": "GTPError UnsupportedBackbone",
+    "errors": "GTPError UnsupportedModelError",
     "methods": "METHODS make_method method_from_dict",
     "methods.atc": "ATC",
     "methods.ats": "ATS",
@@ -85,18 +85,18 @@ HOMES = {
     "models.checkpoint": "save_checkpoint",
     "models.factory": "create_model",
     "models.pretrained": "load_pretrained",
-    "models.processors": "fit_processor",
+    "models.processors": "adapt_processor",
     "patching": "is_patched patch unpatch",
     "profiling.macs": "macs",
     "profiling.trace": "trace",
     "recipes.recipe": "Recipe read_recipe",
     "training.loop": "finetune",
-    "training.settings": "Training",
+    "training.settings": "TrainingConfig",
     "tuning.settings": "SearchConfig Target TimingConfig Tracking",
     "tuning.space": "ScheduleLimits",
     "tuning.tune": "tune tune_and_patch",
 }
-_MODULES = {name: module for module, names in HOMES.items() for name in names.split()}
+_MODULES = {name: module for module, names in MODULES_OF_NAMES.items() for name in names.split()}
 __all__ = list(_MODULES)
 
 

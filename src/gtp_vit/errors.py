@@ -12,35 +12,35 @@ class GTPError(ValueError):
     """The base of every error that gtp_vit raises on purpose."""
 
 
-class UnknownName(GTPError):
+class UnknownNameError(GTPError):
     """A method, selection, graph, schedule or model name that does not exist."""
 
 
-class BadSetting(GTPError):
+class SettingError(GTPError):
     """A setting that is out of range, in itself or for this model."""
 
 
-class BadSchedule(BadSetting):
+class ScheduleError(SettingError):
     """A schedule that does not fit the model's depth or removes every image token."""
 
 
-class BadInput(GTPError):
+class InputError(GTPError):
     """Images that the model cannot take."""
 
 
-class Incomplete(GTPError):
+class IncompleteError(GTPError):
     """The run finished, but some figures do not cover all images or are missing."""
 
 
-class Unreadable(Incomplete):
+class UnreadableImagesError(IncompleteError):
     """The run finished, but some images could not be read."""
 
 
-class UnsupportedBackbone(GTPError):
+class UnsupportedModelError(GTPError):
     """A model with modules that are not supported; it is left unchanged."""
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value for an error text: on one line, and cut if it is long.
 
     >>> shown("a" * 200)[-8:]
@@ -52,7 +52,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def counted(number: int, one: str, many: str) -> str:
+def plural(number: int, one: str, many: str) -> str:
     """A number and what is counted.
 
     >>> counted(1, "image is", "images are"), counted(2, "image is", "images are")
@@ -67,54 +67,61 @@ def printable(text: str) -> str:
     >>> printable("red\x1b[31m.jpg")
     'red\\x1b[31m.jpg'
     """
-    return "".join(_escaped(sign) if _controls(sign) else sign for sign in text)
+    return "".join(_escape(sign) if _is_control(sign) else sign for sign in text)
 
 
-TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # the direction of writing
+BIDI_CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # the direction of writing
 
 
-def _controls(sign: str) -> bool:
+def _is_control(sign: str) -> bool:
     """Control characters, marks that turn the direction of writing, and bytes of a name that are no text."""
-    return sign not in "\n\t" and (sign in TURNING or unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp"))
+    return sign not in "\n\t" and (sign in BIDI_CONTROLS or unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp"))
 
 
-def _escaped(sign: str) -> str:
+def _escape(sign: str) -> str:
     return sign.encode("ascii", "backslashreplace").decode() if ord(sign) > 127 else f"\\x{ord(sign):02x}"
 
 
 def check_name(kind: str, name: object, allowed: Iterable[str]) -> str:
-    """Return `name` if it is one of `allowed`, else raise UnknownName with the closest matches.
+    """Return `name` if it is one of `allowed`, else raise UnknownNameError with the closest matches.
 
     >>> check_name("graph", "mixd", ["mixed", "spatial"])
     Traceback (most recent call last):
     ...
-    gtp_vit.errors.UnknownName: unknown graph 'mixd'; did you mean 'mixed'? Allowed: mixed, spatial
+    gtp_vit.errors.UnknownNameError: unknown graph 'mixd'; did you mean 'mixed'? Allowed: mixed, spatial
     """
     names = list(allowed)
     if name in names:
         return str(name)
     close = difflib.get_close_matches(str(name)[:100].lower(), names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
-    raise UnknownName(f"unknown {kind} {shown(name)}{hint} Allowed: {', '.join(names)}")
+    raise UnknownNameError(f"unknown {kind} {short_repr(name)}{hint} Allowed: {', '.join(names)}")
 
 
-def unknown_flag(written: str, named: Iterable[str]) -> UnknownName:
+def unknown_flag(flag: str, known: Iterable[str]) -> UnknownNameError:
     """The error for a flag that is not among those of a command."""
-    close = difflib.get_close_matches(written, list(named), n=2, cutoff=0.5)
+    close = difflib.get_close_matches(flag, list(known), n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "--help shows all of them"
-    return UnknownName(f"unknown flag {shown(written)}; {hint}")
+    return UnknownNameError(f"unknown flag {short_repr(flag)}; {hint}")
 
 
 def check_range(
-    name: str, value: object, low: float, high: float, *, above_low: bool = False, whole: bool = False, why: str = ""
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    *,
+    exclude_low: bool = False,
+    integer: bool = False,
+    why: str = "",
 ) -> None:
-    """Raise BadSetting unless low <= value <= high (low < value with `above_low`)."""
-    fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if fits and low <= value <= high and not (above_low and value == low):  # type: ignore[operator]
+    """Raise SettingError unless low <= value <= high (low < value with `exclude_low`)."""
+    fits = isinstance(value, Integral if integer else Real) and not isinstance(value, bool)
+    if fits and low <= value <= high and not (exclude_low and value == low):  # type: ignore[operator]
         return
-    left = "(" if above_low else "["
-    span = f"a {'whole ' if whole else ''}number in {left}{low:g}, {high:g}]"
-    raise BadSetting(f"{name} is {shown(value)}; it must be {span}{' ' + why if why else ''}")
+    left = "(" if exclude_low else "["
+    span = f"a {'whole ' if integer else ''}number in {left}{low:g}, {high:g}]"
+    raise SettingError(f"{name} is {short_repr(value)}; it must be {span}{' ' + why if why else ''}")
 
 
 def first_line(error: BaseException) -> str:

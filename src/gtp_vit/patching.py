@@ -9,16 +9,16 @@ from typing import Any, TypeGuard, TypeVar
 
 from torch import nn
 
-from gtp_vit.backbones.host import Host, find
-from gtp_vit.backbones.modules import shell
+from gtp_vit.backbones.host import Host, find_vit
+from gtp_vit.backbones.modules import shallow_copy
 from gtp_vit.core.loop import PatchedModel, Reduction
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
-from gtp_vit.kernels import Kernels, obstacle, status
+from gtp_vit.errors import SettingError, UnsupportedModelError, short_repr
+from gtp_vit.kernels import Kernels, status, why_not_native
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import known_methods
-from gtp_vit.methods.gtp_plus.calibration import fingerprint
-from gtp_vit.recipes.defaults import given, resolve
+from gtp_vit.methods.gtp_plus.calibration import weight_fingerprint
+from gtp_vit.recipes.defaults import as_recipe, resolve
 from gtp_vit.recipes.provenance import Origin
 from gtp_vit.recipes.recipe import Recipe
 
@@ -30,7 +30,7 @@ def patch(
     method: Method | Recipe | str | Path | None = None,
     *,
     restore: bool = False,
-    lossless: bool = True,
+    shorten_last_block: bool = True,
     kernels: Kernels = "auto",
     quiet: bool = False,
 ) -> Model:
@@ -40,7 +40,8 @@ def patch(
     `load_state_dict(..., assign=True)` on one reaches the blocks of the other; deep-copy first where that is not
     wanted. Patching a patched model starts again from the original. Hooks on a block or its attention do not fire in
     layers that are reduced; a model that has such hooks already is refused. Of a classifier around a ViT that reads the
-    class token only, the ViT inside returns prefix tokens only; with lossless=False it returns all that remain.
+    class token only, the ViT inside returns prefix tokens only; with shorten_last_block=False it returns all that
+    remain.
 
     Args:
         model: a supported ViT, or a model around one; the error for any other names the unsupported module.
@@ -50,7 +51,7 @@ def patch(
         restore: give back the full grid wherever the model returns tokens (forward_features, forward_intermediates,
             hidden_states, last_hidden_state, ...): every patch has a feature, in order, for heads that need a map. What
             a model pools is pooled from the tokens that remain. docs/dense.md says how well it works.
-        lossless: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
+        shorten_last_block: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
         kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
             torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
         quiet: do not warn of settings that cannot give good results, such as untrained predictors.
@@ -62,21 +63,22 @@ def patch(
     torch.Size([1, 1000])
     """
     if not isinstance(model, nn.Module):
-        raise BadSetting(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
+        raise SettingError(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
     check_kernels(kernels, quiet=quiet)
     host = host_of(model)
-    recipe = given(method)
+    recipe = as_recipe(method)
     method = _settings(resolve(recipe or method, host))
-    caution = method.caution()
+    caution = method.warning()
     if caution is not None and not quiet:
         warnings.warn(caution, stacklevel=2)
-    method.check_weights(host.matrices)
-    if host.needs_grid is not None and not restore:
-        raise UnsupportedBackbone(
-            f"{host.needs_grid}; patch it with restore=True, which gives every patch a feature. The model was left as "
+    method.check_weights(host.block_weights)
+    if host.needs_all_patches is not None and not restore:
+        raise UnsupportedModelError(
+            f"{host.needs_all_patches}; patch it with restore=True, which gives every patch a feature. The model was "
+            "left as "
             "it is"
         )
-    root: Any = _shells(host.model, host.path)
+    root: Any = _shallow_copies(host.model, host.path)
     tower: Any = root.get_submodule(host.path)
     # In the precision of the blocks: some models keep their embeddings and norms in another one.
     weight = next(each for each in host.backbone.blocks(tower)[0].parameters() if each.ndim == 2)
@@ -87,22 +89,28 @@ def patch(
             "with some of its own last feature; ToMe and GTP+ drop none",
             stacklevel=2,
         )
-    reads = None if host.root is None or host.root.reads == "as the ViT" else host.vit.head_reads_image_tokens
-    origin = None if recipe is None else Origin(recipe.provenance, recipe.measured, fingerprint(host.weights))
-    tower.reduction = Reduction(host.backbone, method, host.vit, lossless, kernels, restore, reads, origin)
+    reads = (
+        None
+        if host.wrapper is None or host.wrapper.reads_image_tokens == "as the ViT"
+        else host.vit.head_reads_image_tokens
+    )
+    origin = (
+        None if recipe is None else Origin(recipe.provenance, recipe.measured, weight_fingerprint(host.fingerprint))
+    )
+    tower.reduction = Reduction(host.backbone, method, host.vit, shorten_last_block, kernels, restore, reads, origin)
     tower.reducer = reducer.to(weight.device, weight.dtype if weight.is_floating_point() else None)
     tower.__class__ = _patched_class(tower.__class__, host.backbone.forwards, "")
     if root is not tower:
-        root.__class__ = _patched_class(root.__class__, PatchedRoot, host.path)
+        root.__class__ = _patched_class(root.__class__, PatchedWrapper, host.path)
     return root
 
 
 def _settings(method: object) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
-        raise BadSetting(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
+        raise SettingError(f"method is the class {method.__name__}; give settings, e.g. {method.__name__}()")
     if not isinstance(method, Method):
         names = ", ".join(cls.__name__ for cls in known_methods().values())
-        raise BadSetting(f"method is {shown(method)}; give one of {names} with its settings")
+        raise SettingError(f"method is {short_repr(method)}; give one of {names} with its settings")
     return method
 
 
@@ -110,7 +118,7 @@ def unpatch(model: Model) -> Model:
     """The original of a patched model, sharing the weights; other models are returned as they are."""
     if not is_patched(model):
         return model
-    root: Any = _shells(model, model.path)
+    root: Any = _shallow_copies(model, model.path)
     tower: Any = root.get_submodule(model.path)
     del tower.reduction, tower.reducer
     for module in {root, tower}:
@@ -120,7 +128,7 @@ def unpatch(model: Model) -> Model:
 
 def host_of(model: nn.Module) -> Host:
     """The host of a plain model, or of a patched one as it was before; raises GTPError if it is not supported."""
-    return find(unpatch(model))
+    return find_vit(unpatch(model))
 
 
 def is_patched(model: nn.Module) -> TypeGuard[Patched]:
@@ -132,17 +140,17 @@ class Patched(PatchedModel):
     """Marks the classes that `patch` makes, and lets their instances be pickled and copied."""
 
     original: type[nn.Module]
-    made_of: tuple[type, type, str]  # the arguments of `_patched_class`
+    original_weights: tuple[type, type, str]  # the arguments of `_patched_class`
     path: str  # of the ViT in the model
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         # The class is made at run time, so a pickle says how.
-        return _restore, self.made_of, self.__getstate__()
+        return _restore, self.original_weights, self.__getstate__()
 
     @property
     def kernels(self) -> str:
         """Which kernels a forward pass would use now, and if not the native ones, why."""
-        reason = obstacle(self.reduction.kernels, next(self.parameters()))
+        reason = why_not_native(self.reduction.kernels, next(self.parameters()))
         return status() if reason is None else f"torch operators: {reason}"
 
     def extra_repr(self) -> str:
@@ -155,15 +163,15 @@ class SavesRecipe(nn.Module):
     def save_pretrained(self, save_directory: Any, *arguments: Any, push_to_hub: bool = False, **options: Any) -> None:
         """As the model's own, and a recipe beside the weights, which `gtp_vit.load_pretrained` reads."""
         if push_to_hub:
-            raise BadSetting("push_to_hub would leave out the recipe; save to a folder, then upload that")
-        from gtp_vit.recipes.saving import write_beside
+            raise SettingError("push_to_hub would leave out the recipe; save to a folder, then upload that")
+        from gtp_vit.recipes.saving import save_recipe_beside
 
         plain: Any = unpatch(self)
         plain.save_pretrained(save_directory, *arguments, **options)
-        write_beside(find(plain), tower_of(self), Path(save_directory))
+        save_recipe_beside(find_vit(plain), tower_of(self), Path(save_directory))
 
 
-class PatchedRoot(nn.Module):
+class PatchedWrapper(nn.Module):
     """What a model around a patched ViT has of the reduction."""
 
     @property
@@ -187,7 +195,12 @@ def tower_of(model: nn.Module) -> Patched:
 def _patched_class(original: Any, mixin: Any, path: str) -> Any:
     # A model around a ViT keeps its name, as do Hugging Face's: some libraries look models up by it.
     name = original.__name__ if path or getattr(mixin, "keeps_name", False) else f"Reduced{original.__name__}"
-    own = {"original": original, "made_of": (original, mixin, path), "path": path, "__module__": original.__module__}
+    own = {
+        "original": original,
+        "original_weights": (original, mixin, path),
+        "path": path,
+        "__module__": original.__module__,
+    }
     own["__qualname__"] = name
     saves = (SavesRecipe,) if hasattr(original, "save_pretrained") else ()
     return type(name, (Patched, *saves, mixin, original), own)
@@ -198,10 +211,10 @@ def _restore(original: type, mixin: type, path: str) -> Any:
     return cls.__new__(cls)
 
 
-def _shells(model: nn.Module, path: str) -> nn.Module:
+def _shallow_copies(model: nn.Module, path: str) -> nn.Module:
     """The same module tree with shells for the model and every module along `path`."""
-    root = here = shell(model)
+    root = here = shallow_copy(model)
     for name in path.split(".") if path else ():
-        here._modules[name] = inner = shell(here.get_submodule(name))
+        here._modules[name] = inner = shallow_copy(here.get_submodule(name))
         here = inner
     return root

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from importlib.metadata import EntryPoint, entry_points
 
-from gtp_vit.errors import GTPError, first_line, shown
+from gtp_vit.errors import GTPError, first_line, short_repr
 
 
 def plugins(group: str, base: type, reserved: dict[str, type]) -> dict[str, type]:
@@ -21,7 +21,7 @@ def plugins(group: str, base: type, reserved: dict[str, type]) -> dict[str, type
     """
     found: dict[str, type] = {}
     for entry in _entry_points(group):
-        about = f"the package {entry.dist.name if entry.dist else '?'} registers {shown(entry.name)} in {group}"
+        about = f"the package {entry.dist.name if entry.dist else '?'} registers {short_repr(entry.name)} in {group}"
         try:
             cls = entry.load()
         except Exception as error:  # whatever its modules raise when they are imported
@@ -33,7 +33,9 @@ def plugins(group: str, base: type, reserved: dict[str, type]) -> dict[str, type
             raise GTPError(f"{about}, and {entry.value} is no subclass of {base.__name__}; report it to its authors")
         own_name = getattr(cls, "name", entry.name)
         if own_name != entry.name:
-            raise GTPError(f"{about}, and {entry.value} calls itself {shown(own_name)}; both names must be the same")
+            raise GTPError(
+                f"{about}, and {entry.value} calls itself {short_repr(own_name)}; both names must be the same"
+            )
         other = found.get(entry.name, reserved.get(entry.name, cls))
         if other is not cls:
             raise GTPError(f"{about}, and {other.__module__}.{other.__name__} has that name already; uninstall one")

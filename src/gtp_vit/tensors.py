@@ -25,7 +25,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def rescaled(vectors: Tensor, like: Tensor | None = None) -> Tensor:
+def rescale(vectors: Tensor, like: Tensor | None = None) -> Tensor:
     """Vectors [..., C], each times the power of two that brings the largest entry of `like` (itself) between 0.5 and 1.
 
     A norm of entries like 1e30 or 1e-30 would overflow, or vanish. A power of two rounds nothing, so directions of
@@ -39,7 +39,7 @@ def rescaled(vectors: Tensor, like: Tensor | None = None) -> Tensor:
     return torch.ldexp(torch.ldexp(vectors, -half), half - exponent)
 
 
-def exporting() -> bool:
+def is_exporting() -> bool:
     """Is torch.export or torch.jit.trace recording a program? It should contain operators that every engine has."""
     if torch._C._get_tracing_state() is not None:
         return True
@@ -49,9 +49,9 @@ def exporting() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
-def largest_first(scores: Tensor) -> Tensor:
+def argsort_descending(scores: Tensor) -> Tensor:
     """Places of the scores [B, M] from the largest to the smallest; of equal ones the earlier comes first."""
-    if not exporting():
+    if not is_exporting():
         return scores.sort(dim=-1, descending=True, stable=True).indices
     # Engines have no stable sort, and which of equal values a topk takes is undefined: so it gets ranks, all different.
     before = torch.ones(scores.shape[-1], scores.shape[-1], dtype=torch.bool, device=scores.device).tril(-1)
@@ -60,17 +60,17 @@ def largest_first(scores: Tensor) -> Tensor:
     return rank.topk(rank.shape[-1], dim=-1, largest=False).indices
 
 
-def smallest_first(scores: Tensor) -> Tensor:
+def argsort_ascending(scores: Tensor) -> Tensor:
     """Places of the scores [B, M] from the smallest to the largest; of equal ones the earlier comes first."""
-    return largest_first(-scores) if exporting() else scores.sort(dim=-1, stable=True).indices
+    return argsort_descending(-scores) if is_exporting() else scores.sort(dim=-1, stable=True).indices
 
 
-def in_order(numbers: Tensor) -> Tensor:
+def sorted_ascending(numbers: Tensor) -> Tensor:
     """Numbers [B, K], none of them twice, in ascending order."""
-    return (numbers.topk(numbers.shape[-1], dim=-1, largest=False) if exporting() else numbers.sort(dim=-1)).values
+    return (numbers.topk(numbers.shape[-1], dim=-1, largest=False) if is_exporting() else numbers.sort(dim=-1)).values
 
 
-def behind_prefix(index: Tensor, prefix: int) -> Tensor:
+def with_prefix_rows(index: Tensor, prefix: int) -> Tensor:
     """Rows of the prefix tokens and of the image tokens at `index` [B, K] in the whole sequence, [B, prefix + K]."""
     rows = F.pad(index + prefix, (prefix, 0))
     if prefix > 1:
@@ -84,29 +84,29 @@ def select_rows(x: Tensor, index: Tensor, numbers: Tensor | None = None) -> Tens
     One index_select on the flattened batch is twice as fast as a gather on a CPU.
     """
     batch, length = x.shape[:2]
-    numbers = batch_numbers(index) if numbers is None else numbers
+    numbers = batch_index(index) if numbers is None else numbers
     rows = x.reshape(batch * length, *x.shape[2:]).index_select(0, (index + length * numbers).flatten())
     return rows.unflatten(0, (batch, index.shape[1]))
 
 
-def batch_numbers(index: Tensor) -> Tensor:
+def batch_index(index: Tensor) -> Tensor:
     """0, 1, 2, ... down the batch of `index` [B, K], as [B, 1]."""
-    if not exporting():
+    if not is_exporting():
         return torch.arange(index.shape[0], device=index.device).unsqueeze(1)
     # An arange as long as the batch has a shape that an engine finds out again in every pass, with all that depends
     # on it; a cumulative sum has not.
     return (index[:, :1] * 0 + 1).cumsum(dim=0) - 1
 
 
-def split(scores: Tensor, removed: int) -> tuple[Tensor, Tensor]:
+def split_by_score(scores: Tensor, removed: int) -> tuple[Tensor, Tensor]:
     """Which tokens stay, those with the largest scores, and which `removed` tokens go; scores [B, M].
 
     Returns the indices of both, [B, K] and [B, P], each in ascending order. Of equal scores the earlier token stays,
     whatever the batch: a stable sort depends on nothing but the row. NaN counts as large.
     """
-    order = largest_first(scores)
+    order = argsort_descending(scores)
     kept = scores.shape[-1] - removed
-    return in_order(order[:, :kept]), in_order(order[:, kept:])
+    return sorted_ascending(order[:, :kept]), sorted_ascending(order[:, kept:])
 
 
 def weighted_merge(
@@ -133,7 +133,7 @@ def weighted_merge(
     """
     # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
     weights = F.pad(weights, (0, 0, prefix, 0))
-    own = select_rows(values, behind_prefix(kept, prefix))
+    own = select_rows(values, with_prefix_rows(kept, prefix))
     if retain is not None:
         own = own * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(-1).to(own.dtype)
     taken = select_rows(values, gone + prefix)

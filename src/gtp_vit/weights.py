@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.errors import GTPError, first_line, shown
+from gtp_vit.errors import GTPError, first_line, short_repr
 
 # Keys under which training scripts store the weights in a checkpoint; the first one present is used.
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 
 
 # Added to the names of weights by torch.compile, FSDP and activation checkpointing.
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WRAPPER_PREFIXES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -43,19 +43,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     whole = isinstance(stored, dict) and bool(stored)
     if not whole or not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in stored.items()):
         raise GTPError(f"{path} has no weights: expected a dictionary of tensors, or one in {', '.join(CONTAINERS)}")
-    plain = {plain_name(key): value for key, value in stored.items()}
+    plain = {strip_wrapper_prefixes(key): value for key, value in stored.items()}
     if len(plain) < len(stored):
         raise GTPError(f"{path} has some weights twice, with and without a wrapper's name in front; save one of them")
     return plain
 
 
-def plain_name(key: str) -> str:
+def strip_wrapper_prefixes(key: str) -> str:
     """A weight's name in the model, without the names of the wrappers it was saved in.
 
-    >>> plain_name("_orig_mod.module.blocks.0._orig_mod.norm1.weight")
+    >>> strip_wrapper_prefixes("_orig_mod.module.blocks.0._orig_mod.norm1.weight")
     'blocks.0.norm1.weight'
     """
-    parts = [part for part in key.split(".") if part not in WRAPPERS]
+    parts = [part for part in key.split(".") if part not in WRAPPER_PREFIXES]
     while len(parts) > 1 and parts[0] == "module":  # only at the start: a model may have a module of this name
         parts = parts[1:]
     return ".".join(parts)
@@ -72,7 +72,7 @@ def _check_file(path: Path) -> None:
     except (OSError, ValueError) as error:  # a name that no file can have
         if isinstance(error, GTPError):
             raise
-        raise GTPError(f"there is no file {shown(str(path))}") from error
+        raise GTPError(f"there is no file {short_repr(str(path))}") from error
 
 
 def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = False) -> None:
@@ -81,8 +81,8 @@ def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = F
     A model without a classifier, num_classes=0, leaves out the file's. `resizable`: can its positions be resampled?
     """
     stored, wanted = read_weights(path), model.state_dict()
-    if not any(map(_of_head, wanted)):
-        stored = {key: value for key, value in stored.items() if not _of_head(key)}
+    if not any(map(_is_head_weight, wanted)):
+        stored = {key: value for key, value in stored.items() if not _is_head_weight(key)}
     missing, extra = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
     if missing or extra:
         hint = _classes_hint(missing, extra) or "is it a checkpoint of a different model?"
@@ -97,7 +97,7 @@ def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = F
             hint = "create the model with the img_size it was trained with"
             if resizable:
                 hint += ", or if that is its own, resample: --resample-positions or resample_positions=True"
-        elif all(map(_of_head, wrong)):
+        elif all(map(_is_head_weight, wrong)):
             hint = (
                 f"create the model with its {len(stored[key])} classes: --num-classes or num_classes={len(stored[key])}"
             )
@@ -110,13 +110,13 @@ def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = F
     model.load_state_dict(stored)
 
 
-def _of_head(key: str) -> bool:
+def _is_head_weight(key: str) -> bool:
     return key.split(".", maxsplit=1)[0] in ("head", "head_dist", "aux_head")
 
 
 def _classes_hint(missing: list[str], extra: list[str]) -> str:
     """A hint for files that differ from the model in the classifier only; else empty."""
-    if missing and not extra and all(map(_of_head, missing)):
+    if missing and not extra and all(map(_is_head_weight, missing)):
         return "the file has no classifier: create the model without one, num_classes=0"
     return ""
 

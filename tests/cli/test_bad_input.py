@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gtp_vit import GTP, METHODS, GTPError, GTPPlus, create_model, macs, make_method, patch, read_recipe, trace
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.core.schedule import removals
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadSchedule, BadSetting, UnknownName, UnsupportedBackbone
+from gtp_vit.errors import ScheduleError, SettingError, UnknownNameError, UnsupportedModelError
 from gtp_vit.testing import families
 from gtp_vit.weights import read_weights
 
@@ -25,7 +25,7 @@ def complaint(capsys, *words):
     """The one line that a wrong command gets."""
     code = main([str(word) for word in words])
     out, err = capsys.readouterr()
-    assert (code, out) == (Exit.USAGE, "")
+    assert (code, out) == (ExitCode.USAGE, "")
     assert err.count("\n") == 1
     assert len(err) < 1200
     return err
@@ -64,7 +64,7 @@ def test_every_setting_of_every_method_refuses_values_of_other_types(name):
                 method = make_method(name, **{field.name: value})
                 hash(method)
                 json.dumps(method.to_dict(), allow_nan=False)
-                if field.name not in METHODS[name].files:
+                if field.name not in METHODS[name].weight_file_fields:
                     method.build(patch(model, "identity").reduction.vit)
             except GTPError as error:
                 refused.append(str(error))
@@ -75,9 +75,9 @@ def test_every_setting_of_every_method_refuses_values_of_other_types(name):
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("gtp_plus", {"keep_norm": "yes"}, "keep_norm is 'yes'; it must be True or False"),
-        ("gtp_plus", {"floor": True}, "floor is True; it must be a finite number"),
-        ("gtp_plus", {"floor": float("inf")}, "floor is inf; it must be a finite number"),
+        ("gtp_plus", {"preserve_norm": "yes"}, "preserve_norm is 'yes'; it must be True or False"),
+        ("gtp_plus", {"importance_floor": True}, "importance_floor is True; it must be a finite number"),
+        ("gtp_plus", {"importance_floor": float("inf")}, "importance_floor is inf; it must be a finite number"),
         ("gtp", {"propagate": None}, "must be a whole number or a list of whole numbers or a text"),
         ("gtp", {"propagate": [1, "a"]}, "propagate is [1, 'a']"),
         ("gtp", {"seed": 10**400}, "seed is a number of more than 50 digits; it must be a whole number"),
@@ -86,7 +86,7 @@ def test_every_setting_of_every_method_refuses_values_of_other_types(name):
     ],
 )
 def test_a_setting_of_the_wrong_type_says_what_it_must_be(method, settings, message):
-    with pytest.raises(BadSetting) as caught:
+    with pytest.raises(SettingError) as caught:
         make_method(method, **settings)
     assert message in str(caught.value)
 
@@ -100,10 +100,10 @@ def test_settings_become_plain_python():
 
 
 @pytest.mark.parametrize(
-    "schedule", ["early:1e308", "searched:1e308", "linear:-1e300:1e300", "²", "9" * 5000, "late:nan"]
+    "schedule", ["early:1e308", "default:1e308", "linear:-1e300:1e300", "²", "9" * 5000, "late:nan"]
 )
 def test_schedules_of_absurd_numbers(schedule):
-    with pytest.raises((BadSchedule, UnknownName)) as caught:
+    with pytest.raises((ScheduleError, UnknownNameError)) as caught:
         removals(schedule, 4, 64)
     assert len(str(caught.value)) < 300
 
@@ -132,18 +132,21 @@ METHOD = recipe()["method"]
         (json.dumps(recipe(sizes={**SIZES, "layer": 12})), "unknown key of sizes 'layer'; did you mean 'layers'"),
         (json.dumps(recipe(sizes=[1])), "sizes is [1]; it must be a dictionary"),
         (json.dumps(recipe(sizes={"layers": 12})), "sizes lacks channels, heads, grid, prefix_tokens"),
-        (json.dumps(recipe(method={**METHOD, "keep_norm": "yes"})), "keep_norm is 'yes'; it must be True or False"),
-        (json.dumps(recipe(method={**METHOD, "flor": 1})), "did you mean 'floor'"),
+        (
+            json.dumps(recipe(method={**METHOD, "preserve_norm": "yes"})),
+            "preserve_norm is 'yes'; it must be True or False",
+        ),
+        (json.dumps(recipe(method={**METHOD, "importance_flor": 1})), "did you mean 'importance_floor'"),
         (json.dumps(recipe(method={"method": 3})), "must be a dictionary that names its method"),
         (json.dumps(recipe(method={"method": ["gtp"]})), "must be a dictionary that names its method"),
         (json.dumps(recipe(method="gtp")), "must be a dictionary that names its method"),
-        (json.dumps(recipe(method=METHOD | {"floor": float("nan")})), "the number NaN, which is not finite"),
+        (json.dumps(recipe(method=METHOD | {"importance_floor": float("nan")})), "the number NaN, which is not finite"),
         (
-            json.dumps(recipe(method=METHOD | {"floor": 0.35})).replace("0.35", "1e999"),
-            "floor is inf; it must be a finite number",
+            json.dumps(recipe(method=METHOD | {"importance_floor": 0.35})).replace("0.35", "1e999"),
+            "importance_floor is inf; it must be a finite number",
         ),
         (json.dumps(recipe(method=METHOD | {"propagate": [10**30] * 12})), "propagate is [1000"),
-        (json.dumps(recipe(method=METHOD | {"floor": 0.35})).replace("0.35", "9" * 10_000), "is no recipe"),
+        (json.dumps(recipe(method=METHOD | {"importance_floor": 0.35})).replace("0.35", "9" * 10_000), "is no recipe"),
         (json.dumps(recipe(provenance=[])), "provenance is []; it must be a dictionary"),
         (json.dumps(recipe(provenance={"seeds": 1})), "unknown key of provenance 'seeds'; did you mean 'seed'"),
         (json.dumps(recipe(provenance={"seed": "1"})), "seed is '1'; it must be a whole number"),
@@ -224,16 +227,19 @@ def test_the_name_of_a_method_means_its_defaults():
 @pytest.mark.slow
 def test_the_commands_do_what_patch_does(capsys):
     def settings(*words):
-        assert main(["macs", *words, "--json"]) == Exit.OK
+        assert main(["macs", *words, "--json"]) == ExitCode.OK
         return json.loads(capsys.readouterr().out)["settings"]
 
     for name in ("vit_tiny_patch16_224", "vit_huge_patch14_224"):  # with a recipe in the package, and without
         default = patch(create_model(name, meta=True)).reduction.method
         assert settings(name) == settings(name, "--method", "gtp_plus") == json.loads(json.dumps(default.to_dict()))
-        for value in (2.0, GTPPlus().floor):  # what is written counts, also where it is the default of the class
+        for value in (
+            2.0,
+            GTPPlus().importance_floor,
+        ):  # what is written counts, also where it is the default of the class
             floor = dataclasses.replace(default, floor=value)
-            assert settings(name, "--floor", str(value)) == json.loads(json.dumps(floor.to_dict()))
-    assert settings("vit_tiny_patch16_224", "--propagate", "8") == GTPPlus(propagate=8).to_dict()
+            assert settings(name, "--importance-floor", str(value)) == json.loads(json.dumps(floor.to_dict()))
+    assert settings("vit_tiny_patch16_224", "--remove", "8") == GTPPlus(remove=8).to_dict()
     assert settings("vit_tiny_patch16_224", "--method", "gtp") == GTP().to_dict()
 
 
@@ -244,8 +250,8 @@ def test_the_commands_do_what_patch_does(capsys):
 def test_tokens_refuse_to_change_what_they_do_not_have(name):
     tokens = Tokens(torch.zeros(1, 5, 2), torch.zeros(1, 4), 1, (2, 2))
     with pytest.raises(TypeError, match=name):
-        tokens.but(**{name: None})
-    assert tokens.but(size=None, carry=3).carry == 3
+        tokens.replace(**{name: None})
+    assert tokens.replace(size=None, method_state=3).method_state == 3
 
 
 # --- models and weights ----------------------------------------------------------------------------------------------
@@ -273,7 +279,7 @@ def test_an_unknown_model_is_said_first_with_the_nearest(capsys, command):
 
 
 def test_only_models_that_can_be_patched_are_proposed():
-    with pytest.raises(UnknownName) as caught:
+    with pytest.raises(UnknownNameError) as caught:
         create_model("vit_small_patch16_18x2_22")
     assert "18x2" not in str(caught.value).split("the nearest are")[1]
 
@@ -354,10 +360,10 @@ class Around(nn.Module):
 def test_a_wrapped_model_is_refused_with_what_is_inside(wrap, inside):
     model, images = families.make(VIT), families.images(VIT)
     for work in (patch, macs):
-        with pytest.raises(UnsupportedBackbone) as caught:
+        with pytest.raises(UnsupportedModelError) as caught:
             work(wrap(model))
         assert f"is a wrapper; unwrap it, the model itself is {inside}" in str(caught.value)
-    with pytest.raises(BadSetting) as caught:
+    with pytest.raises(SettingError) as caught:
         trace(wrap(patch(model)), images)
     assert f"give {inside}" in str(caught.value)
     found = eval(inside, {"model": wrap(model)})
@@ -367,7 +373,7 @@ def test_a_wrapped_model_is_refused_with_what_is_inside(wrap, inside):
 @pytest.mark.filterwarnings("ignore")
 def test_torchscript_is_refused_with_what_to_do():
     scripted = torch.jit.trace(families.make(VIT).eval(), families.images(VIT))
-    with pytest.raises(UnsupportedBackbone, match=r"compiled by TorchScript.* patch the model it was made of"):
+    with pytest.raises(UnsupportedModelError, match=r"compiled by TorchScript.* patch the model it was made of"):
         patch(scripted)
 
 
@@ -377,20 +383,20 @@ def test_torchscript_is_refused_with_what_to_do():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compare", "--at-propagate"], "--at-propagate needs a value: an integer, or several"),
-        (["compare", "--at-propagate", "--json"], "--at-propagate needs a value"),
+        (["compare", "--gtp-budgets"], "--gtp-budgets needs a value: an integer, or several"),
+        (["compare", "--gtp-budgets", "--json"], "--gtp-budgets needs a value"),
         (["macs", "--method"], "--method needs a value: a name"),
         (["macs", "--method", "--json"], "--method needs a value"),
         (["macs", "--model"], "--model needs a value"),
         (["macs", "--model", "--json"], "--model needs a value"),
-        (["macs", "test_vit", "--report"], "--report needs a value: a path"),
+        (["macs", "test_vit", "--html"], "--html needs a value: a path"),
         (["evaluate", "--data-dir", ""], "--data-dir is empty; give a path"),
         (["evaluate", "--data-dir="], "--data-dir is empty"),
         (["evaluate", "--checkpoint", ""], "--checkpoint is empty"),
         (["evaluate", ""], "an argument is empty"),
         (["macs", "--method", ""], "unknown method ''"),
-        (["macs", "--floor", "much"], "--floor is 'much'; it must be a finite number"),
-        (["macs", "--floor", "nan"], "--floor is 'nan'; it must be a finite number"),
+        (["macs", "--importance-floor", "much"], "--importance-floor is 'much'; it must be a finite number"),
+        (["macs", "--importance-floor", "nan"], "--importance-floor is 'nan'; it must be a finite number"),
         (["evaluate", "--limit", "1.5"], "--limit is '1.5'; it must be an integer"),
         (["evaluate", "--limit", "-1"], "--limit is -1"),
         (["evaluate", "--threads", "-1"], "--threads is -1"),
@@ -402,10 +408,10 @@ def test_torchscript_is_refused_with_what_to_do():
         (["macs", "--alpha", "0.3"], "--alpha is no setting of the chosen method; gtp has it: add --method gtp"),
         (["macs", "test_vit", "--json=1"], "--json takes no value; write --json or --no-json"),
         (["macs", "test_vit", "--json", "true"], "unexpected argument 'true'"),
-        (["macs", "test_vit", "propagate", "8"], "did you mean --propagate?"),
+        (["macs", "test_vit", "remove", "8"], "did you mean --remove?"),
         (["macs", "test_vit", "--model", "test_vit2"], "unexpected argument 'test_vit'"),
         (["macs", "--img_size", "32"], "unknown flag '--img_size'; did you mean '--img-size'"),
-        (["macs", "test_vit", "--propagate", "2", "--propagate", "3"], "--propagate is given twice"),
+        (["macs", "test_vit", "--remove", "2", "--remove", "3"], "--remove is given twice"),
         (["macs", "--method", "gtp", "--method", "tome"], "--method is given twice"),
         (["models", "--pattern", "x"], "unknown flag '--pattern'"),
         (["models", "*18x2*"], "vit_base_patch16_18x2_224: blocks[0] is ParallelThingsBlock"),
@@ -425,18 +431,18 @@ def test_every_command_answers_unknown_flags_and_words_in_one_line(capsys, comma
 
 def test_negative_numbers_and_several_values_are_no_flags(capsys):
     words = ["macs", "test_vit", "--method", "tome", "--r", "inflection:4:-1", "--json"]
-    assert main(words) == Exit.OK
-    assert main(["macs", "--model", "test_vit", "--propagate", "2", "3", "4", "4", "5", "6", "--json"]) == Exit.OK
+    assert main(words) == ExitCode.OK
+    assert main(["macs", "--model", "test_vit", "--remove", "2", "3", "4", "4", "5", "6", "--json"]) == ExitCode.OK
     assert capsys.readouterr().err == ""
 
 
 def test_models_lists_only_what_patch_takes(capsys):
-    assert main(["models", "vit_*wee_patch*"]) == Exit.OK
+    assert main(["models", "vit_*wee_patch*"]) == ExitCode.OK
     listed = capsys.readouterr().out.split()
     assert listed == ["vit_wee_patch16_reg1_gap_256"]
     others = ("vit_pwee_patch16_reg1_gap_256", "vit_dwee_patch16_reg1_gap_256")  # the second is in newer timms only
     for name in filter(timm.is_model, others):
-        with pytest.raises(UnsupportedBackbone):
+        with pytest.raises(UnsupportedModelError):
             patch(create_model(name, meta=True))
     assert patch(create_model(listed[0], meta=True))
 

@@ -13,15 +13,15 @@ import torch
 
 from gtp_vit import GTP, patch
 from gtp_vit.cli import model_flags
-from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.app import COMMANDS, ExitCode, main
 from gtp_vit.cli.commands import benchmark, evaluate
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.cli.measure_flags import with_flags
 from gtp_vit.cli.target_flags import target_flags
-from gtp_vit.errors import BadSetting
-from gtp_vit.profiling.benchmark import Timing, against, interleave
+from gtp_vit.errors import SettingError
+from gtp_vit.profiling.benchmark import Timing, interleave, speedups_over
 from gtp_vit.profiling.macs import layer_costs
-from gtp_vit.report.timing import Timed, verdict
+from gtp_vit.report.timing import BatchTiming, verdict
 from gtp_vit.testing import families
 
 TINY = ["test_vit", "--method", "gtp", "--propagate", "4"]
@@ -35,26 +35,26 @@ def run(capsys, *words):
 
 def test_no_command_shows_the_commands(capsys):
     code, out, _ = run(capsys)
-    assert code == Exit.USAGE
+    assert code == ExitCode.USAGE
     assert all(command in out for command in COMMANDS)
-    assert run(capsys, "--help")[0] == Exit.OK
+    assert run(capsys, "--help")[0] == ExitCode.OK
 
 
 def test_version(capsys):
     code, out, _ = run(capsys, "--version")
-    assert (code, out.split()[0]) == (Exit.OK, "gtp-vit")
+    assert (code, out.split()[0]) == (ExitCode.OK, "gtp-vit")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys, command):
     code, out, _ = run(capsys, command, "--help")
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert f"gtp-vit {command}" in out
 
 
 def test_benchmark_shows_layers_times_and_a_verdict(capsys):
     code, out, _ = run(capsys, "benchmark", *TINY, "--batch-size", "2", "--rounds", "3")
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert "layer 5" in out
     assert "speed-up" in out
     assert any(word in out for word in ("times as fast", "no gain here", "no clear difference"))
@@ -63,9 +63,9 @@ def test_benchmark_shows_layers_times_and_a_verdict(capsys):
 @pytest.mark.slow
 def test_benchmark_sweeps_batches_and_writes_a_page(capsys, tmp_path):
     page = tmp_path / "page.html"
-    words = ["benchmark", *TINY, "-b", "1", "2", "--rounds", "3", "--dtype", "bfloat16", "--report", str(page)]
+    words = ["benchmark", *TINY, "-b", "1", "2", "--rounds", "3", "--dtype", "bfloat16", "--html", str(page)]
     code, out, _ = run(capsys, *words)
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert "batch 1:" in out
     assert "batch 2:" in out
     assert "Cost of each layer" in page.read_text()
@@ -74,7 +74,7 @@ def test_benchmark_sweeps_batches_and_writes_a_page(capsys, tmp_path):
 def test_benchmark_as_json(capsys):
     code, out, _ = run(capsys, "benchmark", *TINY, "-b", "1", "--rounds", "3", "--threads", "1", "--json")
     result = json.loads(out)
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert result["settings"]["method"] == "gtp"
     assert result["settings"]["propagate"] == 4
     (entry,) = result["timed"]
@@ -87,7 +87,7 @@ def test_benchmark_as_json(capsys):
 def test_macs_with_other_methods_and_schedules(capsys):
     def total(*words):
         code, out, _ = run(capsys, "macs", "test_vit", "--json", *words)
-        assert code == Exit.OK
+        assert code == ExitCode.OK
         return json.loads(out)
 
     def listed(*schedule):
@@ -107,22 +107,22 @@ def test_benchmark_of_a_method_whose_token_count_depends_on_the_image(capsys):
     code, out, _ = run(
         capsys, "benchmark", "test_vit", "--method", "ats", "--rounds", "3", "--batch-size", "2", "--json"
     )
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     assert json.loads(out)["macs"]["ats"] > 0
     assert "layer 5" in run(capsys, "benchmark", "test_vit", "--method", "ats", "--rounds", "3")[1]
     words = ["benchmark", "lvvit_t", "--img-size", "32", "--method", "tome", "--r", "0", "--rounds", "3"]
-    assert run(capsys, *words)[0] == Exit.OK
+    assert run(capsys, *words)[0] == ExitCode.OK
 
 
 @pytest.mark.slow
 def test_check_says_whether_bf16_works(capsys):
     code, out, _ = run(capsys, "check", "--json")
     found = json.loads(out)
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     # the tests run with ONEDNN_MAX_CPU_ISA set, which avoids the trap
     assert found["bf16"] == "works"
     assert found["threads"] == 2 or found["threads"] == 1
-    assert run(capsys, "check")[0] == Exit.OK
+    assert run(capsys, "check")[0] == ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_check_says_whether_bf16_works(capsys):
         (["macs", "test_vit", "--method", "ats"], "ATS keeps a different number of tokens in each image"),
         (["macs", "lvvit_x"], "the nearest are lvvit_t"),
         (["macs", "test_vit", "--method", "evit", "--keep-rate", "1.5"], "keep_rate is 1.5"),
-        (["macs", "test_vit", "--propagate", "40"], "largest constant number for this model is"),
+        (["macs", "test_vit", "--remove", "40"], "largest constant number for this model is"),
         (["macs", "test_vit", "--method", "gtp", "--select", "mixd"], "did you mean 'mixed'"),
         (["evaluate", "test_vit", "--data-dir", "."], "test_vit has random weights; give --pretrained or --checkpoint"),
         (["evaluate", "test_vit", "--checkpoint", "no.pth", "--data-dir", "."], "there is no file no.pth"),
@@ -162,7 +162,7 @@ def test_check_says_whether_bf16_works(capsys):
 )
 def test_mistakes_get_one_line_and_exit_code_two(capsys, words, message):
     code, out, err = run(capsys, *words)
-    assert code == Exit.USAGE
+    assert code == ExitCode.USAGE
     assert message in err
     assert err.count("\n") == 1
     assert out == ""
@@ -174,7 +174,7 @@ def test_unexpected_errors_get_one_line_and_exit_code_one(capsys, monkeypatch):
 
     monkeypatch.setattr(benchmark, "main", fail)
     code, _, err = run(capsys, "benchmark")
-    assert (code, err) == (Exit.FAILED, "gtp-vit: RuntimeError: out of luck (--debug shows where)\n")
+    assert (code, err) == (ExitCode.FAILED, "gtp-vit: RuntimeError: out of luck (--debug shows where)\n")
 
 
 @pytest.mark.slow
@@ -187,11 +187,11 @@ def test_a_closed_pipe_is_no_error():
         )
     finally:
         os.close(writing)
-    assert (done.returncode, done.stderr) == (Exit.FAILED, b"")
+    assert (done.returncode, done.stderr) == (ExitCode.FAILED, b"")
 
 
 def test_debug_shows_the_traceback():
-    with pytest.raises(BadSetting):
+    with pytest.raises(SettingError):
         main(["benchmark", "test_vit", "--batch-size", "0", "--debug"])
 
 
@@ -207,7 +207,7 @@ def test_interrupting_leaves_no_traceback(capsys, monkeypatch):
 
     monkeypatch.setattr(benchmark, "main", interrupt)
     code, _, err = run(capsys, "benchmark")
-    assert code == Exit.INTERRUPTED
+    assert code == ExitCode.INTERRUPTED
     assert err == "gtp-vit: interrupted; run it again\n"
     monkeypatch.setattr(evaluate, "main", interrupt)
     assert "with --results-file what was finished is kept" in run(capsys, "evaluate")[2]
@@ -229,9 +229,9 @@ def test_the_examples_of_every_help_text_can_be_parsed(command):
 @pytest.mark.parametrize(
     "words",
     [
-        ["evaluate", "--report", "FILE/x.html"],
+        ["evaluate", "--html", "FILE/x.html"],
         ["compare", "--output", "FILE"],
-        ["benchmark", "--report", "FILE/x.html"],
+        ["benchmark", "--html", "FILE/x.html"],
         ["tune", "--output", "FILE/x.json"],
         ["visualise", "--output", "FILE"],
     ],
@@ -240,14 +240,14 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(capsys, tmp_p
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr(model_flags, "create_model", lambda *_, **__: pytest.fail("it began to work"))
     code, out, err = run(capsys, *(word.replace("FILE", str(tmp_path / "file")) for word in words))
-    assert (code, out) == (Exit.USAGE, "")
+    assert (code, out) == (ExitCode.USAGE, "")
     assert "cannot write" in err
     assert err.count("\n") == 1
 
 
 def test_what_is_not_finite_is_null_in_json(capsys):
     code, out, _ = run(capsys, "evaluate", "--limit", "1", "--json")
-    assert code == Exit.OK
+    assert code == ExitCode.OK
     rows = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["rows"]
     assert rows[1]["kl_low"] is None  # one image has no interval
 
@@ -259,16 +259,16 @@ def timing(low, middle, high):
 def test_the_verdict_can_say_that_we_are_slower_and_why():
     model, images = families.make("vit"), families.images("vit")
 
-    def words(method, *quartiles, loading=False, lossless=True):
-        entry = Timed(4, loading, [timing(1, 1, 1), timing(*quartiles)])
-        fast = patch(model, method, lossless=lossless)
+    def words(method, *quartiles, loading=False, shorten_last_block=True):
+        entry = BatchTiming(4, loading, [timing(1, 1, 1), timing(*quartiles)])
+        fast = patch(model, method, shorten_last_block=shorten_last_block)
         return verdict(entry, layer_costs(model, fast, images=images), fast.kernels)
 
     assert words(GTP(propagate=9), 1.2, 1.3, 1.4) == "batch 4: gtp is 1.30 times as fast as the unreduced model here."
     slower = words(GTP(propagate=9), 0.8, 0.9, 0.95)
     assert slower.startswith("batch 4: no gain here, gtp is slower (0.90), because ")
     assert "the native kernels did not run" in slower  # gradients are on here; the command asks as it timed
-    assert "% of the MACs are saved" in words(GTP(propagate=(0, 0, 0, 1)), 0.9, 1.05, 1.2, lossless=False)
+    assert "% of the MACs are saved" in words(GTP(propagate=(0, 0, 0, 1)), 0.9, 1.05, 1.2, shorten_last_block=False)
     assert "reading and preparing" in words(GTP(propagate=9), 0.9, 1.05, 1.2, loading=True)
     with torch.no_grad():
         assert "with 64 patches" in words(GTP(propagate=9), 0.8, 0.9, 0.95)
@@ -276,7 +276,7 @@ def test_the_verdict_can_say_that_we_are_slower_and_why():
 
 def test_a_candidate_is_compared_with_the_baseline_of_its_round():
     samples = {"base": [1.0, 2.0, 4.0, 8.0], "twice as fast": [0.5, 1.0, 2.0, 4.0]}
-    base, fast = against(samples, "base")
+    base, fast = speedups_over(samples, "base")
     assert (base.speedup, fast.speedup, fast.speedup_quartiles, fast.best_speedup) == (1, 2, (2, 2), 2)
     assert (fast.milliseconds, fast.faster, base.faster) == (1500, True, None)
 
@@ -286,5 +286,5 @@ def test_interleaving_runs_every_candidate_every_round_and_needs_two():
     found = interleave({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=5, warmup=1)
     assert sorted(calls) == ["a"] * 6 + ["b"] * 6
     assert [len(seconds) for seconds in found.values()] == [5, 5]
-    with pytest.raises(BadSetting, match="baseline"):
+    with pytest.raises(SettingError, match="baseline"):
         interleave({"a": lambda: None})

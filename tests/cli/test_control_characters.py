@@ -7,7 +7,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from gtp_vit.cli import render
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.demo.markup import message_html
 from gtp_vit.errors import printable
 from gtp_vit.report.page import paragraph, table
@@ -38,7 +38,7 @@ def test_commands_print_names_of_files_as_text(tmp_path, capsys):
     (folder / f"{evil}-link.png").symlink_to("good.png")
     words = ["vit_tiny_patch16_224", "--checkpoint", str(tmp_path / "w.safetensors"), "--img-size", "32"]
     words += ["--data-dir", str(folder), "--workers", "0", "--output", str(tmp_path / "v")]
-    assert main(["embed", *words]) == Exit.INCOMPLETE
+    assert main(["embed", *words]) == ExitCode.INCOMPLETE
     said = "".join(capsys.readouterr())
     for ending in (".png: ", ".txt", "-link.png is the same as good.png"):  # unreadable, no picture, a link
         assert f"\\x9b2J\\u202egpj.\\x0d{ending}" in said
@@ -47,7 +47,7 @@ def test_commands_print_names_of_files_as_text(tmp_path, capsys):
 
 def test_tables_and_pages_show_names_as_text(capsys):
     render.print_table(EVIL, ["a"], [[EVIL]])
-    render.say(EVIL)
+    render.print_text(EVIL)
     for said in (capsys.readouterr().out, paragraph(EVIL), table(["a"], [[EVIL]]), message_html(EVIL)):
         assert not set(SIGNS) & set(said)
         assert "\\x1b[31m" in said

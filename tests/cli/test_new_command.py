@@ -9,7 +9,7 @@ import pytest
 
 import gtp_vit.cli.commands
 from gtp_vit.cli import sources
-from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.app import COMMANDS, ExitCode, main
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -26,21 +26,21 @@ def _registered(tmp_path, monkeypatch):
 
 
 def test_the_list_of_commands_has_it(capsys):
-    assert main(["--help"]) == Exit.OK
+    assert main(["--help"]) == ExitCode.OK
     assert "toy        Say a word" in capsys.readouterr().out
 
 
 def test_its_help_is_made_of_its_fields(capsys):
-    assert main(["toy", "--help"]) == Exit.OK
+    assert main(["toy", "--help"]) == ExitCode.OK
     shown = capsys.readouterr().out
     for part in ("usage: gtp-vit toy [WORD] [flags]", "--times INT", "How often it is said.", "(default: 3)"):
         assert part in shown
 
 
 def test_it_answers_as_others_do(capsys):
-    assert main(["toy", "ping", "--times", "2"]) == Exit.OK
+    assert main(["toy", "ping", "--times", "2"]) == ExitCode.OK
     assert capsys.readouterr().out.count("ping") == 2
-    assert main(["toy", "ping", "--times", "2", "--json"]) == Exit.OK
+    assert main(["toy", "ping", "--times", "2", "--json"]) == ExitCode.OK
     assert "ping" in json.dumps(json.loads(capsys.readouterr().out))
 
 
@@ -55,7 +55,7 @@ def test_it_answers_as_others_do(capsys):
     ids=" ".join,
 )
 def test_mistakes_get_one_line(words, hint, capsys):
-    assert main(words) == Exit.USAGE
+    assert main(words) == ExitCode.USAGE
     said = capsys.readouterr().err
     assert hint in said
     assert said.count("\n") == 1
@@ -67,4 +67,4 @@ def test_a_misspelled_flag_is_found_by_reading_its_file(tmp_path, monkeypatch):
     shutil.copy(SUPPORT / "toy_command.py", tmp_path / "package/gtp_vit/cli/commands/toy.py")
     monkeypatch.setattr(sources, "PACKAGE", tmp_path / "package/gtp_vit")
     with pytest.raises(gtp_vit.GTPError, match="did you mean '--times'"):
-        sources.check_spelling("toy", ["--tims", "2"])
+        sources.check_flag_names("toy", ["--tims", "2"])

@@ -9,18 +9,18 @@ from typing import Annotated, Literal
 import pytest
 
 from gtp_vit.cli import sources
-from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.app import COMMANDS, ExitCode, main
 from gtp_vit.cli.flags import parse_flags, parse_with_method
 from gtp_vit.cli.help import help_text
 from gtp_vit.cli.measure_flags import with_flags
-from gtp_vit.cli.parser import Choices, Nested, Positional, Short, flags_of, read_words
+from gtp_vit.cli.parser import Choices, Nested, Positional, Short, flags_of, parse_arguments
 from gtp_vit.cli.target_flags import target_flags
 from gtp_vit.core.ranges import Range, check_ranges
 from gtp_vit.errors import GTPError
 from gtp_vit.methods import METHODS
 from gtp_vit.metrics.base import Bound
 from gtp_vit.metrics.registry import MEASURES
-from gtp_vit.metrics.regression import Numbers
+from gtp_vit.metrics.regression import Regression
 from gtp_vit.tuning.settings import Target
 
 
@@ -31,7 +31,7 @@ class Everything:
     model: Positional[str] = "vit"
     """The model."""
     count: int = 1
-    share: Annotated[float | None, Range(0, 1, above_low=True, why="(of the work)")] = None
+    share: Annotated[float | None, Range(0, 1, exclude_low=True, why="(of the work)")] = None
     path: Path | None = None
     batch: Annotated[tuple[int, ...], Short("-b"), Range(1, 99)] = (8,)
     scale: tuple[float, float] = (0.1, 1.0)
@@ -114,7 +114,7 @@ def test_help_says_what_stands_for_a_value_its_default_and_its_text():
 
 
 def test_the_flags_of_the_examples_come_first(capsys):
-    assert main(["tune", "--help"]) == Exit.OK
+    assert main(["tune", "--help"]) == ExitCode.OK
     text = capsys.readouterr().out
     headings = [line for line in text.splitlines() if line.endswith(":") and line[:1].strip()]
     assert headings[:3] == ["examples:", "arguments:", "most used:"]
@@ -138,10 +138,10 @@ def test_every_flag_has_a_help_text_and_one_meaning(command):
 
 def test_a_setting_that_is_called_like_a_flag_of_the_command_has_its_method_in_front():
     evaluate = importlib.import_module("gtp_vit.cli.commands.evaluate").Evaluate
-    words = ["--method", "tofu", "--split", "val", "--tofu-split", "3"]
-    sources.check_spelling("evaluate", words)
+    words = ["--method", "tofu", "--split", "val", "--tofu-first-merging-layer", "3"]
+    sources.check_flag_names("evaluate", words)
     flags, chosen = parse_with_method(evaluate, words)
-    assert (flags.split, chosen.settings.split, chosen.given) == ("val", 3, {"split"})
+    assert (flags.split, chosen.settings.split, chosen.given_settings) == ("val", 3, {"split"})
 
 
 @dataclass(frozen=True)
@@ -183,27 +183,27 @@ def test_nested_flags_and_targets_are_known_before_torch_is_imported():
     tune = importlib.import_module("gtp_vit.cli.commands.tune").Tune
     spellings = {spelling for flag in flags_of(with_flags(tune, target_flags())) for spelling in flag.spellings()}
     assert {"--search-passes", "--max-layers", "--timing-batch", "--no-calibrate", "--macs", "--max-kl"} <= spellings
-    sources.check_spelling("tune", sorted(spellings))
+    sources.check_flag_names("tune", sorted(spellings))
     for wrong, near in (
         ("--search-pases", "--search-passes"),
         ("--max-k", "--max-kl"),
         ("--passes", "--search-passes"),
     ):
         with pytest.raises(GTPError, match=near):
-            sources.check_spelling("tune", [wrong, "1"])
+            sources.check_flag_names("tune", [wrong, "1"])
     with pytest.raises(GTPError, match="unknown flag"):
-        sources.check_spelling("evaluate", ["--max-kl", "1"])
+        sources.check_flag_names("evaluate", ["--max-kl", "1"])
 
 
 def test_the_bounds_of_a_registered_measure_are_targets(monkeypatch):
-    class Toy(Numbers):
+    class Toy(Regression):
         name = "toy"
         bounds = (Bound("max_toy", "at most this toy", high=3), Bound("max_error", "at most this error of toys"))
 
     monkeypatch.setitem(MEASURES, "toy", Toy)
     flags = {flag.spelling: flag for flag in flags_of(with_flags(Outer, target_flags()))}
     assert flags["--max-toy"].help == "Target: the cheapest schedule with at most this toy."
-    assert "at most this relative error (numbers), or" in flags["--max-error"].help
+    assert "at most this relative error (regression), or" in flags["--max-error"].help
     assert "at most this error of toys (toy)" in flags["--max-error"].help
     assert Target("max_toy", 2.5).value == 2.5
     with pytest.raises(GTPError, match=r"max_toy is 4; it must be a number in \(0, 3\]"):
@@ -212,4 +212,4 @@ def test_the_bounds_of_a_registered_measure_are_targets(monkeypatch):
 
 def test_what_was_not_written_is_not_given():
     flags = flags_of(Everything)
-    assert {flag.field for flag in read_words(["--count", "3"], flags)} == {"count"}
+    assert {flag.field for flag in parse_arguments(["--count", "3"], flags)} == {"count"}

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from gtp_vit.cli import app, sources
-from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.app import COMMANDS, ExitCode, main
 from gtp_vit.cli.commands import models
 from gtp_vit.cli.parser import flags_of
-from gtp_vit.errors import UnknownName
+from gtp_vit.errors import UnknownNameError
 from gtp_vit.methods import METHODS
 
 TYPOS = [
@@ -29,25 +29,25 @@ TYPOS = [
 
 @pytest.mark.parametrize("words", TYPOS, ids=" ".join)
 def test_a_typo_gets_the_same_answer_sooner(words, capsys, monkeypatch):
-    with pytest.raises(UnknownName) as quick:
-        sources.check_spelling(words[0], words[1:])
-    monkeypatch.setattr(app, "check_spelling", lambda *words: None)
-    assert main(words) == Exit.USAGE
+    with pytest.raises(UnknownNameError) as quick:
+        sources.check_flag_names(words[0], words[1:])
+    monkeypatch.setattr(app, "check_flag_names", lambda *words: None)
+    assert main(words) == ExitCode.USAGE
     assert capsys.readouterr().err == f"gtp-vit: {quick.value}\n"
     assert "unknown flag" in str(quick.value)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_flag_that_exists_is_called_a_typo(command, capsys):
-    assert main([command, "--help"]) == Exit.OK
+    assert main([command, "--help"]) == ExitCode.OK
     text = capsys.readouterr().out
     own = set(re.findall(r"^  (?:(-\w), )?(--[\w-]+)", text.replace("[no-]", ""), re.M))
     for spelling in filter(None, itertools.chain(*own)):
-        sources.check_spelling(command, [spelling])
+        sources.check_flag_names(command, [spelling])
     for method in METHODS.values() if "--method METHOD" in text else ():
         for flag in flags_of(method):
             for spelling in flag.spellings():
-                sources.check_spelling(command, ["--method", method.name, spelling])
+                sources.check_flag_names(command, ["--method", method.name, spelling])
 
 
 def test_negative_numbers_values_recipes_and_foreign_methods_are_left_to_the_parser():
@@ -58,7 +58,7 @@ def test_negative_numbers_values_recipes_and_foreign_methods_are_left_to_the_par
         ["macs", "--method=a_method_of_another_package", "--its-setting", "3"],
         ["evaluate", "--limt", "--help"],
     ):
-        sources.check_spelling(words[0], words[1:])
+        sources.check_flag_names(words[0], words[1:])
 
 
 def test_a_command_whose_flags_cannot_be_read_is_left_to_the_parser(tmp_path, monkeypatch):
@@ -68,17 +68,17 @@ def test_a_command_whose_flags_cannot_be_read_is_left_to_the_parser(tmp_path, mo
         "class Toy(make_dataclass('More', [('size', int)])):\n    width: int = 3\n"
     )
     monkeypatch.setattr(sources, "PACKAGE", tmp_path)
-    sources.check_spelling("toy", ["--size", "3"])
+    sources.check_flag_names("toy", ["--size", "3"])
 
 
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["--help"], Exit.OK),
-        (["--version"], Exit.OK),
-        (["evalute"], Exit.USAGE),
-        (["evaluate", "--limt", "3"], Exit.USAGE),
-        (["benchmark", "--method", "gtp", "--propagat", "3"], Exit.USAGE),
+        (["--help"], ExitCode.OK),
+        (["--version"], ExitCode.OK),
+        (["evalute"], ExitCode.USAGE),
+        (["evaluate", "--limt", "3"], ExitCode.USAGE),
+        (["benchmark", "--method", "gtp", "--propagat", "3"], ExitCode.USAGE),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -99,7 +99,7 @@ def test_ctrl_c_while_importing_is_one_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib, "import_module", interrupted)
-    assert main(["check"]) == Exit.INTERRUPTED
+    assert main(["check"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "gtp-vit: interrupted; run it again\n"
 
 
@@ -111,6 +111,6 @@ def test_models_are_named_as_they_are_found(monkeypatch, capsys):
         return "no" if name == "b" else None
 
     monkeypatch.setattr(models, "names", lambda pattern: ["a", "b", "c"])
-    monkeypatch.setattr(models, "refusal", refusal)
-    assert main(["models"]) == Exit.OK
+    monkeypatch.setattr(models, "unsupported_reason", refusal)
+    assert main(["models"]) == ExitCode.OK
     assert (printed, capsys.readouterr().out) == (["", "a\n", ""], "c\n")

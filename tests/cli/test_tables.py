@@ -10,7 +10,7 @@ import pytest
 from gtp_vit.cli import help as help_texts
 from gtp_vit.cli import render
 from gtp_vit.cli.app import COMMANDS, main
-from gtp_vit.cli.render import FIGURE, table_lines
+from gtp_vit.cli.render import NUMERIC_CELL, table_lines
 
 COLUMNS = ["method", "GMACs", "top-1 %", "change", "KL to unreduced", "speed-up", "img/s", "settings"]
 ROWS = [
@@ -77,7 +77,7 @@ def test_progress_is_one_line_on_a_terminal_and_few_lines_in_a_log(capsys, monke
         update(1, 10)
     assert capsys.readouterr().err == ""  # a log gets a line each half minute
     monkeypatch.setattr(render, "LOG_SECONDS", 0)
-    with render.progress("evaluating") as update, render.steps("exporting") as step:
+    with render.progress("evaluating") as update, render.status("exporting") as step:
         update(5, 10, best="KL 0.1")
         update(7)
         step("checking")
@@ -126,7 +126,7 @@ def in_terminal(columns, *words):
 
 @pytest.mark.slow
 def test_a_terminal_of_80_columns_shows_the_figures_that_a_pipe_shows(capsys):
-    words = ["macs", "deit_small_patch16_224", "--propagate", "8"]
+    words = ["macs", "deit_small_patch16_224", "--remove", "8"]
     assert main(words) == 0
     piped = capsys.readouterr().out
     shown = in_terminal(80, *words)
@@ -157,4 +157,4 @@ def test_long_examples_are_continued_as_a_shell_reads_them(monkeypatch):
     [("1.07 (1.04 .. 1.14)", True), ("+0.5", True), ("", True), ("14 x 14", True), ("GTP()", False), ("P=8", False)],
 )
 def test_what_counts_as_a_figure(cell, is_figure):
-    assert bool(FIGURE.fullmatch(cell)) == is_figure
+    assert bool(NUMERIC_CELL.fullmatch(cell)) == is_figure

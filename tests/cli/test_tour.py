@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.cli.commands.tour import SHARE, in_one_sentence
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ def tour(tmp_path, *words):
 
 @pytest.mark.slow
 def test_it_shows_three_methods_at_one_cost_in_80_columns(tmp_path, capsys):
-    assert tour(tmp_path, "--json") == Exit.OK
+    assert tour(tmp_path, "--json") == ExitCode.OK
     result = json.loads(capsys.readouterr().out)
     names = [row["method"] for row in result["rows"]]
     assert names == ["unreduced", "GTP (the paper)", "ToMe", "GTP+ (ours)"]
@@ -29,7 +29,7 @@ def test_it_shows_three_methods_at_one_cost_in_80_columns(tmp_path, capsys):
 
 @pytest.mark.time_limit(8)
 def test_it_says_what_to_see_and_what_to_type_next(tmp_path, capsys):
-    assert tour(tmp_path) == Exit.OK
+    assert tour(tmp_path) == ExitCode.OK
     out = capsys.readouterr().out
     table = out.splitlines()[2:8]
     assert table[0].startswith("method")
@@ -51,7 +51,7 @@ def test_the_sentence_says_who_is_best_here(damage, text):
 
 @pytest.mark.parametrize("words", [["--rounds", "2"], ["--limit", "-1"]])
 def test_what_makes_no_sense_is_refused(tmp_path, capsys, words):
-    assert main(["tour", *words, "--output", str(tmp_path)]) == Exit.USAGE
+    assert main(["tour", *words, "--output", str(tmp_path)]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

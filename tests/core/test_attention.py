@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gtp_vit import patch
-from gtp_vit.core.attention import Adjustments, Projections, Stats, attend
+from gtp_vit.core.attention import QKV, Adjustments, AttentionStats, attend
 from gtp_vit.methods.gtp.graph import Sparsify
 from gtp_vit.testing import families
 from support.probe import Probe
@@ -24,12 +24,12 @@ def by_hand(q, k, v, scale, size=None):
 
 
 @pytest.mark.parametrize("with_sizes", [False, True])
-@pytest.mark.parametrize("asked", [(), ("class_row",), ("diagonal", "map"), Stats._fields])
+@pytest.mark.parametrize("asked", [(), ("class_row",), ("diagonal", "map"), AttentionStats._fields])
 def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
     q, k, v = tensors()
     size = torch.rand(2, 7) if with_sizes else None
     probs, out = by_hand(q, k, v, 0.3, size)
-    found, stats = attend(Projections(q, k, v, 0.3), Adjustments(size), asked)
+    found, stats = attend(QKV(q, k, v, 0.3), Adjustments(size), asked)
     expected = {
         "diagonal": torch.stack([probs[..., i, i] for i in range(7)], -1),
         "column_sums": probs.sum(2),
@@ -37,7 +37,7 @@ def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
         "map": probs,
     }
     torch.testing.assert_close(found, out.transpose(1, 2).flatten(2))
-    for name in Stats._fields:
+    for name in AttentionStats._fields:
         value = getattr(stats, name)
         if name in asked:
             torch.testing.assert_close(value, expected[name])
@@ -48,8 +48,8 @@ def test_output_and_statistics_are_those_of_the_map(asked, with_sizes):
 @pytest.mark.parametrize("edit", [None, Sparsify(0.5)])
 def test_first_queries_only(edit):
     q, k, v = tensors()
-    whole, _ = attend(Projections(q, k, v, 0.3), Adjustments(edit=edit))
-    first, _ = attend(Projections(q, k, v, 0.3), Adjustments(edit=edit), queries=2)
+    whole, _ = attend(QKV(q, k, v, 0.3), Adjustments(edit=edit))
+    first, _ = attend(QKV(q, k, v, 0.3), Adjustments(edit=edit), queries=2)
     torch.testing.assert_close(first, whole[:, :2])
 
 
@@ -57,8 +57,8 @@ def test_statistics_before_or_after_the_edit():
     q, k, v = tensors()
     probs, _ = by_hand(q, k, v, 0.3)
     edit = Adjustments(edit=Sparsify(0.3))
-    _, edited = attend(Projections(q, k, v, 0.3), edit, ["column_sums"])
-    _, dense = attend(Projections(q, k, v, 0.3), edit, ["column_sums"], before_edit=True)
+    _, edited = attend(QKV(q, k, v, 0.3), edit, ["column_sums"])
+    _, dense = attend(QKV(q, k, v, 0.3), edit, ["column_sums"], before_edit=True)
     torch.testing.assert_close(dense.column_sums, probs.sum(2))
     torch.testing.assert_close(edited.column_sums, Sparsify(0.3)(probs).sum(2))
 

@@ -65,7 +65,7 @@ def lvvit(tower, block, layer, tokens, visible):
 @masked("hf_vit")
 def hf_vit(tower, block, layer, tokens, visible):
     more = {}
-    if tokens.table is not None:
+    if tokens.position_table is not None:
         more = {"position_embeddings": tower.rope_embeddings(torch.zeros(1, 3, *(8 * side for side in tokens.grid)))}
     hidden = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[:, None, None]
     return block(tokens.x, attention_mask=hidden.expand(-1, -1, visible.shape[1], -1), **more)
@@ -104,7 +104,7 @@ def test_dropped_equals_masked(backbone, family, kernels):
         prefix, x = everything.prefix, everything.x
         visible = torch.ones(x.shape[:2], dtype=torch.bool)
         for layer, block in enumerate(tower.reduction.backbone.blocks(tower)):
-            x = MASKED[backbone](tower, block, layer, everything.but(x=x), visible)
+            x = MASKED[backbone](tower, block, layer, everything.replace(x=x), visible)
             left = seen[layer + 1].cell + prefix
             visible = torch.zeros_like(visible).scatter(1, left, True)
             visible[:, :prefix] = True

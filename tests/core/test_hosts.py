@@ -31,10 +31,10 @@ from gtp_vit import (
 )
 from gtp_vit.backbones import small_models, wrappers
 from gtp_vit.backbones.timm_vit import TimmViT
-from gtp_vit.core.attention import Projections
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.loop import run
-from gtp_vit.data.dataset import InMemory
-from gtp_vit.errors import UnsupportedBackbone
+from gtp_vit.data.dataset import InMemoryDataset
+from gtp_vit.errors import UnsupportedModelError
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 
@@ -68,7 +68,7 @@ class Root(nn.Module):
 
 @pytest.fixture
 def root(monkeypatch):
-    monkeypatch.setitem(wrappers.ROOTS, f"{__name__}.Root", wrappers.Root("visual.trunk"))
+    monkeypatch.setitem(wrappers.WRAPPERS, f"{__name__}.Root", wrappers.Wrapper("visual.trunk"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Root().eval()
@@ -97,13 +97,13 @@ def test_a_model_around_a_vit_is_patched_along_the_path(root):
 
 def test_what_works_on_a_vit_works_on_its_root(root):
     images = families.images("vit")
-    fast, alone = patch(root, GTPPlus(propagate=6)), patch(root.visual.trunk, GTPPlus(propagate=6))
+    fast, alone = patch(root, GTPPlus(remove=6)), patch(root.visual.trunk, GTPPlus(remove=6))
     assert macs(fast) == macs(alone)
     assert macs(root) == macs(root.visual.trunk)
     for one, other in zip(trace(fast, images).layers, trace(alone, images).layers, strict=True):
-        assert torch.equal(one.owner, other.owner)
+        assert torch.equal(one.owners, other.owners)
     assert fast.kernels == alone.kernels
-    assert fast.reduction.method == GTPPlus(propagate=6)
+    assert fast.reduction.method == GTPPlus(remove=6)
     plain = unpatch(fast)
     assert type(plain) is Root
     assert type(plain.visual.trunk) is type(root.visual.trunk)
@@ -117,23 +117,23 @@ def test_what_works_on_a_vit_works_on_its_root(root):
 
 
 def test_a_root_that_is_not_known_says_where_the_vit_is(monkeypatch):
-    with pytest.raises(UnsupportedBackbone, match=r"the model itself is model\.visual\.trunk"):
+    with pytest.raises(UnsupportedModelError, match=r"the model itself is model\.visual\.trunk"):
         patch(Root(), GTP())
 
 
 def test_a_refused_vit_in_a_root_is_named_by_its_path(root):
     root.visual.trunk.blocks[2].attn.extra = nn.Linear(2, 2)
-    with pytest.raises(UnsupportedBackbone, match=r"visual\.trunk: blocks\[2\]\.attn\.extra .*is not known"):
+    with pytest.raises(UnsupportedModelError, match=r"visual\.trunk: blocks\[2\]\.attn\.extra .*is not known"):
         patch(root, GTP())
 
 
 def test_a_root_is_tuned_and_evaluated_as_it_is_and_finetuned_without_its_root(root, tmp_path):
     images = families.images("vit", 24)
     recipe = tune(root, images, Target("macs", 0.7), search=SearchConfig(passes=1))
-    assert recipe.measured.share <= 0.7
+    assert recipe.measured.fraction <= 0.7
     assert is_patched(patch(root, recipe))
     with pytest.raises(GTPError, match=r"give model\.visual\.trunk"):
-        finetune(root, GTP(), InMemory(images, torch.zeros(24).long()), output=tmp_path)
+        finetune(root, GTP(), InMemoryDataset(images, torch.zeros(24).long()), output=tmp_path)
 
 
 class Rotary(TimmViT):
@@ -143,16 +143,16 @@ class Rotary(TimmViT):
         return super().matches(model) and hasattr(model, "positions")
 
     def embed(self, model, images):
-        return super().embed(model, images).but(table=model.positions)
+        return super().embed(model, images).replace(position_table=model.positions)
 
     def rows(self, tokens):
-        found = tokens.table[tokens.cell]  # [B, M, D]; the last row is for tokens in no cell
+        found = tokens.position_table[tokens.cell]  # [B, M, D]; the last row is for tokens in no cell
         return nn.functional.pad(found, (0, 0, tokens.prefix, 0)).unsqueeze(1)
 
     def project(self, block, layer, tokens, queries, part="all"):
         found = super().project(block, layer, tokens, None)
         q, k = found.q + self.rows(tokens), found.k + self.rows(tokens)
-        return Projections(q[:, :, :queries], k, found.v, found.scale)
+        return QKV(q[:, :, :queries], k, found.v, found.scale)
 
     def run_block(self, block, layer, tokens):
         q, k, v, scale, *_ = self.project(block, layer, tokens, None)
@@ -170,7 +170,7 @@ def rotary():
     return model
 
 
-@pytest.mark.parametrize("method", [GTP(propagate=7), GTPPlus(propagate=7), ToMe(r=7), EViT(keep_rate=0.7)], ids=str)
+@pytest.mark.parametrize("method", [GTP(propagate=7), GTPPlus(remove=7), ToMe(r=7), EViT(keep_rate=0.7)], ids=str)
 def test_a_table_is_looked_up_by_the_cells_of_the_tokens_that_are_left(method, monkeypatch):
     monkeypatch.setattr(backbones, "BACKBONES", {"rotary": Rotary(), **backbones.BACKBONES})
     model, images = rotary(), families.images("vit")
@@ -180,7 +180,7 @@ def test_a_table_is_looked_up_by_the_cells_of_the_tokens_that_are_left(method, m
     with torch.no_grad():
         run(fast, images, observe=seen.append)
         for tokens in seen:
-            assert tokens.table is model.positions
+            assert tokens.position_table is model.positions
             rows = fast.reduction.backbone.rows(tokens)
             assert rows.shape[2] == tokens.x.shape[1]
         # the last layer by the host's own block, which must see the same positions
@@ -201,7 +201,7 @@ def test_dropped_equals_masked(monkeypatch):
         host, x = fast.reduction.backbone, seen[0].x
         visible = torch.ones(len(images), 65, dtype=torch.bool)
         for layer, block in enumerate(model.blocks):
-            q, k, v, scale, *_ = host.project(block, layer, seen[0].but(x=x), None)
+            q, k, v, scale, *_ = host.project(block, layer, seen[0].replace(x=x), None)
             mask = visible[:, None, None]
             out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
             x = x + host.attention_branch(block, out.transpose(1, 2).flatten(2))
@@ -237,7 +237,7 @@ def test_costs_are_measured_where_the_model_is():
         assert macs(model) == expected
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert macs(model) == expected
-    assert host_of(model).costs().whole == expected.total
+    assert host_of(model).costs().unreduced == expected.total
 
 
 def test_counting_leaves_no_trace_in_the_model():
@@ -296,12 +296,12 @@ def test_images_of_one_or_two_patches_are_counted(pool, patches):
 
 def test_the_default_of_a_model_whose_last_block_is_most_of_it_removes_nothing():
     model = timm.create_model("vit_tiny_patch16_224", **{**small_models.SMALL, "depth": 1})
-    assert patch(model).reduction.method == GTPPlus(propagate=(0,))
+    assert patch(model).reduction.method == GTPPlus(remove=(0,))
 
 
 def test_a_vit_under_two_names_is_refused(root):
     root.alias = root.visual
-    with pytest.raises(UnsupportedBackbone, match=r"at visual\.trunk and at alias\.trunk"):
+    with pytest.raises(UnsupportedModelError, match=r"at visual\.trunk and at alias\.trunk"):
         patch(root, GTP())
 
 

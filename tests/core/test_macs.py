@@ -8,7 +8,7 @@ import timm
 import torch
 
 from gtp_vit import ATS, GTP, METHODS, GTPError, Identity, ToMe, create_model, macs, patch
-from gtp_vit.errors import UnknownName
+from gtp_vit.errors import UnknownNameError
 from gtp_vit.methods.gtp.selection import SELECTORS
 from gtp_vit.testing import Case, families, fits
 from reproduction.experiments import EXPERIMENTS
@@ -28,7 +28,9 @@ METHOD_CASES = [
 CASES = [
     pytest.param(family, method, marks=[] if family == "vit" or method == GTP() else pytest.mark.slow)
     for method in METHOD_CASES
-    for family in (families.NAMES if method in (GTP(), ToMe()) else [*families.FEW, "eva_l", "lvvit", "all_tokens"])
+    for family in (
+        families.NAMES if method in (GTP(), ToMe()) else [*families.REPRESENTATIVE, "eva_l", "lvvit", "all_tokens"]
+    )
     if fits(Case(family, method, families.factory_of(family)))
     and (families.has_class_token(family) or "class" not in str(method))
 ]
@@ -40,7 +42,7 @@ def test_equal_to_torchs_flop_counter(family, method):
     model, images = families.make(family), families.images(family, 1)
     every = itertools.product((True, False), ("native", "torch"))
     for lossless, kernels in every if family == "vit" else ((True, "native"), (False, "torch")):
-        fast = patch(model, method, lossless=lossless, kernels=kernels)
+        fast = patch(model, method, shorten_last_block=lossless, kernels=kernels)
         assert macs(fast, images=images).total * 2 == torch_flops(fast, images), (lossless, kernels)
 
 
@@ -49,7 +51,7 @@ def test_adaptive_methods_are_counted_image_by_image():
     alone = [torch_flops(fast, image[None]) for image in images]
     assert len(set(alone)) > 1
     assert macs(fast, images=images).total * 2 == pytest.approx(sum(alone) / len(alone), abs=20)
-    assert macs(families.make("vit"), ATS(), images=images, lossless=True) == macs(fast, images=images)
+    assert macs(families.make("vit"), ATS(), images=images, shorten_last_block=True) == macs(fast, images=images)
     with pytest.raises(GTPError, match="count on images"):
         macs(fast)
 
@@ -129,7 +131,7 @@ def test_settings_of_the_papers_appendix(backbone):
         own = [cell for cell in cells if cell.row == f"{backbone}, {name}"]
         for cell, expected in zip(own, map(float, row.split()), strict=True):
             with_method = name == "DynamicViT"  # what the expected figures contain of the method's own work
-            counted = macs(model, cell.method, include_method=with_method).total / 1e9
+            counted = macs(model, cell.method, include_overhead=with_method).total / 1e9
             assert counted == pytest.approx(expected, abs=0.02 if name == "ToMe" else 0.0065), cell
             if counted > 1.03 * cell.gmacs:
                 heavier.add(name)
@@ -166,23 +168,23 @@ def test_the_lossless_tier_saves_seven_percent_of_deit_s():
 def test_without_the_methods_own_cost():
     with torch.device("meta"):
         fast = patch(timm.create_model("deit_small_patch16_224"), GTP(propagate=8))
-    whole, bare = macs(fast), macs(fast, include_method=False)
-    assert bare.method == 0 < whole.method
-    assert whole.total == bare.total + whole.method
+    whole, bare = macs(fast), macs(fast, include_overhead=False)
+    assert bare.overhead == 0 < whole.overhead
+    assert whole.total == bare.total + whole.overhead
     assert str(whole).endswith(" GMACs")
     assert int(whole) == whole.total
 
 
-@pytest.mark.parametrize("lossless", [True, False])
-def test_the_papers_convention_counts_norms_where_they_run(lossless):
+@pytest.mark.parametrize("shorten_last_block", [True, False])
+def test_the_papers_convention_counts_norms_where_they_run(shorten_last_block):
     """q/k norm and LayerScale of a model whose last block is shortened, by hand."""
     model = families.make("qk_norm")  # 64 patches and a class token, 24 channels, 3 heads of 8, 4 layers
-    fast = patch(model, Identity(), lossless=lossless)
+    fast = patch(model, Identity(), shorten_last_block=shorten_last_block)
     plain, official = macs(fast).total, macs(fast, convention="torchprofile").total
     keys, queries, output, mlp = 24 + 24, 24 + 24, 24, 24 + 24  # norm1, k_norm; scale, q_norm; ls1; norm2, ls2
     whole = 65 * (keys + queries + output + mlp)
     short = 65 * keys + queries + output + mlp
-    assert official - plain == 3 * whole + (short + 24 if lossless else whole + 65 * 24)
+    assert official - plain == 3 * whole + (short + 24 if shorten_last_block else whole + 65 * 24)
 
 
 def test_wrong_arguments_are_refused():
@@ -193,5 +195,5 @@ def test_wrong_arguments_are_refused():
 
 
 def test_unknown_conventions_are_refused():
-    with pytest.raises(UnknownName, match="did you mean 'torchprofile'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'torchprofile'"):
         macs(families.make("vit"), convention="torchprofil")

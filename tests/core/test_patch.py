@@ -8,10 +8,10 @@ import timm
 import torch
 from torch import nn
 
-from gtp_vit import GTP, METHODS, GTPError, Identity, UnsupportedBackbone, make_method, method_from_dict, patch, trace
+from gtp_vit import GTP, METHODS, GTPError, Identity, UnsupportedModelError, make_method, method_from_dict, patch, trace
 from gtp_vit.backbones import small_models
 from gtp_vit.core.loop import run
-from gtp_vit.errors import BadInput, BadSchedule, BadSetting, UnknownName
+from gtp_vit.errors import InputError, ScheduleError, SettingError, UnknownNameError
 from gtp_vit.methods.gtp.graph import degrees
 from gtp_vit.testing import families
 
@@ -62,9 +62,9 @@ def test_forward_intermediates_of_a_reduced_model_gives_all_that_remain():
         assert torch.equal(features, model.forward_features(images))
     assert [layer.shape[1] for layer in layers] == [57, 50, 43, 36]
     assert features.shape[1] == 37
-    with pytest.raises(BadSetting, match=r"NCHW.* 57 remain.*NLC"), torch.no_grad():
+    with pytest.raises(SettingError, match=r"NCHW.* 57 remain.*NLC"), torch.no_grad():
         model.forward_intermediates(images)
-    with pytest.raises(BadSetting, match="indices"), torch.no_grad():
+    with pytest.raises(SettingError, match="indices"), torch.no_grad():
         model.forward_intermediates(images, indices=[4], output_fmt="NLC")
 
 
@@ -150,7 +150,7 @@ def test_autocast_keeps_graph_and_sizes_in_full_precision(dtype, kernels):
             run(reduced, images, observe=seen.append)
             logits = reduced(images)
         exact = reduced.reducer.start(seen[0])
-    assert torch.equal(seen[0].carry.lists.neighbours, exact.carry.lists.neighbours)
+    assert torch.equal(seen[0].method_state.lists.neighbours, exact.method_state.lists.neighbours)
     assert seen[-1].size.dtype == torch.float32
     assert not torch.equal(seen[-1].size, seen[-1].size.to(dtype).float())
     assert (logits.float() - logits_of(reduced, images)).abs().max() < 0.5
@@ -203,11 +203,11 @@ def test_dynamic_image_sizes_and_non_square_grids():
         with torch.no_grad():
             alone = model(images[:1])
             torch.testing.assert_close(alone, model(images)[:1], rtol=1e-5, atol=1e-5)
-    with pytest.raises(BadSchedule, match="only 16 image tokens"):
+    with pytest.raises(ScheduleError, match="only 16 image tokens"):
         model(torch.randn(1, 3, 32, 32))
-    with pytest.raises(BadInput, match="multiples of the patch size"):
+    with pytest.raises(InputError, match="multiples of the patch size"):
         model(torch.randn(1, 3, 30, 32))
-    with pytest.raises(BadSetting, match="only 4 patches"):
+    with pytest.raises(SettingError, match="only 4 patches"):
         fast("dynamic", propagate="keep:0.5:1")(torch.randn(1, 3, 16, 16))
 
 
@@ -219,7 +219,7 @@ def test_random_selection_is_drawn_from_its_seed():
     assert not torch.equal(kept(0), kept(1))
     assert torch.equal(kept(0)[0], kept(0)[1])
     big = torch.randn(1, 3, 8 * 65, 8 * 64)
-    with pytest.raises(BadSetting, match=r"at most 4096 patches.* 65 x 64"):
+    with pytest.raises(SettingError, match=r"at most 4096 patches.* 65 x 64"):
         fast("dynamic", select="random")(big)
 
 
@@ -262,7 +262,7 @@ def test_official_offbyone_adds_a_neighbour_only_without_class_token():
     def edges(family, **settings):
         model = fast(family, graph="semantic", neighbours=5, **settings)
         tokens = model.reducer.start(model.reduction.backbone.embed(model, families.images(family)))
-        return set(degrees(tokens.carry.lists.neighbours).flatten().tolist())
+        return set(degrees(tokens.method_state.lists.neighbours).flatten().tolist())
 
     assert edges("gap") == edges("vit") == {5}
     assert edges("gap", official_offbyone=True) == {6}
@@ -302,7 +302,7 @@ def _degree(cell, present):
 
 
 def refuse(model, words):
-    with pytest.raises(UnsupportedBackbone) as error:
+    with pytest.raises(UnsupportedModelError) as error:
         patch(model, GTP(propagate=1))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
@@ -387,26 +387,26 @@ def test_gated_attention_is_refused():
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"select": "mixd"}, UnknownName, "did you mean 'mixed'"),
-        ({"graph": "spacial"}, UnknownName, "did you mean 'spatial'"),
-        ({"heads": "maxx"}, UnknownName, "did you mean 'max'"),
-        ({"edges": "taker"}, UnknownName, "unknown edges 'taker'"),
-        ({"score_from": "sparse"}, UnknownName, "unknown score_from"),
-        ({"propagate": "linaer:1:2"}, UnknownName, "did you mean 'linear'"),
-        ({"propagate": 16}, BadSchedule, "largest constant number for this model is 15"),
-        ({"propagate": (1, 1)}, BadSchedule, "2 entries, but the model has 4 layers"),
-        ({"neighbours": 64}, BadSetting, "neighbours is 64; it must be a whole number in [0, 63]"),
-        ({"neighbours": 0, "graph": "semantic"}, BadSetting, "[1, 63]"),
-        ({"neighbours": 2.5}, BadSetting, "whole number"),
-        ({"spatial_neighbours": 6}, BadSetting, "4 or 8"),
-        ({"theta": 0.0}, BadSetting, "(0, 1]"),
-        ({"theta": 1.1}, BadSetting, "(0, 1]"),
-        ({"theta": float("nan")}, BadSetting, "theta is nan"),
-        ({"theta": "0.5"}, BadSetting, "theta is '0.5'"),
-        ({"alpha": -0.1}, BadSetting, "alpha is -0.1"),
-        ({"alpha": float("inf")}, BadSetting, "alpha is inf"),
-        ({"seed": -1}, BadSetting, "seed is -1"),
-        ({"proportional_attention": "no"}, BadSetting, "proportional_attention is 'no'; it must be True or False"),
+        ({"select": "mixd"}, UnknownNameError, "did you mean 'mixed'"),
+        ({"graph": "spacial"}, UnknownNameError, "did you mean 'spatial'"),
+        ({"heads": "maxx"}, UnknownNameError, "did you mean 'max'"),
+        ({"edges": "taker"}, UnknownNameError, "unknown edges 'taker'"),
+        ({"score_from": "sparse"}, UnknownNameError, "unknown score_from"),
+        ({"propagate": "linaer:1:2"}, UnknownNameError, "did you mean 'linear'"),
+        ({"propagate": 16}, ScheduleError, "largest constant number for this model is 15"),
+        ({"propagate": (1, 1)}, ScheduleError, "2 entries, but the model has 4 layers"),
+        ({"neighbours": 64}, SettingError, "neighbours is 64; it must be a whole number in [0, 63]"),
+        ({"neighbours": 0, "graph": "semantic"}, SettingError, "[1, 63]"),
+        ({"neighbours": 2.5}, SettingError, "whole number"),
+        ({"spatial_neighbours": 6}, SettingError, "4 or 8"),
+        ({"theta": 0.0}, SettingError, "(0, 1]"),
+        ({"theta": 1.1}, SettingError, "(0, 1]"),
+        ({"theta": float("nan")}, SettingError, "theta is nan"),
+        ({"theta": "0.5"}, SettingError, "theta is '0.5'"),
+        ({"alpha": -0.1}, SettingError, "alpha is -0.1"),
+        ({"alpha": float("inf")}, SettingError, "alpha is inf"),
+        ({"seed": -1}, SettingError, "seed is -1"),
+        ({"proportional_attention": "no"}, SettingError, "proportional_attention is 'no'; it must be True or False"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_done(settings, error, words):
@@ -420,7 +420,7 @@ def test_wrong_settings_are_refused_before_anything_is_done(settings, error, wor
 
 def test_class_attention_needs_a_class_token():
     for settings in ({"select": "class"}, {"count_class_row": False}):
-        with pytest.raises(BadSetting, match="this model has none"):
+        with pytest.raises(SettingError, match="this model has none"):
             fast("gap_registers", **settings)
 
 
@@ -439,7 +439,7 @@ def test_class_attention_needs_a_class_token():
     ids=["rank", "channels", "size", "integers", "dtype", "device", "empty", "type"],
 )
 def test_wrong_images_are_refused(images, words):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         fast()(images)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -447,13 +447,13 @@ def test_wrong_images_are_refused(images, words):
 
 def test_wrong_arguments_of_patch_are_refused():
     for model, method in ((families.make(VIT), 8), (families.make(VIT), GTP), ("deit", GTP())):
-        with pytest.raises(BadSetting):
+        with pytest.raises(SettingError):
             patch(model, method)
 
 
 def test_masks_and_set_input_size_are_refused():
     model, images = fast(), families.images(VIT)
-    with pytest.raises(BadInput, match="masks"):
+    with pytest.raises(InputError, match="masks"):
         model(images, attn_mask=torch.zeros(65, 65))
     with pytest.raises(GTPError, match="call it on the original"):
         model.set_input_size((32, 32))
@@ -462,7 +462,7 @@ def test_masks_and_set_input_size_are_refused():
     original = families.make(VIT)
     model = patch(original, GTP(propagate=1))
     original.set_input_size((32, 32))
-    with pytest.raises(BadInput, match="patch it again"):
+    with pytest.raises(InputError, match="patch it again"):
         model(torch.zeros(1, 3, 32, 32))
 
 
@@ -482,7 +482,7 @@ def test_methods_by_name_and_from_stored_settings():
     assert hash(listed) == hash(GTP(propagate=[1, 2, 3, 4], alpha=0.7))
     assert GTP(select="IMGAttn") == GTP(select="BroadAttn") == GTP(select="broad")
     assert repr(listed) == "GTP(propagate=(1, 2, 3, 4), alpha=0.7)"
-    with pytest.raises(UnknownName, match="did you mean 'ppt' or 'gtp'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'ppt' or 'gtp'"):
         make_method("gpt")
-    with pytest.raises(UnknownName, match="did you mean 'alpha'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'alpha'"):
         make_method("gtp", alfa=1)

@@ -9,11 +9,11 @@ from torch import nn
 
 from gtp_vit import ATS, GTP, EViT, EvoViT, GTPPlus, Identity, ToMe, macs, patch
 from gtp_vit.backbones import rotary, small_models
-from gtp_vit.backbones.host import find
-from gtp_vit.core.attention import PLAIN, Adjustments, Projections, attend, class_row
+from gtp_vit.backbones.host import find_vit
+from gtp_vit.core.attention import PLAIN, QKV, Adjustments, attend, class_row
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.loop import run
-from gtp_vit.errors import BadInput, UnsupportedBackbone
+from gtp_vit.errors import InputError, UnsupportedModelError
 from gtp_vit.methods.gtp.graph import Sparsify
 from gtp_vit.patching import host_of
 from gtp_vit.testing import Case, check, families
@@ -37,8 +37,8 @@ def test_every_eva_beit_and_hybrid_of_timm_is_accepted_but_those_with_grouped_qu
     for name in timm.list_models(module=["eva", "beit", "vision_transformer_hybrid"]):
         model = of_meta(name)
         try:
-            host = find(model)
-        except UnsupportedBackbone as error:
+            host = find_vit(model)
+        except UnsupportedModelError as error:
             refused[name] = str(error)
             continue
         sides = [cells * pixels for cells, pixels in zip(host.vit.grid, host.inputs.patch, strict=True)]
@@ -71,25 +71,25 @@ def test_every_eva_beit_and_hybrid_of_timm_is_accepted_but_those_with_grouped_qu
 def test_what_is_not_understood_is_refused_by_name(change, reason):
     model = families.make("dinov3")
     change(model)
-    with pytest.raises(UnsupportedBackbone, match=reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
         patch(model, GTP())
 
 
 def test_a_head_that_reads_the_first_patch_is_refused():
     model = timm.create_model("vit_pe_lang_gigantic_patch14_448", **small_models.SMALL, global_pool="token")
     assert model.num_prefix_tokens == 0
-    with pytest.raises(UnsupportedBackbone, match="no class or register token"):
+    with pytest.raises(UnsupportedModelError, match="no class or register token"):
         patch(model, GTP())
 
 
 def test_beits_that_are_not_understood_are_refused():
     model = families.make("beit")
     model.global_pool = "max"  # which Beit reads as "token"
-    with pytest.raises(UnsupportedBackbone, match="global_pool is 'max'"):
+    with pytest.raises(UnsupportedModelError, match="global_pool is 'max'"):
         patch(model, GTP())
     model = families.make("beit")
     model.blocks[0].attn.extra = nn.Identity()
-    with pytest.raises(UnsupportedBackbone, match=r"blocks\[0\]\.attn\.extra"):
+    with pytest.raises(UnsupportedModelError, match=r"blocks\[0\]\.attn\.extra"):
         patch(model, GTP())
 
 
@@ -119,7 +119,7 @@ def test_own_block_and_our_arithmetic_are_the_same_with_the_tokens_of_every_laye
 
 @pytest.mark.parametrize(("family", "at_origin"), [("dinov3", -1), ("rope_mixed", 0)])
 def test_a_token_in_no_cell_is_not_rotated(family, at_origin, monkeypatch):
-    monkeypatch.setattr(rotary, "READ_ROTATED", False)  # so that `metric` has the keys as they were
+    monkeypatch.setattr(rotary, "METHODS_READ_ROTATED_KEYS", False)  # so that `method_keys` has the keys as they were
     fast = patch(families.make(family), EViT(keep_rate=0.5, drop_loc=(0,)))
     host, seen = fast.reduction.backbone, []
     with torch.no_grad():
@@ -128,9 +128,9 @@ def test_a_token_in_no_cell_is_not_rotated(family, at_origin, monkeypatch):
         assert int(tokens.cell[0, -1]) == 64
         found = host.project(fast.blocks[1], 1, tokens, None)
     prefix = tokens.prefix
-    assert torch.equal(found.k[:, :, -1], found.metric[:, :, -1])
-    assert torch.equal(found.k[:, :, :prefix], found.metric[:, :, :prefix])
-    turned = (found.k != found.metric).any(dim=3).any(dim=1)[:, prefix:-1]
+    assert torch.equal(found.k[:, :, -1], found.method_keys[:, :, -1])
+    assert torch.equal(found.k[:, :, :prefix], found.method_keys[:, :, :prefix])
+    turned = (found.k != found.method_keys).any(dim=3).any(dim=1)[:, prefix:-1]
     assert torch.equal(turned, tokens.cell[:, :-1] != at_origin)
 
 
@@ -152,7 +152,7 @@ def test_methods_can_read_keys_before_or_after_they_are_rotated(family, monkeypa
     fast = patch(model, Identity())
     backbone = fast.reduction.backbone
     for is_rotated in (True, False):
-        monkeypatch.setattr(rotary, "READ_ROTATED", is_rotated)
+        monkeypatch.setattr(rotary, "METHODS_READ_ROTATED_KEYS", is_rotated)
         with torch.no_grad():
             tokens = backbone.embed(fast, torch.zeros(1, 3, 64, 64))
             block = backbone.blocks(fast)[0]
@@ -176,7 +176,7 @@ def test_a_bias_is_added_to_the_logits(asked, edit, with_sizes):
     logits = 0.3 * q @ k.transpose(2, 3) + bias + (0 if size is None else size.log()[:, None, None])
     probs = logits.softmax(dim=-1)
     probs = probs if edit is None else edit(probs)
-    projections = Projections(q, k, v, 0.3, bias=bias)
+    projections = QKV(q, k, v, 0.3, bias=bias)
     out, stats = attend(projections, Adjustments(size, edit), asked)
     torch.testing.assert_close(out, (probs @ v).transpose(1, 2).flatten(2))
     expected = {
@@ -209,7 +209,7 @@ def test_images_of_any_size_are_padded_if_the_model_does_so():
     with torch.no_grad():
         torch.testing.assert_close(patch(model, Identity())(images), model(images), rtol=1e-6, atol=1e-6)
         assert run(patch(model, GTP(propagate=5)), images).grid == (8, 11)
-    with pytest.raises(BadInput, match="multiples of the patch size"):
+    with pytest.raises(InputError, match="multiples of the patch size"):
         patch(families.make("dinov3"), GTP())(images)
 
 

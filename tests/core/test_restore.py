@@ -10,19 +10,19 @@ import torch
 from gtp_vit import GTP, EViT, GTPPlus, Identity, ToMe, load_pretrained, patch
 from gtp_vit.backbones import small_models
 from gtp_vit.backbones.lvvit import LVViT
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.core.loop import all_features, run
 from gtp_vit.core.reducer import Reducer
-from gtp_vit.core.restoring import adopted, followed, remembered, restored
+from gtp_vit.core.restoring import assign_dropped_patches, begin_restoring, record_losses, restore_patches
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import UnsupportedBackbone
+from gtp_vit.core.vit import ViTInfo
+from gtp_vit.errors import UnsupportedModelError
 from gtp_vit.patching import tower_of
 from gtp_vit.report.patch_features import segments
 from gtp_vit.testing import families
 from support.engines import needs_onnxruntime
 
-PLUS = GTPPlus(propagate=(20, 0, 9, 4))
+PLUS = GTPPlus(remove=(20, 0, 9, 4))
 every_family = pytest.mark.parametrize("family", families.NAMES)
 
 
@@ -35,16 +35,16 @@ def test_the_formula_by_hand():
 
     Patch 0 had 2 - 3 = -1 of its own and patch 1 had 4 - 3 = 1, of which 2 / 5 is left.
     """
-    reducer = Reducer(VitInfo(4, 1, 1, 1, (1, 3), 0, False, True, False))
+    reducer = Reducer(ViTInfo(4, 1, 1, 1, (1, 3), 0, False, True, False))
     reducer.drops_patches = False
     cell = torch.arange(3)[None]
-    before = remembered(Tokens(values(2, 4, 7), cell, 0, (1, 3), owner=cell))
-    after = before.but(x=values(3, 7), cell=torch.tensor([[0, 2]]), owner=torch.tensor([[0, 0, 1]]))
-    found = followed(reducer, 1, before, after).but(x=values(9, 8), layers=4)
-    assert torch.equal(restored(found), values(9 - 2 / 5, 9 + 2 / 5, 8))
+    before = begin_restoring(Tokens(values(2, 4, 7), cell, 0, (1, 3), owner=cell))
+    after = before.replace(x=values(3, 7), cell=torch.tensor([[0, 2]]), owner=torch.tensor([[0, 0, 1]]))
+    found = record_losses(reducer, 1, before, after).replace(x=values(9, 8), num_layers_run=4)
+    assert torch.equal(restore_patches(found), values(9 - 2 / 5, 9 + 2 / 5, 8))
     # The branch of attention is part of what a patch was before.
-    shifted = followed(reducer, 1, before.but(x=values(1, 3, 6)), after, values(1, 1, 1))
-    assert torch.equal(shifted.detail, found.detail)
+    shifted = record_losses(reducer, 1, before.replace(x=values(1, 3, 6)), after, values(1, 1, 1))
+    assert torch.equal(shifted.restore_residual, found.restore_residual)
 
 
 def test_a_dropped_patch_belongs_to_the_nearest_one():
@@ -52,9 +52,9 @@ def test_a_dropped_patch_belongs_to_the_nearest_one():
     tokens = Tokens(
         torch.zeros(1, 4, 1), torch.tensor([[0, 3, 4, 6]]), 0, (2, 3), owner=torch.tensor([[0, -1, -1, 1, 2, -1]])
     )
-    assert adopted(tokens).tolist() == [[0, 0, 2, 1, 2, 2]]
-    padded = tokens.but(size=torch.tensor([[0.0, 1.0, 1.0, 1.0]]))  # the first is padding
-    assert adopted(padded).tolist() == [[1, 2, 2, 1, 2, 2]]
+    assert assign_dropped_patches(tokens).tolist() == [[0, 0, 2, 1, 2, 2]]
+    padded = tokens.replace(size=torch.tensor([[0.0, 1.0, 1.0, 1.0]]))  # the first is padding
+    assert assign_dropped_patches(padded).tolist() == [[1, 2, 2, 1, 2, 2]]
 
 
 def returned_tokens(model, images):
@@ -100,7 +100,7 @@ def test_patches_that_were_never_merged_keep_their_own_token(family):
     tower = tower_of(fast)
     with torch.no_grad():
         tokens = run(tower, images, restore=True)
-    whole = restored(tokens)[:, tokens.prefix :]
+    whole = restore_patches(tokens)[:, tokens.prefix :]
     alone = tokens.size == 1
     rows, places = alone.nonzero(as_tuple=True)
     torch.testing.assert_close(whole[rows, tokens.cell[alone]], tokens.image[rows, places], rtol=1e-5, atol=1e-5)
@@ -152,10 +152,10 @@ def test_feature_maps_of_timm():
         "vit_tiny_patch16_224", features_only=True, out_indices=(1, 2), **small_models.SMALL | {"num_classes": 0}
     ).eval()
     images = families.images("vit")
-    with pytest.raises(UnsupportedBackbone, match="restore=True"):
+    with pytest.raises(UnsupportedModelError, match="restore=True"):
         patch(model)
     maps = model(images)
-    for method in (Identity(), GTPPlus(propagate=(20, 0, 9))):
+    for method in (Identity(), GTPPlus(remove=(20, 0, 9))):
         found = patch(model, method, restore=True)(images)
         assert [each.shape for each in found] == [each.shape for each in maps]
         if method == Identity():
@@ -188,10 +188,10 @@ def test_pictures_of_features(tmp_path, capsys):
     found = {}
     for name, words in (("all", ["--method", "identity"]), ("few", ["--method", "tome", "--r", "7"])):
         words = ["visualise", *words, "--features", "--json", "--output", str(tmp_path / name)]
-        assert main(words) == Exit.OK
+        assert main(words) == ExitCode.OK
         found[name] = list(json.loads(capsys.readouterr().out)["pictures"].values())
         assert len(list((tmp_path / name).glob("*-features.png"))) == 3
-    assert all(each == {"patch_error": 0.0, "same_segment": 100.0} for each in found["all"])
+    assert all(each == {"patch_error": 0.0, "same_segment_percent": 100.0} for each in found["all"])
     assert all(each["patch_error"] > 0 for each in found["few"])
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gtp_vit.core.schedule import removals, whole_tokens
-from gtp_vit.errors import BadSchedule, UnknownName
+from gtp_vit.core.schedule import removals, round_schedule
+from gtp_vit.errors import ScheduleError, UnknownNameError
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_schedules_of_four_layers_and_49_tokens(schedule, expected):
 
 def test_the_largest_constant_number_leaves_one_token():
     assert sum(removals(12, 4, 49)) == 48
-    with pytest.raises(BadSchedule, match=r"removes 52 tokens.*only 49.*largest constant.* is 12"):
+    with pytest.raises(ScheduleError, match=r"removes 52 tokens.*only 49.*largest constant.* is 12"):
         removals(13, 4, 49)
 
 
@@ -55,20 +55,20 @@ def test_the_largest_constant_number_leaves_one_token():
     ],
 )
 def test_wrong_schedules_are_refused(schedule, words):
-    with pytest.raises(BadSchedule) as error:
+    with pytest.raises(ScheduleError) as error:
         removals(schedule, depth=4, tokens=49)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_unknown_schedule_names_get_close_matches():
-    with pytest.raises(UnknownName, match="did you mean 'linear'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
         removals("liner:2:4", depth=4, tokens=49)
 
 
 @pytest.mark.parametrize(
     ("name", "plan"),
-    [("searched", (0, 0, 6, 9, 9, 7, 6, 4, 3, 3, 1, 0)), ("learned", (0, 0, 6, 9, 9, 7, 7, 5, 2, 2, 1, 0))],
+    [("default", (0, 0, 6, 9, 9, 7, 6, 4, 3, 3, 1, 0)), ("calibrated", (0, 0, 6, 9, 9, 7, 7, 5, 2, 2, 1, 0))],
 )
 def test_searched_shapes_at_every_depth(name, plan):
     assert removals(f"{name}:4", 12, 196) == plan
@@ -79,6 +79,6 @@ def test_searched_shapes_at_every_depth(name, plan):
 
 
 def test_rounding_hands_on_what_is_left_over_and_one_token_stays():
-    assert whole_tokens([0, 1.4, 0, 1.4, 1.4], tokens=49) == [0, 1, 0, 2, 1]
-    assert whole_tokens([0, 30.5, 30.5, 30.5], tokens=49) == [0, 30, 18, 0]
-    assert whole_tokens([10, 10], 49, fewest=7, nearest=lambda left: round(left / 7) * 7) == [7, 14]
+    assert round_schedule([0, 1.4, 0, 1.4, 1.4], tokens=49) == [0, 1, 0, 2, 1]
+    assert round_schedule([0, 30.5, 30.5, 30.5], tokens=49) == [0, 30, 18, 0]
+    assert round_schedule([10, 10], 49, min_tokens=7, snap=lambda left: round(left / 7) * 7) == [7, 14]

@@ -31,20 +31,20 @@ def test_kept_and_removed_make_up_what_was_there(traced):
 
 def test_a_removed_patch_belongs_to_its_strongest_neighbour_that_stays(traced):
     fast, images, found = traced
-    lists = fast.reducer.start(fast.reduction.backbone.embed(fast, images)).carry.lists
+    lists = fast.reducer.start(fast.reduction.backbone.embed(fast, images)).method_state.lists
     graph = normalise_matrix(adjacency(lists.neighbours))
     for layer in found.layers:
         for image in range(len(images)):
             edges = graph[image][layer.kept[image]][:, layer.removed[image]]
             strongest, place = edges.max(dim=0)
             expected = torch.where(strongest > 0, place, -1)
-            assert torch.equal(layer.owner[image][layer.removed[image]], expected)
+            assert torch.equal(layer.owners[image][layer.removed[image]], expected)
 
 
 def test_lost_counts_removed_tokens_that_nobody_took(traced):
     _, _, found = traced
     for layer in found.layers:
-        expected = (layer.owner.gather(1, layer.removed) < 0).float().mean(dim=1)
+        expected = (layer.owners.gather(1, layer.removed) < 0).float().mean(dim=1)
         assert torch.equal(layer.lost, expected)
     assert found.lost().tolist() == pytest.approx(torch.stack([layer.lost for layer in found.layers]).mean(0).tolist())
 
@@ -60,14 +60,14 @@ def test_owners_pass_on_what_they_own():
     assert tokens.owner.tolist() == [[0, 0, -1, 0, 1]]
     tokens = tokens.fuse(torch.tensor([[0]]), torch.tensor([[1]]), torch.ones(1, 1, 2), 5)
     assert tokens.owner.tolist() == [[0, 0, -1, 0, 1]]
-    assert (tokens.cell.tolist(), tokens.names.tolist(), tokens.sizes.tolist()) == ([[3, 5]], [[3, 5]], [[3, 1]])
+    assert (tokens.cell.tolist(), tokens.token_ids.tolist(), tokens.sizes.tolist()) == ([[3, 5]], [[3, 5]], [[3, 1]])
 
 
 def test_conserved_sizes_add_up_to_what_was_not_lost():
     fast = patch(families.make("vit"), GTP(propagate=7, conserve_sizes=True))
     found = trace(fast, families.images("vit"))
     assert found.lost().tolist() == [0, 0, 0]  # or the sizes would not add up
-    total = found.layers[-1].size.sum(dim=1)
+    total = found.layers[-1].sizes.sum(dim=1)
     torch.testing.assert_close(total, torch.full_like(total, 64))
 
 
@@ -106,14 +106,14 @@ def test_a_plain_model_cannot_be_traced():
 @pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 def test_a_traced_pass_is_the_ordinary_one(method, dtype, kernels):
     """Bit by bit: a trace looks on, and takes no way of its own."""
-    if kernels == "native" and native.PROBLEM is not None:
-        pytest.skip(native.PROBLEM)
+    if kernels == "native" and native.LOAD_ERROR is not None:
+        pytest.skip(native.LOAD_ERROR)
     fast = patch(families.make("dinov2_registers").to(dtype), method, kernels=kernels)
     images = families.images("dinov2_registers").to(dtype)
     plain, followed = [], []
     with torch.no_grad():
         run(fast, images, observe=plain.append)
-        run(fast, images, observe=followed.append, follow=True)
+        run(fast, images, observe=followed.append, track_owners=True)
     for one, other in zip(plain, followed, strict=True):
         assert torch.equal(one.cell, other.cell)
         assert torch.equal(one.x, other.x)

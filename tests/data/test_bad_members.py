@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from gtp_vit.data.dataset import ImageFiles
+from gtp_vit.data.dataset import ImageDataset
 from gtp_vit.data.library_readers import HuggingFaceReader
 from gtp_vit.data.loader import batches
-from gtp_vit.data.open import DataSettings, open_pictures
+from gtp_vit.data.open import DataSettings, open_with_transform
 
 
 def picture():
@@ -46,7 +46,7 @@ def test_bad_members_of_a_web_dataset_are_named(tmp_path):
         link = tarfile.TarInfo("link.png")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
-    dataset = open_pictures(DataSettings(tmp_path, "wds/", "*.tar", labels=False), zeros, (3, 8, 8))
+    dataset = open_with_transform(DataSettings(tmp_path, "wds/", "*.tar", labels=False), zeros, (3, 8, 8))
     (batch,) = batches(dataset, batch_size=99, workers=0)
     assert [name.split("/")[1].split(".")[0] for name in batch.names] == ["good", "last"]
     found = {text.split(":")[0].split("/")[1].split(".")[0]: text for text in batch.unreadable.values()}
@@ -75,7 +75,7 @@ def test_bad_rows_of_a_hugging_face_data_set_are_named(tmp_path):
         dataset = Set({"image": row} for row in rows)
         root, image_key, class_to_idx, label_key = "", "image", {}, "label"
 
-    (batch,) = batches(ImageFiles(HuggingFaceReader(Reader()), zeros, (3, 8, 8)), batch_size=99, workers=0)
+    (batch,) = batches(ImageDataset(HuggingFaceReader(Reader()), zeros, (3, 8, 8)), batch_size=99, workers=0)
     assert batch.names == ("image 0", "last.png")
     said = list(batch.unreadable.values())
     assert [text.endswith("the row has no image") for text in said] == [True, True, True, False, False, False]

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
 
 from gtp_vit import GTPError, ToMe, create_model, patch
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import SettingError
 
 
 def test_positions_of_a_checkpoint_are_resampled_on_request(tmp_path):
@@ -27,9 +27,9 @@ def test_positions_of_a_checkpoint_are_resampled_on_request(tmp_path):
     with pytest.raises(GTPError, match=r"resample: --resample-positions"):
         create_model("test_vit", **flags, img_size=(96, 64))
     for missing in ({"img_size": 96}, {"checkpoint": file}):
-        with pytest.raises(BadSetting, match="give checkpoint and img_size, too"):
+        with pytest.raises(SettingError, match="give checkpoint and img_size, too"):
             create_model("test_vit", resample_positions=True, **missing)
     own_file = tmp_path / "fashion.safetensors"
     save_file(create_model("fashion_vit").state_dict(), own_file)
-    with pytest.raises(BadSetting, match="leave out resample_positions"):
+    with pytest.raises(SettingError, match="leave out resample_positions"):
         create_model("fashion_vit", checkpoint=own_file, img_size=32, resample_positions=True)

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from torchvision.datasets import ImageFolder
 
 from gtp_vit import GTPError
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import ImageFiles, ImageStream
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.data.dataset import ImageDataset, StreamingImageDataset
 from gtp_vit.data.image_file import decode, load_picture, open_picture
 from gtp_vit.data.items import collate
-from gtp_vit.data.loader import batches, first_images
+from gtp_vit.data.loader import batches, take_images
 from gtp_vit.data.open import DataSettings, open_images
-from gtp_vit.data.reader import Opened, Reader
+from gtp_vit.data.reader import OpenedImage, Reader
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.runs import distributed
@@ -49,7 +49,7 @@ def read(model, folder):
     """Names of the pictures that were read, and what is said of the others."""
     dataset = open_images(model, DataSettings(data_dir=folder))
     (batch,) = batches(dataset, batch_size=100, workers=0)
-    return [dataset.reader.name(place) for place in batch.place.tolist()], list(batch.unreadable.values())
+    return [dataset.reader.name(place) for place in batch.indices.tolist()], list(batch.unreadable.values())
 
 
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
@@ -72,7 +72,9 @@ def test_sixteen_bits_of_big_endian_tiff_and_of_decoded_pictures_are_scaled(tmp_
     Image.fromarray(GREY).save(path, tiffinfo={262: 0})  # says that 0 is white
     np.testing.assert_array_equal(np.asarray(load_picture(path))[:, :, 0], 255 - EIGHT)
     np.testing.assert_array_equal(np.asarray(decode(Image.fromarray(GREY)))[:, :, 0], EIGHT)
-    stream = ImageStream([(Image.fromarray(GREY), 1)], lambda image: torch.tensor(np.asarray(image)), (3, 40, 40))
+    stream = StreamingImageDataset(
+        [(Image.fromarray(GREY), 1)], lambda image: torch.tensor(np.asarray(image)), (3, 40, 40)
+    )
     np.testing.assert_array_equal(next(iter(stream)).image[:, :, 0], EIGHT)
 
 
@@ -146,12 +148,12 @@ def test_torchvisions_folders_are_read_as_ours(model, folder, pipe):
     assert isinstance(plain, ImageFolder)
     names = [os.path.basename(path) for path, _ in plain.samples]
     assert np.asarray(plain[names.index("grey16.png")][0]).min() == 0
-    assert "it is not a file" in dataset[names.index("pipe.jpg")].problem
+    assert "it is not a file" in dataset[names.index("pipe.jpg")].error
 
 
 def test_visualise_does_not_wait_for_a_pipe(pipe, tmp_path, capsys):
     words = ["visualise", "test_vit", str(pipe), "--checkpoint", weights(tmp_path), "--num-classes", "2"]
-    assert main([*words, "--output", str(tmp_path / "v")]) == Exit.USAGE
+    assert main([*words, "--output", str(tmp_path / "v")]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
         f"gtp-vit: {pipe} cannot be read: it is not a file but a folder, pipe, socket or device\n"
     )
@@ -167,7 +169,7 @@ def weights(tmp_path):
 def test_what_was_not_read_shows_in_the_command(folder, pipe, tmp_path, capsys):
     (folder / "notes.txt").write_text("boxes")
     words = ["evaluate", "test_vit", "--num-classes", "2", "--checkpoint", weights(tmp_path), "--data-dir", str(folder)]
-    assert main([*words, "--propagate", "4", "--workers", "0"]) == Exit.INCOMPLETE
+    assert main([*words, "--remove", "4", "--workers", "0"]) == ExitCode.INCOMPLETE
     note, error = capsys.readouterr().err.splitlines()
     assert note == f"gtp-vit: not read in {folder}, because it does not look like a picture: notes.txt"
     assert "1 of the images could not be read and were left out: a/pipe.jpg" in error
@@ -187,13 +189,13 @@ def test_the_launchers_signal_is_no_unreadable_image(model):
         def __len__(self):
             return 4
 
-        def open(self, place):
+        def open(self, index):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    images = ImageFiles(Stopped(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
+    images = ImageDataset(Stopped(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
     with (
         pytest.raises(GTPError, match="process 0 of 2 was told to stop"),
-        distributed._stop_explained("process 0 of 2"),
+        distributed._explain_lost_processes("process 0 of 2"),
     ):
         evaluate({UNREDUCED: model}, images, workers=0)
 
@@ -204,10 +206,10 @@ def test_a_split_without_labels_is_refused_in_words(model, label):
         def __len__(self):
             return 4
 
-        def open(self, place):
-            return Opened("name", Image.new("RGB", (32, 32)), label if place else 0)
+        def open(self, index):
+            return OpenedImage("name", Image.new("RGB", (32, 32)), label if index else 0)
 
-    images = ImageFiles(Unlabelled(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
+    images = ImageDataset(Unlabelled(), lambda image: torch.zeros(3, 32, 32), (3, 32, 32))
     with pytest.raises(GTPError, match=r"an image has label -1, which means no label.*--split"):
         evaluate({UNREDUCED: model}, images, workers=0)
 
@@ -215,12 +217,12 @@ def test_a_split_without_labels_is_refused_in_words(model, label):
 def test_the_first_images_are_those_that_can_be_read_and_are_where_the_model_is(model, folder):
     (folder / "a" / "0.png").write_bytes(b"no picture")
     dataset = open_images(model, DataSettings(data_dir=folder))
-    found = first_images(dataset, 2, model.to("meta", torch.bfloat16))
+    found = take_images(dataset, 2, model.to("meta", torch.bfloat16))
     assert (found.device.type, found.dtype, found.shape) == ("meta", torch.bfloat16, (2, 3, 32, 32))
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")
     with pytest.raises(GTPError, match="none of the images could be read"):
-        first_images(dataset, 2, model)
+        take_images(dataset, 2, model)
 
 
 def in_shared_memory(items):

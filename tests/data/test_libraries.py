@@ -13,18 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from gtp_vit import GTPError, GTPPlus, Identity, create_model, export, macs, patch, read_recipe
 from gtp_vit.backbones import BACKBONES, hf_library, libraries, small_models
-from gtp_vit.backbones.host import find
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.backbones.host import find_vit
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.models import sources
-from gtp_vit.models.factory import names, refusal
+from gtp_vit.models.factory import names, unsupported_reason
 from gtp_vit.patching import tower_of
 from gtp_vit.testing import families
 from support.engines import needs_onnxruntime
 
 needs_transformers = pytest.mark.skipif(not small_models.HAS_TRANSFORMERS, reason="transformers needs Python 3.11")
-REDUCING = GTPPlus(propagate=(9, 0, 9, 0))
+REDUCING = GTPPlus(remove=(9, 0, 9, 0))
 
 
 def run(capsys, *words):
@@ -65,22 +65,22 @@ def saved(tmp_path_factory):
 def test_a_folder_of_hugging_face_in_every_command(saved, pictures, tmp_path, capsys):
     name, data = f"hf:{saved}", ("--data-dir", pictures, "-j", "0")
     code, out, err = run(capsys, "evaluate", name, *data, "--method", "tome", "--r", "9", "--json")
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     rows = json.loads(out)["rows"]
     assert [row["images"] for row in rows] == [24, 24]
     assert rows[1]["agreement"] < 100.01
     assert rows[1]["kl"] > 0
     code, out, err = run(capsys, "macs", name, "--method", "gtp", "--propagate", "5", "--json")
-    assert (code, err) == (Exit.OK, "")
+    assert (code, err) == (ExitCode.OK, "")
     assert json.loads(out)["unreduced"] == macs(create_model(name)).total
     code, _, err = run(capsys, "benchmark", name, "--rounds", "3", "-b", "2")
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     words = ("tune", name, *data, "--macs", "0.8", "--search-passes", "1", "--output", tmp_path / "r.json")
     code, _, err = run(capsys, *words)
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     assert read_recipe(tmp_path / "r.json").model == "hf:small-vit"  # no folder of this machine
     code, _, err = run(capsys, "visualise", name, pictures / "class0" / "00.png", "--output", tmp_path / "seen")
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     assert (tmp_path / "seen" / "0-00.png").exists()
 
 
@@ -90,7 +90,7 @@ def test_a_folder_of_hugging_face_in_every_command(saved, pictures, tmp_path, ca
 def test_a_folder_of_hugging_face_is_exported_with_its_preparation_and_labels(saved, pictures, tmp_path, capsys):
     words = ("export", f"hf:{saved}", "--data-dir", pictures, "-j", "0", "--output", tmp_path, "--method", "deploy")
     code, _, err = run(capsys, *words)
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     path = tmp_path / "hf_small-vit-gtp_plus-f32.onnx"
     about = ExportedFile.read(path).metadata.to_dict()
     assert about["model"] == "hf:small-vit"
@@ -99,7 +99,7 @@ def test_a_folder_of_hugging_face_is_exported_with_its_preparation_and_labels(sa
     assert about["input"]["mean"] == [0.5, 0.5, 0.5]
     assert "resize to 64 x 64, whatever its shape (bilinear)" in path.with_name(f"{path.name}.md").read_text()
     code, out, err = run(capsys, "evaluate", path, "--data-dir", pictures, "--checkpoint", saved, "-j", "0", "--json")
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     assert json.loads(out)["rows"][1]["images"] == 24
 
 
@@ -123,10 +123,10 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
         small_models.hugging_face(name, config).save_pretrained(tmp_path / name)
         for meta in (True, False):
             model = create_model(f"hf:{tmp_path / name}", meta=meta)
-            assert type(model).__name__ == hf_library.IMAGES_ONLY[name]
+            assert type(model).__name__ == hf_library.VISION_ONLY_CLASSES[name]
         capsys.readouterr()
         code, _, err = run(capsys, "benchmark", f"hf:{tmp_path / name}", "--rounds", "3", "-b", "1")
-        assert (code, err) == (Exit.OK, "")
+        assert (code, err) == (ExitCode.OK, "")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
 @needs_transformers
 def test_mistakes_get_one_line(words, message, saved, capsys):
     code, out, err = run(capsys, *(word.replace("SAVED", str(saved)) for word in words))
-    assert code == Exit.USAGE
+    assert code == ExitCode.USAGE
     assert message in err
     assert (out, err.count("\n")) == ("", 1)
 
@@ -166,24 +166,24 @@ def test_a_missing_library_is_named(monkeypatch, capsys):
     libraries._open_clip.cache_clear()
     monkeypatch.setitem(sys.modules, "open_clip", None)
     code, _, err = run(capsys, "macs", "open_clip:ViT-B-32")
-    assert (code, "pip install 'gtp-vit[open_clip]'" in err) == (Exit.USAGE, True)
+    assert (code, "pip install 'gtp-vit[open_clip]'" in err) == (ExitCode.USAGE, True)
     assert not any(name.startswith("open_clip:") for name in names("*"))
     monkeypatch.setitem(sys.modules, "transformers", None)
     code, _, err = run(capsys, "macs", "hf:some/model")
-    assert (code, "pip install 'gtp-vit[hf]'" in err) == (Exit.USAGE, True)
+    assert (code, "pip install 'gtp-vit[hf]'" in err) == (ExitCode.USAGE, True)
     libraries._open_clip.cache_clear()
 
 
 def test_models_lists_what_is_accepted(capsys):
     code, out, _ = run(capsys, "models", "torchvision:*")
     assert (code, out.split()) == (
-        Exit.OK,
+        ExitCode.OK,
         [f"torchvision:vit_{each}" for each in ("b_16", "b_32", "h_14", "l_16", "l_32")],
     )
     for name in ("open_clip:ViT-B-32", "open_clip:ViT-B-16-SigLIP", "open_clip:coca_ViT-B-32"):
-        assert refusal(name) is None
+        assert unsupported_reason(name) is None
     for name in ("open_clip:RN50", "open_clip:convnext_base"):
-        assert "is not a supported ViT" in refusal(name)
+        assert "is not a supported ViT" in unsupported_reason(name)
     assert {"open_clip:ViT-B-32", "torchvision:vit_b_16", "deit_tiny_patch16_224"} <= set(names("*"))
 
 
@@ -195,13 +195,13 @@ def test_a_family_brings_the_names_of_all_its_models():
             assert name in names(name)
     assert {"deit_tiny_patch16_224", "vit_tiny_r_s16_p8_224", "lvvit_s", "fashion_vit"} <= set(names("*"))
     if timm.is_model("qwen3_vit_88m"):
-        assert refusal("qwen3_vit_88m") is None
+        assert unsupported_reason("qwen3_vit_88m") is None
 
 
 def test_torchvision_by_name(pictures):
     model = create_model("torchvision:vit_b_16", img_size=32, num_classes=2)
     transform = sources.transform_of("torchvision:vit_b_16", model)
-    assert find(model).inputs.classes == 2
+    assert find_vit(model).inputs.classes == 2
     assert transform(Image.open(pictures / "class0" / "00.png")).shape == (3, 224, 224)
 
 
@@ -234,8 +234,8 @@ def test_models_around_a_vit_of_open_clip():
         torch.manual_seed(0)
         model.eval()
         side = 224 if "trunk" in path else 64
-        images, fast = torch.randn(2, 3, side, side), patch(model, GTPPlus(propagate=5))
-        assert find(model).path == path
+        images, fast = torch.randn(2, 3, side, side), patch(model, GTPPlus(remove=5))
+        assert find_vit(model).path == path
         assert type(fast).__name__ == type(model).__name__
         with torch.no_grad():
             expected = model.encode_image(images)
@@ -245,7 +245,7 @@ def test_models_around_a_vit_of_open_clip():
             words = torch.randint(0, 50, (2, 8))
             assert torch.equal(fast.encode_text(words), model.encode_text(words))
         assert macs(fast).total < macs(model).total
-        assert tower_of(fast).reduction.method == GTPPlus(propagate=5)
+        assert tower_of(fast).reduction.method == GTPPlus(remove=5)
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_a_hugging_face_encoder_is_exported(tmp_path):
         pytest.skip("transformers needs Python 3.11")
     found = export(patch(families.make("hf_clip_projection"), REDUCING), tmp_path / "clip.onnx")
     assert found.metadata.output == ("embedding", 16)
-    assert max(check.difference for check in found.checks) < 1e-4
+    assert max(check.max_difference for check in found.checks) < 1e-4
 
 
 # What a processor, a configuration and a file of weights may disagree about
@@ -274,11 +274,11 @@ def test_weights_that_are_missing_are_not_random(saved, pictures, tmp_path, caps
     (lost,) = (key for key in load_file(saved / "model.safetensors") if ".2." in key and "query.weight" in key)
     folder = without(saved, tmp_path / "less", lost)
     code, out, err = run(capsys, "evaluate", f"hf:{folder}", "--data-dir", pictures, "-j", "0")
-    assert (code, out, err.count("\n")) == (Exit.USAGE, "", 1)
+    assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert "lack vit.layers.2.attention.q_proj.weight" in err
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
     code, out, err = run(capsys, "evaluate", f"hf:{folder}", "--data-dir", pictures, "-j", "0")
-    assert (code, out, err.count("\n"), "transformers cannot load" in err) == (Exit.USAGE, "", 1, True)
+    assert (code, out, err.count("\n"), "transformers cannot load" in err) == (ExitCode.USAGE, "", 1, True)
 
 
 @needs_transformers
@@ -286,8 +286,8 @@ def test_a_pooler_without_weights_is_left_out(tmp_path):
     families.make("hf_vit_base").save_pretrained(tmp_path / "whole")
     folder = without(tmp_path / "whole", tmp_path / "less", "pooler.dense.weight", "pooler.dense.bias")
     assert create_model(f"hf:{folder}").pooler is None
-    assert find(create_model(f"hf:{folder}")).output.kind == "tokens"
-    assert find(create_model(f"hf:{tmp_path / 'whole'}")).output.kind == "features"
+    assert find_vit(create_model(f"hf:{folder}")).output.kind == "tokens"
+    assert find_vit(create_model(f"hf:{tmp_path / 'whole'}")).output.kind == "features"
 
 
 @needs_transformers
@@ -302,10 +302,10 @@ def test_a_model_that_takes_any_size_is_measured_at_its_processors(pictures, tmp
     small = small_models.hugging_face("Dinov2ForImageClassification", "Dinov2Config", num_labels=2)
     capsys.readouterr()
     code, out, err = run(capsys, "evaluate", f"hf:{tmp_path}", "--data-dir", pictures, "-j", "0", "--json")
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     assert json.loads(out)["rows"][0]["gmacs"] * 1e9 == pytest.approx(macs(small).total, rel=1e-3)
     assert json.loads(run(capsys, "macs", f"hf:{tmp_path}", "--json")[1])["unreduced"] == macs(small).total
-    assert sources.preparation_of(f"hf:{tmp_path}")["crop_pct"] == 0.8
+    assert sources.preprocessing_of(f"hf:{tmp_path}")["crop_pct"] == 0.8
     create_model(f"hf:{tmp_path}").save_pretrained(tmp_path / "again")  # the configuration still fits the weights
     assert json.loads((tmp_path / "again" / "config.json").read_text())["image_size"] == 144
 
@@ -317,7 +317,7 @@ def test_a_processor_of_another_size_is_refused(saved, pictures, tmp_path, capsy
     shutil.copytree(saved, tmp_path / "other")
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "other")
     code, out, err = run(capsys, "evaluate", f"hf:{tmp_path / 'other'}", "--data-dir", pictures, "-j", "0")
-    assert (code, out, err.count("\n")) == (Exit.USAGE, "", 1)
+    assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert "makes images of (32, 32), and the model takes (64, 64)" in err
 
 
@@ -331,15 +331,15 @@ def test_what_timm_has_no_words_for_is_told_as_it_is():
         transformers.ViTImageProcessor(do_normalize=False),
         transformers.CLIPImageProcessor(rescale_factor=1 / 128),
     ):
-        assert list(hf_library.Processed(processor).in_words()) == ["processor"]
-    found = hf_library.Processed(transformers.CLIPImageProcessor()).in_words()
+        assert list(hf_library.HFImageTransform(processor).preprocessing()) == ["processor"]
+    found = hf_library.HFImageTransform(transformers.CLIPImageProcessor()).preprocessing()
     assert (found["crop_pct"], found["crop_mode"], found["interpolation"]) == (1.0, "center", "bicubic")
 
 
 @needs_transformers
 def test_a_classifier_for_no_classes_gives_features():
     model = small_models.hugging_face("ViTForImageClassification", "ViTConfig", num_labels=0).eval()
-    assert find(model).output == ("features", 24)
+    assert find_vit(model).output == ("features", 24)
 
 
 @needs_transformers

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 import gtp_vit
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import ImageStream
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.data.dataset import StreamingImageDataset
 from gtp_vit.data.image_file import ORIENTATION, decode, load_picture
 from gtp_vit.data.library_readers import TorchvisionReader
-from gtp_vit.data.open import DataSettings, open_pictures
+from gtp_vit.data.open import DataSettings, open_with_transform
 from gtp_vit.demo import upload
 from gtp_vit.runs.identity import images_identity
 
@@ -119,8 +119,12 @@ def seen_by(dataset):
     """What the transform of a data set is given."""
     found = []
     dataset.transform = lambda picture: (found.append(picture), torch.zeros(3, 32, 32))[1]
-    items = [dataset[0]] if hasattr(dataset, "__getitem__") and not isinstance(dataset, ImageStream) else [*dataset]
-    assert not items[0].problem
+    items = (
+        [dataset[0]]
+        if hasattr(dataset, "__getitem__") and not isinstance(dataset, StreamingImageDataset)
+        else [*dataset]
+    )
+    assert not items[0].error
     return found[0]
 
 
@@ -132,12 +136,14 @@ def test_every_reader_obeys_the_rule(tmp_path, folder, ignore):
         tar.addfile(member, io.BytesIO(turned()))
 
     def opened(**settings):
-        return open_pictures(DataSettings(labels=False, ignore_exif=ignore, **settings), None, (3, 32, 32))
+        return open_with_transform(DataSettings(labels=False, ignore_exif=ignore, **settings), None, (3, 32, 32))
 
     pictures = {
         "folder": seen_by(opened(data_dir=folder)),
         "torchvision": seen_by(opened(data_dir=folder, dataset="torch/image_folder")),
-        "stream": seen_by(ImageStream([(Image.open(io.BytesIO(turned())), 0)], None, (3, 32, 32), ignore_exif=ignore)),
+        "stream": seen_by(
+            StreamingImageDataset([(Image.open(io.BytesIO(turned())), 0)], None, (3, 32, 32), ignore_exif=ignore)
+        ),
     }
     if pytest.importorskip("webdataset"):
         pictures["tars"] = seen_by(opened(data_dir=tmp_path, dataset="wds/", split="*.tar"))
@@ -148,14 +154,14 @@ def test_every_reader_obeys_the_rule(tmp_path, folder, ignore):
 @pytest.mark.parametrize("ignore", [False, True])
 def test_hugging_face_data_sets_obey_the_rule(tmp_path, folder, ignore):
     datasets = pytest.importorskip("datasets")
-    from gtp_vit.data.dataset import ImageFiles
+    from gtp_vit.data.dataset import ImageDataset
     from gtp_vit.data.library_readers import HuggingFaceReader
 
     class Reader:
         dataset = datasets.Dataset.from_dict({"image": [{"bytes": turned(), "path": None}]})
         root, image_key, class_to_idx, label_key = "", "image", {}, "label"
 
-    picture = seen_by(ImageFiles(HuggingFaceReader(Reader()), None, (3, 32, 32), ignore_exif=ignore))
+    picture = seen_by(ImageDataset(HuggingFaceReader(Reader()), None, (3, 32, 32), ignore_exif=ignore))
     assert lies(picture) if ignore else is_upright(picture)
 
 
@@ -169,7 +175,9 @@ def test_torchvision_and_ours_turn_a_picture_once_together(folder):
 
 def test_the_identity_of_a_run_says_which_rule_it_followed(folder):
     def identity(ignore):
-        return images_identity(open_pictures(DataSettings(folder, labels=False, ignore_exif=ignore), None, (3, 32, 32)))
+        return images_identity(
+            open_with_transform(DataSettings(folder, labels=False, ignore_exif=ignore), None, (3, 32, 32))
+        )
 
     one, other = identity(False), identity(True)
     assert one.orientation == "as EXIF says"
@@ -190,13 +198,13 @@ def test_commands_take_the_flag_and_refuse_to_mix(tmp_path, folder, checkpoint, 
         "--output",
         output,
     ]
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     assert json.loads((tmp_path / "v" / "manifest.json").read_text())["run"]["orientation"] == "as EXIF says"
     upright = next(gtp_vit.read_embeddings(output)).embeddings
     capsys.readouterr()
-    assert main([*words, "--ignore-exif"]) == Exit.USAGE
+    assert main([*words, "--ignore-exif"]) == ExitCode.USAGE
     assert "orientation was as EXIF says and is as stored" in capsys.readouterr().err
-    assert main([*words, "--ignore-exif", "--restart"]) == Exit.OK
+    assert main([*words, "--ignore-exif", "--restart"]) == ExitCode.OK
     assert not np.allclose(upright, next(gtp_vit.read_embeddings(output)).embeddings, atol=1e-4)
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from gtp_vit import GTPError
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.open import DataSettings, open_pictures
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.data.open import DataSettings, open_with_transform
 
 SIZES = {"img_size": 32, "num_classes": 2}
 
@@ -28,7 +28,7 @@ def tree(tmp_path):
 
 
 def opened(folder, **settings):
-    return open_pictures(DataSettings(folder, split="", labels=False, **settings), None, (3, 8, 8))
+    return open_with_transform(DataSettings(folder, split="", labels=False, **settings), None, (3, 8, 8))
 
 
 def names(folder, **settings):
@@ -113,7 +113,7 @@ def test_splits_are_found_as_timm_finds_them(tree):
     (tree / "val").mkdir()
     (tree / "a").rename(tree / "val" / "a")
     for split, wanted in (("validation", 2), ("val", 2), ("train", 4), ("", 4), ("b", 2)):
-        assert len(open_pictures(DataSettings(tree, split=split, labels=False), None, (3, 8, 8))) == wanted
+        assert len(open_with_transform(DataSettings(tree, split=split, labels=False), None, (3, 8, 8))) == wanted
 
 
 def test_folders_of_torchvision_count_once_and_loops_are_refused(tree):
@@ -135,7 +135,7 @@ def test_a_tar_file_with_two_names_is_read_once(tree, tmp_path):
     os.symlink("0.tar", tmp_path / "1.tar")
     settings = DataSettings(tmp_path, "wds/", "*.tar", labels=False)
     with pytest.warns(UserWarning, match=r"1.tar is the same as 0.tar"):
-        assert len(open_pictures(settings, None, (3, 8, 8))) == 1
+        assert len(open_with_transform(settings, None, (3, 8, 8))) == 1
 
 
 @pytest.mark.filterwarnings("default")  # which a command prints
@@ -145,11 +145,11 @@ def test_the_commands_say_so_and_count_once(tree, tmp_path, capsys):
     os.link(tree / "b" / "2.png", tree / "b" / "copy.png")
     words = ["evaluate", "vit_tiny_patch16_224", "--checkpoint", str(tmp_path / "w.safetensors"), "--img-size", "32"]
     words += ["--num-classes", "2", "--data-dir", str(tree), "--workers", "0", "--json", "--method", "tome", "--r", "1"]
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     answer = capsys.readouterr()
     assert {row["images"] for row in json.loads(answer.out)["rows"]} == {4}
     assert "names like it; counted once (--count-links counts every name)" in answer.err
-    assert main([*words, "--count-links"]) == Exit.OK
+    assert main([*words, "--count-links"]) == ExitCode.OK
     assert {row["images"] for row in json.loads(capsys.readouterr().out)["rows"]} == {5}
 
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from gtp_vit import METHODS
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.report.page import Section, picture, table, write_report
-from gtp_vit.report.plot import Point, curves
+from gtp_vit.report.plot import Point, line_plot
 from gtp_vit.report.tokens import png
 from support.browser import CHROMEDRIVER, CHROMIUM, MISSING, start_chromium
 
@@ -32,7 +32,7 @@ def page(tmp_path_factory):
     lines = {"gtp": [(0.5, 0.2), (0.7, 0.1)], "to<me": [(0.5, 0.1), Point(0.7, 0.05, "KL: 0.05\nsettings: <b>")]}
     few = [["b", "10.5 [9, 11]"], ["a", "not timed"], ["c", "-2"], ["d", "9.75 [9, 11]"]]
     sections = [
-        Section("Plot", curves(lines, "MACs", "KL", log_y=True)),
+        Section("Plot", line_plot(lines, "MACs", "KL", log_y=True)),
         Section("Table", table(columns, rows, best=1)),
         Section("Sorted", table(["name", "speed"], few)),
         Section("Picture", picture(png(Image.new("RGB", (1200, 300), "navy")), "A wide picture.")),
@@ -67,7 +67,7 @@ def test_the_page_fits_and_loads_nothing(page, width):
 def test_the_demo_compares_every_method_and_its_page_fits_desk_and_phone_and_loads_nothing(tmp_path, capsys):
     """`make demo` on a few images."""
     words = ["compare", "--output", str(tmp_path), "--limit", "24", "--rounds", "3", "--macs", "0.6", "--json"]
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["method"] for row in rows} == {"", *METHODS} - {"identity"}
     assert all(row["speedup"] and row["images_per_second"] for row in rows[1:])

@@ -14,25 +14,25 @@ from PIL import Image
 
 import gtp_vit
 from gtp_vit import METHODS, ToMe, create_model, patch, trace
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.core.backbone import Output
 from gtp_vit.data.image_file import ORIENTATION
 from gtp_vit.demo import serve, upload
 from gtp_vit.demo.demo_model import (
     Example,
-    embedded_examples,
-    make_subject,
+    bundled_examples,
+    make_demo_model,
     python_for,
     read_examples,
     recipe_at,
     settings_at,
 )
-from gtp_vit.demo.exported_model import look_at_file, make_filed
-from gtp_vit.demo.inspection import look, time_columns
-from gtp_vit.demo.markup import data_url, file_html, study_html, trace_data
+from gtp_vit.demo.exported_model import inspect_file, make_exported_subject
+from gtp_vit.demo.inspection import inspect_picture, time_columns
+from gtp_vit.demo.markup import data_url, file_html, inspection_html, trace_data
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.metadata import ExportMetadata
-from gtp_vit.engines.preparation import Preparation
+from gtp_vit.engines.preprocessing import Preprocessing
 from gtp_vit.errors import GTPError
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.models import bundled
@@ -43,7 +43,7 @@ from support.pictures import bomb
 
 @pytest.fixture(scope="module")
 def subject():
-    return make_subject("fashion_vit", create_model("fashion_vit"), embedded_examples(), "gtp_vit.create_model('x')")
+    return make_demo_model("fashion_vit", create_model("fashion_vit"), bundled_examples(), "gtp_vit.create_model('x')")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def encoder():
     model = timm.create_model("test_vit", num_classes=0).eval()
     noise = torch.randint(0, 255, (3, 160, 160, 3), dtype=torch.uint8)
     examples = [Example(f"noise <{place}>", Image.fromarray(each.numpy())) for place, each in enumerate(noise)]
-    return make_subject("test_vit", model, examples, "...")
+    return make_demo_model("test_vit", model, examples, "...")
 
 
 # Pictures that people send
@@ -95,7 +95,7 @@ def test_cmyk_and_16_bits_are_converted_and_a_single_pixel_is_enough(tmp_path, s
     assert "16 bits" in notes[0]
     found, notes = upload.read_upload(saved(tmp_path, Image.new("RGB", (1, 1), "white"), "dot.png"))
     assert "1 x 1" in notes[0]
-    assert look(subject, found, ["gtp_plus"], 0.65).columns[0].damage >= 0
+    assert inspect_picture(subject, found, ["gtp_plus"], 0.65).columns[0].damage >= 0
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, data, me
 
 
 def test_a_file_of_too_many_bytes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(upload, "MOST_BYTES", 10)
+    monkeypatch.setattr(upload, "MAX_BYTES", 10)
     with pytest.raises(GTPError, match="larger than"):
         upload.read_upload(saved(tmp_path, Image.new("RGB", (9, 9)), "large.png"))
 
@@ -128,7 +128,7 @@ def test_a_file_of_too_many_bytes_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_embedded_examples_are_seen_as_everywhere_else(subject):
-    images, labels = bundled.test_images()
+    images, labels = bundled.sample_images()
     place = int((labels == 0).nonzero()[0])
     seen = subject.view(subject.examples[0].picture)
     torch.testing.assert_close(seen.tensor, bundled.normalise(images[place : place + 1])[0])
@@ -137,7 +137,7 @@ def test_the_embedded_examples_are_seen_as_everywhere_else(subject):
 
 def test_a_study_is_what_the_library_says(subject):
     picture = subject.examples[3].picture
-    study = look(subject, picture, ["tome", "gtp"], 0.6)
+    study = inspect_picture(subject, picture, ["tome", "gtp"], 0.6)
     model, image = create_model("fashion_vit"), subject.view(picture).tensor[None]
     with torch.inference_mode():
         base = model(image)
@@ -149,16 +149,16 @@ def test_a_study_is_what_the_library_says(subject):
             assert [each.name for each in column.classes] == [bundled.CLASSES[place] for place in best.indices]
             assert [each.probability for each in column.classes] == pytest.approx(best.values.tolist(), abs=1e-5)
             assert column.macs == gtp_vit.macs(fast).total
-            assert column.share == pytest.approx(0.6, abs=0.01)
+            assert column.fraction == pytest.approx(0.6, abs=0.01)
             assert trace_data(column.trace) == trace_data(trace(fast, image))
         assert study.classes[0].probability == pytest.approx(float(base.softmax(1).max()), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "identity"])
-@pytest.mark.parametrize("share", [0.2, 1.0])
+@pytest.mark.parametrize("fraction", [0.2, 1.0])
 def test_every_method_has_settings_at_both_ends(subject, name, share):
     method = settings_at(subject, name, share)
-    cost = subject.costs.with_method(method) / subject.costs.whole
+    cost = subject.costs.macs_with(method) / subject.costs.unreduced
     assert 0.1 < cost < 0.6 if share == 0.2 else 0.9 < cost < 1
 
 
@@ -174,27 +174,28 @@ def test_the_recipe_does_the_same_in_the_lines_that_are_given(subject, tmp_path,
     assert lines.count("\n") == 1
     exec(lines, names)
     assert (
-        gtp_vit.macs(names["fast"]).total == look(subject, subject.examples[0].picture, ["evit"], 0.5).columns[0].macs
+        gtp_vit.macs(names["fast"]).total
+        == inspect_picture(subject, subject.examples[0].picture, ["evit"], 0.5).columns[0].macs
     )
 
 
-@pytest.mark.parametrize(("name", "share"), [("no such", 0.5), ("gtp", 0.0), ("gtp", 1.5), ("gtp", float("nan"))])
+@pytest.mark.parametrize(("name", "fraction"), [("no such", 0.5), ("gtp", 0.0), ("gtp", 1.5), ("gtp", float("nan"))])
 def test_what_a_browser_makes_up_is_refused(subject, name, share):
     with pytest.raises(GTPError):
-        look(subject, subject.examples[0].picture, [name], share)
+        inspect_picture(subject, subject.examples[0].picture, [name], share)
 
 
 def test_the_page_says_what_was_measured_and_escapes_what_it_says(subject):
-    study = look(subject, subject.examples[0].picture, ["gtp_plus", "dynamicvit"], 0.5)
-    waiting = study_html(subject, study, ["<b>note</b>"], None)
+    study = inspect_picture(subject, subject.examples[0].picture, ["gtp_plus", "dynamicvit"], 0.5)
+    waiting = inspection_html(subject, study, ["<b>note</b>"], None)
     assert waiting.count("measuring") == 2
     assert "&lt;b&gt;note" in waiting
     timings, rounds = time_columns(subject, study)
-    html = study_html(subject, study, [], timings, rounds)
+    html = inspection_html(subject, study, [], timings, rounds)
     assert f"{timings[0].speedup:.2f} x ({timings[0].speedup_quartiles[0]:.2f} to" in html
     assert f"the middle half of {rounds} rounds" in html
     assert f"{study.columns[0].damage:.4f}" in html
-    assert f"{study.columns[0].share:.1%}" in html
+    assert f"{study.columns[0].fraction:.1%}" in html
     assert "untrained" in html  # DynamicViT's predictors
     data = json.loads(re.search(r"data-trace='(.*?)'", html)[1].replace("&quot;", '"'))
     assert len(data["layers"]) == 12
@@ -202,17 +203,17 @@ def test_the_page_says_what_was_measured_and_escapes_what_it_says(subject):
 
 def test_an_encoder_has_neighbours_and_features(encoder):
     picture = encoder.examples[1].picture
-    study = look(encoder, picture, ["tome"], 0.6)
+    study = inspect_picture(encoder, picture, ["tome"], 0.6)
     column = study.columns[0]
-    assert {each.place for each in study.neighbours} == {0, 2}  # not itself
+    assert {each.example_index for each in study.neighbours} == {0, 2}  # not itself
     assert 0 < column.damage < 1  # 1 - cosine
     assert column.features.error > 0
     assert not column.classes
-    html = study_html(encoder, study, [], None)
+    html = inspection_html(encoder, study, [], None)
     assert "Nearest examples: 2 of 2" in html
     assert "noise &lt;0&gt;" in html
     alone = dataclasses.replace(encoder, examples=())
-    assert "--examples FOLDER" in study_html(alone, look(alone, picture, ["tome"], 0.6), [], None)
+    assert "--examples FOLDER" in inspection_html(alone, inspect_picture(alone, picture, ["tome"], 0.6), [], None)
 
 
 def test_examples_are_read_from_a_folder_and_broken_ones_left_out(tmp_path):
@@ -253,22 +254,22 @@ def test_a_file_shows_its_output_and_says_what_it_cannot_show(subject):
         batch=None,
         channels=1,
         size=(28, 28),
-        preparation=Preparation(mean=(0.286,), std=(0.353,), crop_pct=1.0),
+        preprocessing=Preprocessing(mean=(0.286,), std=(0.353,), crop_pct=1.0),
         output=Output("classes", 10),
         classes=bundled.CLASSES,
         versions={},
     )
     file = ExportedFile(Path("a.onnx"), metadata)
-    alone = make_filed(file, Doubled(model), [], None, "the weights are not here")
-    study = look_at_file(alone, picture, timed=True)
+    alone = make_exported_subject(file, Doubled(model), [], None, "the weights are not here")
+    study = inspect_file(alone, picture, timed=True)
     assert study.damage is None
     assert not study.before
     html = file_html(alone, study, [])
     assert "the weights are not here" in html
     assert "Where patches went is not in it" in html
     assert "<th>before</th>" not in html
-    both = make_filed(file, Doubled(model), [], model)
-    study = look_at_file(both, picture, timed=True)
+    both = make_exported_subject(file, Doubled(model), [], model)
+    study = inspect_file(both, picture, timed=True)
     assert study.after[0].name == study.before[0].name == "T-shirt"
     assert study.after[0].probability > study.before[0].probability
     assert study.damage > 0
@@ -276,7 +277,7 @@ def test_a_file_shows_its_output_and_says_what_it_cannot_show(subject):
     assert both.python.splitlines()[-1].startswith("outputs = session.run")
     tokens = dataclasses.replace(metadata, output=Output("tokens", 3))
     with pytest.raises(GTPError, match="for every token"):
-        make_filed(ExportedFile(file.path, tokens), Doubled(model), [])
+        make_exported_subject(ExportedFile(file.path, tokens), Doubled(model), [])
 
 
 # Serving
@@ -286,7 +287,7 @@ def test_a_port_in_use_gives_the_next_free_one():
     with serve.listen(serve.LOCAL, 7860) as taken:
         port = taken.getsockname()[1]
         with serve.listen(serve.LOCAL, port) as other:
-            assert port < other.getsockname()[1] <= port + serve.TRIED
+            assert port < other.getsockname()[1] <= port + serve.MAX_PORTS
             assert serve.address_of(serve.LOCAL, other) == f"http://127.0.0.1:{other.getsockname()[1]}/"
     with pytest.raises(GTPError, match="no address of this machine"):
         serve.listen("192.0.2.1", 7860)
@@ -304,7 +305,7 @@ def test_which_addresses_only_this_machine_reaches(host, local):
 def test_a_missing_extra_is_one_line_with_the_command(monkeypatch, capsys):
     find = serve.importlib.util.find_spec
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None if name == "gradio" else find(name))
-    assert main(["demo"]) == Exit.USAGE
+    assert main(["demo"]) == ExitCode.USAGE
     error = capsys.readouterr().err
     assert "pip install 'gtp-vit[demo]'" in error
     assert error.count("\n") == 1
@@ -320,7 +321,7 @@ def test_models_that_cannot_be_shown_are_refused_in_one_line(capsys, monkeypatch
         (["--port", "99999999"], "--port is 99999999"),
         (["--examples", "/no/such/folder"], "give a folder of pictures"),
     ):
-        assert main(["demo", *words]) == Exit.USAGE
+        assert main(["demo", *words]) == ExitCode.USAGE
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1

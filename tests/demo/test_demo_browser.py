@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from gtp_vit import create_model
-from gtp_vit.demo.demo_model import embedded_examples, make_subject
-from gtp_vit.demo.inspection import look
+from gtp_vit.demo.demo_model import bundled_examples, make_demo_model
+from gtp_vit.demo.inspection import inspect_picture
 from gtp_vit.demo.markup import trace_data
 from support.browser import CHROMEDRIVER, CHROMIUM, MISSING, Browser, wait
 from support.pictures import bomb
@@ -53,7 +53,7 @@ def address():
 
 @pytest.fixture(scope="module")
 def subject():
-    return make_subject("fashion_vit", create_model("fashion_vit"), embedded_examples(), "")
+    return make_demo_model("fashion_vit", create_model("fashion_vit"), bundled_examples(), "")
 
 
 def shows(browser, condition):
@@ -80,7 +80,7 @@ def test_at_a_desk(address, subject):
         assert browser.run(strips) == 13
 
         # click a patch: what it says is what the trace says
-        study = look(subject, subject.examples[0].picture, ["gtp_plus", "tome"], 0.65)
+        study = inspect_picture(subject, subject.examples[0].picture, ["gtp_plus", "tome"], 0.65)
         layer = trace_data(study.columns[0].trace)["layers"][-1]
         browser.point(".gtp-map", 0.5 / 14, 0.5 / 14, click=True)
         owner = layer["owner"][0]
@@ -128,7 +128,7 @@ def test_at_a_desk(address, subject):
         copied = wait(lambda: browser.driver.execute_async_script(read))
         stored = json.loads(copied)
         assert stored["method"]["method"] == "evit"
-        assert stored["measured"]["share"] == pytest.approx(0.6, abs=0.01)
+        assert stored["measured"]["fraction"] == pytest.approx(0.6, abs=0.01)
         choose(browser, "#gtp-first", "gtp")  # the recipe of something else is no longer shown
         browser.until("return !document.querySelector('#gtp-recipe')?.offsetParent", PATIENCE)
 
@@ -222,10 +222,12 @@ def test_twenty_people_at_once_see_what_they_asked_for(address, subject):
         answers = list(people.map(person, range(20)))
     for number, answer in enumerate(answers):
         (html,) = json.loads(answer.removeprefix("data: "))
-        (column,) = look(subject, subject.examples[number % 16].picture, ["gtp_plus"], (40 + 2 * number) / 100).columns
+        (column,) = inspect_picture(
+            subject, subject.examples[number % 16].picture, ["gtp_plus"], (40 + 2 * number) / 100
+        ).columns
         data = json.loads(re.search(r"data-trace='(.*?)'", html)[1].replace("&quot;", '"'))
         assert data == trace_data(column.trace)
-        assert f": {column.share:.1%}" in html
+        assert f": {column.fraction:.1%}" in html
         assert f"<dd>{column.damage:.4f}</dd>" in html
         assert "rounds in turns" in html
 

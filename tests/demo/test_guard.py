@@ -6,7 +6,7 @@ import os
 import pytest
 
 from gtp_vit.demo import guard
-from gtp_vit.demo.guard import Guard, tidy
+from gtp_vit.demo.guard import Guard, delete_oldest
 
 HOST = "127.0.0.1:7860"
 PAGE = f"http://{HOST}"
@@ -80,8 +80,8 @@ def test_a_link_to_the_page_may_be_followed(folder):
 def test_requests_without_a_length_or_with_a_large_one_are_refused(folder):
     assert ask(folder=folder, content_length=None)[:2] == (411, False)
     assert ask(folder=folder, content_length="many")[:2] == (411, False)
-    assert ask(folder=folder, content_length=str(guard.LARGEST_BODY + 1))[:2] == (413, False)
-    assert ask(folder=folder, content_length=str(guard.LARGEST_BODY))[:2] == (200, True)
+    assert ask(folder=folder, content_length=str(guard.MAX_BODY_BYTES + 1))[:2] == (413, False)
+    assert ask(folder=folder, content_length=str(guard.MAX_BODY_BYTES))[:2] == (200, True)
 
 
 def test_an_error_of_gradio_is_a_line_in_the_log_and_an_answer(folder, capsys):
@@ -103,18 +103,18 @@ def upload(folder, name, size, age):
 
 
 def test_the_oldest_uploads_go_when_there_are_too_many_bytes(folder, monkeypatch):
-    monkeypatch.setattr(guard, "MOST_STORED", 250)
+    monkeypatch.setattr(guard, "MAX_STORED_BYTES", 250)
     own = upload(folder, "examples", 500, age=99)  # of the page itself
     old, middle, new = (upload(folder, name, 100, age) for name, age in (("x", 30), ("y", 20), ("z", 10)))
-    tidy(folder, {own})
+    delete_oldest(folder, {own})
     assert [path.exists() for path in (own, old, middle, new)] == [True, False, True, True]
     assert not old.parent.exists()
-    tidy(folder, {own})
+    delete_oldest(folder, {own})
     assert middle.exists()
 
 
 def test_every_upload_is_followed_by_tidying(folder, monkeypatch):
-    monkeypatch.setattr(guard, "MOST_STORED", 150)
+    monkeypatch.setattr(guard, "MAX_STORED_BYTES", 150)
     own = upload(folder, "examples", 500, age=99)
     arrived = []
 

@@ -119,16 +119,16 @@ def test_files_that_the_design_names_exist(title, root):
 def test_the_method_on_the_page_is_one(monkeypatch):
     """The example as it stands, with the imports of tests/support/toy_method.py."""
     from gtp_vit import create_model, macs, patch
-    from gtp_vit.profiling.budget import at_macs
-    from gtp_vit.tensors import split
+    from gtp_vit.profiling.budget import method_at_macs
+    from gtp_vit.tensors import split_by_score
     from support import toy_method
 
     code = textwrap.dedent(re.search(r"```python\n(.*?)```", section("Add a method"), re.S).group(1))
-    names = {**vars(toy_method), "split": split}
+    names = {**vars(toy_method), "split": split_by_score}
     exec(textwrap.dedent(code), names)
     model = create_model("fashion_vit")
     monkeypatch.setitem(METHODS, "shortest", names["Shortest"])
-    fast = patch(model, at_macs(model, "shortest", 0.7 * macs(model).total))
+    fast = patch(model, method_at_macs(model, "shortest", 0.7 * macs(model).total))
     assert macs(fast).total == pytest.approx(0.7 * macs(model).total, rel=0.01)
     assert fast(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
@@ -193,10 +193,10 @@ def test_the_page_of_models_is_what_the_code_says():
     assert taken >= 0.8 * tags
     for reason, example in re.findall(r"^\| (.+?) \| \d+ \| \d+ \| `(\w+)` \|$", page, re.M):
         if "_5b_" not in example:  # some seconds even without weights
-            assert models.refusal(example) == reason, stale
+            assert models.unsupported_reason(example) == reason, stale
     for module, row in zip(known, rows, strict=True):
         if row[2] == "0":
-            assert models.refusal(module.models[-1]) is None, stale
+            assert models.unsupported_reason(module.models[-1]) is None, stale
 
 
 def test_the_table_of_the_readme_is_what_the_files_say():
@@ -233,7 +233,7 @@ def test_the_speed_ups_of_the_readme_are_of_one_run():
     runs = json.loads((ROOT / "docs/results/speed.json").read_text())
     shown = [row[1] for row in cells(README, r"\| (GTP as|ToMe|\*\*GTP)")]
     case = "deit_small_patch16_224:8:14"
-    names = ["gtp native theta=1", "tome:r=14", "gtp_plus:propagate=14", 'gtp_plus:propagate=14:calibration="random"']
+    names = ["gtp native theta=1", "tome:r=14", "gtp_plus:remove=14", 'gtp_plus:remove=14:calibration="random"']
     measured = [
         [
             f"{row['speedup']:.2f}"

@@ -52,7 +52,7 @@ def run(monkeypatch, capsys):
 def photos(tmp_path_factory):
     """Eight pictures of clothes, and their classes by name."""
     folder = tmp_path_factory.mktemp("photos")
-    images, _ = bundled.test_images()
+    images, _ = bundled.sample_images()
     for index in range(8):
         Image.fromarray(images[index].numpy()).save(folder / f"{index}.png")
     return folder
@@ -61,7 +61,7 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def right():
     """The first class of each picture, by the reduced model in torch."""
-    images, _ = bundled.test_images()
+    images, _ = bundled.sample_images()
     fast = gtp_vit.patch(gtp_vit.create_model("fashion_vit"), "deploy")
     with torch.inference_mode():
         best = fast(bundled.normalise(images[:8])).softmax(-1).max(-1)
@@ -75,7 +75,7 @@ def test_a_folder_is_classified(run, photos, tmp_path):
     assert (code, err) == (0, "")
     lines = [line.split("\t") for line in out.splitlines()]
     assert [Path(name).name for name, _, _ in lines] == [f"{index}.png" for index in range(8)]
-    _, labels = bundled.test_images()
+    _, labels = bundled.sample_images()
     hits = sum(found == bundled.CLASSES[label] for (_, found, _), label in zip(lines, labels[:8], strict=True))
     assert hits >= 7
 

@@ -6,7 +6,7 @@ from gtp_vit import GTPPlus, create_model, macs, patch
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
-from gtp_vit.profiling.budget import at_macs
+from gtp_vit.profiling.budget import method_at_macs
 
 IMAGES = 64  # of 2,000
 
@@ -19,8 +19,8 @@ def test_gtp_plus_does_less_than_half_of_tomes_damage_at_65_percent_of_the_macs(
     images = open_images(model, DataSettings(data_dir=data / "assets/imagenet/val", limit=IMAGES, ignore_exif=True))
     budget = 0.65 * macs(model).total
     reduced = {
-        "tome": patch(model, at_macs(model, "tome", budget)),
-        "gtp_plus": patch(model, at_macs(model, "gtp_plus", budget)),
+        "tome": patch(model, method_at_macs(model, "tome", budget)),
+        "gtp_plus": patch(model, method_at_macs(model, "gtp_plus", budget)),
         "recipe": patch(model),  # the one in the package
     }
     assert isinstance(reduced["recipe"].reducer.method, GTPPlus)

@@ -95,7 +95,7 @@ def test_blocks_say_what_they_are(page):
 def folders(tmp_path_factory):
     """Pictures as the pages name them, and small models in place of those that would be downloaded."""
     root = tmp_path_factory.mktemp("reader")
-    images, labels = bundled.test_images()
+    images, labels = bundled.sample_images()
     for label in range(10):
         (root / "photos" / str(label)).mkdir(parents=True)
         for index in torch.nonzero(labels == label)[:6].flatten().tolist():
@@ -255,7 +255,7 @@ def names_for(page):
     """What a page takes as given."""
     names = {"gtp_vit": gtp_vit, "timm": timm, "torch": torch, "data_dir": Path("imagenet")}
     names["model"] = gtp_vit.create_model("fashion_vit")
-    names["images"] = bundled.normalise(bundled.test_images()[0][:40])
+    names["images"] = bundled.normalise(bundled.sample_images()[0][:40])
     if page.name == "features.md":
         names["images"] = torch.randn(2, 3, 160, 160)
     if page.name == "speed-up.md" and small_models.HAS_TRANSFORMERS:

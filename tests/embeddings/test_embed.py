@@ -22,16 +22,16 @@ from torch import nn
 
 from gtp_vit import GTP, GTPError, PictureFolder, ToMe, embed, patch, read_embeddings
 from gtp_vit.backbones.host import remove_classifier
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.core.backbone import Output
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.library_readers import HuggingFaceReader
 from gtp_vit.data.loader import batches
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.tar_reader import TarReader, samples_of
 from gtp_vit.embeddings import embedder as embedding
 from gtp_vit.embeddings.manifest import finished_shards, prepare
-from gtp_vit.embeddings.writer import Layout, _locked, embed_to_folder
+from gtp_vit.embeddings.writer import Layout, _lock_folder, embed_to_folder
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 
@@ -80,7 +80,7 @@ def model_of(folder):
 def alone(folder):
     """What one process writes in one go."""
     output = folder / "alone"
-    assert main(words_for(folder, output)) == Exit.INCOMPLETE
+    assert main(words_for(folder, output)) == ExitCode.INCOMPLETE
     return output
 
 
@@ -98,7 +98,7 @@ def test_the_files_have_the_features_names_and_labels_of_all_images(folder, alon
     assert (manifest["finished"], manifest["images"], manifest["embedded"]) == (True, COUNT, COUNT - 1)
     assert manifest["classes"] == [f"class{number}" for number in range(4)]
     assert manifest["run"]["output"] == {"kind": "features", "shape": [64], "grid": None}
-    ((place, name),) = [(entry["place"], entry["image"]) for entry in manifest["unreadable"]]
+    ((place, name),) = [(entry["index"], entry["image"]) for entry in manifest["unreadable"]]
     assert name.startswith("class1/5.png: cannot identify image file")
     model = model_of(folder)
     dataset = open_images(model, DataSettings(data_dir=folder / "images", split="", img_size=64))
@@ -108,18 +108,18 @@ def test_the_files_have_the_features_names_and_labels_of_all_images(folder, alon
     for shard in read_embeddings(alone):
         assert shard.embeddings.dtype == np.float32
         with torch.no_grad():
-            wanted = fast(torch.stack([dataset[int(each)].image for each in shard.places]))
+            wanted = fast(torch.stack([dataset[int(each)].image for each in shard.indices]))
         torch.testing.assert_close(torch.from_numpy(shard.embeddings), wanted, rtol=0, atol=1e-5)
-        for each, own, label in zip(shard.places, shard.names, shard.labels, strict=True):
+        for each, own, label in zip(shard.indices, shard.names, shard.labels, strict=True):
             assert own == dataset[int(each)].name
             assert own.startswith(manifest["classes"][label])
-        seen += shard.places.tolist()
+        seen += shard.indices.tolist()
     assert seen == [each for each in range(COUNT) if each != place]
     # as a user without this package reads them
     stored = load_file(alone / "embeddings-000001.safetensors")
     with safe_open(alone / "embeddings-000001.safetensors", "numpy") as file:
         names = json.loads(file.metadata()["names"])
-    assert stored["embeddings"].shape == (len(names), 64) == (len(stored["places"]), 64)
+    assert stored["embeddings"].shape == (len(names), 64) == (len(stored["indices"]), 64)
 
 
 def test_the_same_command_again_does_nothing_and_makes_a_deleted_file_again(
@@ -127,11 +127,11 @@ def test_the_same_command_again_does_nothing_and_makes_a_deleted_file_again(
 ):
     output = shutil.copytree(alone, tmp_path / "copy")
     (output / "embeddings-000001.safetensors").unlink()
-    assert main([*words_for(folder, output), "--json"]) == Exit.INCOMPLETE
+    assert main([*words_for(folder, output), "--json"]) == ExitCode.INCOMPLETE
     assert json.loads(capsys.readouterr().out)["new"] == 8
     same_files(alone, output)
     monkeypatch.setattr(embedding.Embedder, "_run", lambda *_: pytest.fail("it was run again"))
-    assert main([*words_for(folder, output), "--json"]) == Exit.INCOMPLETE
+    assert main([*words_for(folder, output), "--json"]) == ExitCode.INCOMPLETE
     out, err = capsys.readouterr()
     assert json.loads(out)["new"] == 0
     assert "1 of the images could not be read and were left out: class1/5.png" in err
@@ -151,13 +151,13 @@ def test_an_interrupted_run_resumes_and_is_not_read_before_it_has_finished(
     output = tmp_path / "parts"
     with monkeypatch.context() as patched:
         patched.setattr(embedding.Embedder, "_run", stop)
-        assert main(words_for(folder, output)) == Exit.INTERRUPTED
+        assert main(words_for(folder, output)) == ExitCode.INTERRUPTED
     assert "with --output what was finished is kept" in capsys.readouterr().err
     assert sorted(path.name for path in output.iterdir()) == ["embeddings-000000.safetensors", "manifest.json"]
     with pytest.raises(GTPError, match="has not finished; start the same command again"):
         read_embeddings(output)
     (output / ".embeddings-000001.safetensors.abc").write_bytes(b"half of it")  # of a killed process
-    assert main(words_for(folder, output)) == Exit.INCOMPLETE
+    assert main(words_for(folder, output)) == ExitCode.INCOMPLETE
     same_files(alone, output)
 
 
@@ -203,13 +203,13 @@ def test_two_processes_write_what_one_writes_also_after_one_was_killed(folder, a
     assert f"exitcode  : -{int(signal.SIGKILL)}" in done.stderr, done.stderr
     same_files(alone, tmp_path / "two")
     assert not (tmp_path / "killed" / "embeddings-000001.safetensors").exists()
-    assert main(words_for(folder, tmp_path / "killed")) == Exit.INCOMPLETE
+    assert main(words_for(folder, tmp_path / "killed")) == ExitCode.INCOMPLETE
     same_files(alone, tmp_path / "killed")
 
 
 def refused(words, capsys):
     """The one line of a refusal."""
-    assert main(words) == Exit.USAGE
+    assert main(words) == ExitCode.USAGE
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
@@ -225,7 +225,7 @@ def test_a_folder_of_another_run_is_refused_and_restarted_on_request(folder, alo
     same = {path.name for path in alone.iterdir()} - {path.name for path in output.iterdir()}
     assert same == {"manifest.json"}
     (output / "notes.txt").write_text("mine")
-    assert main([*other, "--restart"]) == Exit.INCOMPLETE
+    assert main([*other, "--restart"]) == ExitCode.INCOMPLETE
     assert (output / "notes.txt").read_text() == "mine"
     assert json.loads((output / "manifest.json").read_text())["run"]["method"]["propagate"] == 1
 
@@ -237,7 +237,7 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(folder, alone, tmp_pat
     if what == "half":
         shard.write_bytes(shard.read_bytes()[:-7])
         assert "embeddings-000001.safetensors is damaged" in refused(words_for(folder, output), capsys)
-        assert main([*words_for(folder, output), "--restart"]) == Exit.INCOMPLETE
+        assert main([*words_for(folder, output), "--restart"]) == ExitCode.INCOMPLETE
         return
     if what == "renamed":
         shutil.copy(output / "embeddings-000000.safetensors", shard)
@@ -304,7 +304,7 @@ def said(change):
 
 
 HARM = {
-    **{tensor: flip(tensor) for tensor in ("embeddings", "places", "labels")},
+    **{tensor: flip(tensor) for tensor in ("embeddings", "indices", "labels")},
     "name": lambda path: header_changed(path, rename),
     "no names": lambda path: header_changed(path, lambda header: header["__metadata__"].pop("names")),
     "unreadable": said(lambda about: about["unreadable"].update({"3": "class0/3.png: gone"})),
@@ -361,10 +361,10 @@ def test_a_manifest_that_was_changed_is_refused(alone, tmp_path, capsys, change)
 
 def test_verify_says_that_all_is_well_or_what_is_not(alone, tmp_path, capsys):
     output = shutil.copytree(alone, tmp_path / "copy")
-    assert main(["embed", "--verify", str(output), "--json"]) == Exit.OK
+    assert main(["embed", "--verify", str(output), "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["manifest"]["embedded"] == COUNT - 1
     (output / "embeddings-000000.safetensors").unlink()
-    flip("places")(output / "embeddings-000001.safetensors")
+    flip("indices")(output / "embeddings-000001.safetensors")
     shutil.copy(output / "embeddings-000002.safetensors", output / "embeddings-000009.safetensors")
     line = refused(["embed", "--verify", str(output)], capsys)
     assert "3 of 3 files are not as they were written: " in line
@@ -417,7 +417,7 @@ def test_restart_deletes_only_files_whose_header_is_ours(alone, tmp_path, conten
 
 def test_a_file_of_the_user_called_lock_stays(folder, tmp_path):
     (tmp_path / ".lock").write_text("mine")
-    with _locked(tmp_path, {}, restart=False):
+    with _lock_folder(tmp_path, {}, restart=False):
         pass
     assert (tmp_path / ".lock").read_text() == "mine"
 
@@ -425,15 +425,15 @@ def test_a_file_of_the_user_called_lock_stays(folder, tmp_path):
 def test_parquet_has_the_same_embeddings(folder, alone, tmp_path, capsys):
     parquet = pytest.importorskip("pyarrow.parquet")
     output = tmp_path / "parquet"
-    assert main(words_for(folder, output, "--format", "parquet")) == Exit.INCOMPLETE
+    assert main(words_for(folder, output, "--format", "parquet")) == ExitCode.INCOMPLETE
     for one, other in zip(read_embeddings(alone), read_embeddings(output), strict=True):
         assert one.names == other.names
         assert np.array_equal(one.embeddings, other.embeddings)
         assert np.array_equal(one.labels, other.labels)
-        assert np.array_equal(one.places, other.places)
+        assert np.array_equal(one.indices, other.indices)
     table = parquet.read_table(output / "embeddings-000000.parquet")
-    assert table.column_names == ["name", "place", "embedding", "label"]
-    assert main(["embed", "--verify", str(output)]) == Exit.OK
+    assert table.column_names == ["name", "index", "embedding", "label"]
+    assert main(["embed", "--verify", str(output)]) == ExitCode.OK
     changed = parquet.read_table(output / "embeddings-000000.parquet")
     column = changed["label"].to_numpy() + 1
     at = changed.column_names.index("label")
@@ -444,7 +444,7 @@ def test_parquet_has_the_same_embeddings(folder, alone, tmp_path, capsys):
     (output / "embeddings-000000.parquet").write_bytes(kept)
     (output / "embeddings-000002.parquet").unlink()
     capsys.readouterr()
-    assert main(words_for(folder, output, "--format", "parquet", "--json")) == Exit.INCOMPLETE
+    assert main(words_for(folder, output, "--format", "parquet", "--json")) == ExitCode.INCOMPLETE
     assert json.loads(capsys.readouterr().out)["new"] == COUNT - 16
     assert "format was parquet and is safetensors" in refused(words_for(folder, output), capsys)
 
@@ -469,7 +469,7 @@ def images_with(values):
     """Images of which each begins with one of these numbers."""
     images = torch.ones(len(values), 3, 4, 4)
     images[:, 0, 0, 0] = torch.tensor(values)
-    return InMemory(images, torch.full((len(values),), -1))
+    return InMemoryDataset(images, torch.full((len(values),), -1))
 
 
 def test_embeddings_that_are_not_finite_are_named_and_not_written(tmp_path):
@@ -492,7 +492,7 @@ def test_vectors_of_any_length_are_scaled_to_length_one(factor):
     images = torch.randn(4, 1, 1, 5, generator=torch.Generator().manual_seed(0))
     wanted = torch.nn.functional.normalize(images.flatten(1).double(), dim=1).float()
     embedder = embedding.Embedder(Returns(), output=Output("features", 5), normalise=True)
-    (found,) = map(embedder, batches(InMemory(images * factor, torch.zeros(4)), batch_size=4, workers=0))
+    (found,) = map(embedder, batches(InMemoryDataset(images * factor, torch.zeros(4)), batch_size=4, workers=0))
     torch.testing.assert_close(found.embeddings, wanted)
 
 
@@ -504,7 +504,7 @@ def test_the_command_says_so_if_embeddings_are_not_finite(folder, tmp_path, caps
     save_file(weights, tmp_path / "nan.safetensors")
     words = words_for(folder, tmp_path / "out")
     words[words.index("--checkpoint") + 1] = str(tmp_path / "nan.safetensors")
-    assert main(words) == Exit.INCOMPLETE
+    assert main(words) == ExitCode.INCOMPLETE
     err = capsys.readouterr().err
     assert f"{COUNT - 1} of the images have no finite embedding and were left out: class0/0.png: its embedding" in err
     assert "1 of the images could not be read" in err
@@ -522,7 +522,7 @@ def test_a_folder_without_folders_and_what_can_be_stored(folder, tmp_path, capsy
         for word in words_for(folder, tmp_path / "out", *more)
         if word not in ("--method", "gtp", "--propagate", "2")
     ]
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     shards = list(read_embeddings(tmp_path / "out"))
     names = [name for shard in shards for name in shard.names]
     assert len(names) == 12
@@ -531,7 +531,7 @@ def test_a_folder_without_folders_and_what_can_be_stored(folder, tmp_path, capsy
     lengths = np.concatenate([np.linalg.norm(shard.embeddings.astype(np.float32), axis=1) for shard in shards])
     np.testing.assert_allclose(lengths, 1, atol=2e-3)
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["run"]["method"] is None
-    assert main([*words, "--restart", "--scores"]) == Exit.OK
+    assert main([*words, "--restart", "--logits"]) == ExitCode.OK
     assert next(read_embeddings(tmp_path / "out")).embeddings.shape[1] == 4
     assert "class scores, 4 numbers" in capsys.readouterr().out
 
@@ -541,7 +541,7 @@ def test_a_folder_without_folders_and_what_can_be_stored(folder, tmp_path, capsy
     [
         (["--unreduced"], "--unreduced leaves out every method"),
         (["--shard-size", "-1"], "--shard-size is -1"),
-        (["--patches", "--scores"], "--patches and --scores are two different outputs"),
+        (["--patches", "--logits"], "--patches and --logits are two different outputs"),
         (["--patches", "--engine", "onnxruntime"], "--patches are from inside; leave out --engine"),
         (["--batch-size", "0"], "--batch-size is 0"),
         (["--dataset", "hfds/x"], "which split of hfds/x? Give --split"),
@@ -584,7 +584,7 @@ def test_in_python_batches_come_one_by_one(workers):
     remove_classifier(model)
     fast = patch(model, METHOD)
     found = list(embed(fast, Numbered(), batch_size=2, workers=workers))
-    assert [part.places.tolist() for part in found] == [[0, 1], [2], [4]]
+    assert [part.indices.tolist() for part in found] == [[0, 1], [2], [4]]
     assert [part.labels.tolist() for part in found] == [[10, 11], [12], [14]]
     assert found[1].unreadable == {3: "image 3: the disk is gone"}
     with torch.no_grad():
@@ -602,7 +602,7 @@ def test_patches_are_restored_and_unreduced_ones_are_the_models_own(folder, tmp_
         pytest.importorskip("pyarrow")
     more = ["--patches", "--unreduced", "--limit", "4", "--format", form]
     words = [word for word in words_for(folder, tmp_path, *more) if word not in ("--method", "gtp", "--propagate", "2")]
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     (found,) = read_embeddings(tmp_path)
     model = model_of(folder)
     dataset = open_images(model, DataSettings(data_dir=folder / "images", split="", img_size=64))
@@ -695,7 +695,7 @@ def test_web_datasets_have_names_need_no_labels_and_can_be_shared(folder, tmp_pa
     )
     output = tmp_path / "out"
     words = words_for(folder, output, "--data-dir", str(shards), "--dataset", "wds/")
-    assert main(words) == Exit.INCOMPLETE
+    assert main(words) == ExitCode.INCOMPLETE
     names = [name for shard in read_embeddings(output) for name in shard.names]
     assert names == [*(f"0.tar/{number}.png" for number in range(5)), "1.tar/a/x.jpg", f"1.tar/{LONG}.png"]
     manifest = json.loads((output / "manifest.json").read_text())
@@ -705,8 +705,8 @@ def test_web_datasets_have_names_need_no_labels_and_can_be_shared(folder, tmp_pa
     shares = [
         place
         for rank in range(3)
-        for batch in batches(dataset, batch_size=2, workers=0, share=(rank, 3))
-        for place in [*batch.place.tolist(), *batch.unreadable]
+        for batch in batches(dataset, batch_size=2, workers=0, rank_and_world_size=(rank, 3))
+        for place in [*batch.indices.tolist(), *batch.unreadable]
     ]
     assert sorted(shares) == list(range(9))
 
@@ -720,7 +720,7 @@ def test_tar_files_with_labels_and_damaged_ones(tmp_path):
     path.write_bytes(path.read_bytes()[: 3 * 2048 - 500])  # in the middle of the third picture
     *whole, broken = samples_of(path)
     assert [sample.name for sample in whole[:2]] == ["0.jpg", "1.jpg"]
-    assert "the tar file is damaged behind its image" in broken.problem
+    assert "the tar file is damaged behind its image" in broken.error
 
 
 def test_a_damaged_header_in_the_middle_of_a_tar_file_is_not_its_end(tmp_path):
@@ -731,7 +731,7 @@ def test_a_damaged_header_in_the_middle_of_a_tar_file_is_not_its_end(tmp_path):
     path.write_bytes(content)
     *whole, broken = samples_of(path)
     assert [sample.name for sample in whole] == ["0.jpg", "1.jpg"]
-    assert broken.problem == "the tar file is damaged behind its image 2: bad header"
+    assert broken.error == "the tar file is damaged behind its image 2: bad header"
 
 
 def test_rows_without_a_column_of_labels_are_read():

@@ -12,13 +12,13 @@ from torch import nn
 
 import gtp_vit
 from gtp_vit import GTPError, create_model, export, patch
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.data.transforms import make_transform
 from gtp_vit.engines import ENGINES, engine_of, output_check, program
 from gtp_vit.engines.export import ExportInfo
 from gtp_vit.engines.exported_file import ExportedFile, file_fingerprint
 from gtp_vit.engines.metadata import ExportMetadata
-from gtp_vit.engines.preparation import Preparation
+from gtp_vit.engines.preprocessing import Preprocessing
 from gtp_vit.models import bundled
 from support.engines import needs, needs_onnxruntime
 
@@ -81,8 +81,8 @@ def test_evaluate_and_embed_prepare_images_as_the_file_says(tmp_path, edited, se
     wanted = make_transform({**OTHER, "input_size": (1, 28, 28)})
     first = wanted(Image.open(pictures / "0" / "one.png"))
     words = ["--data-dir", str(pictures), "-j", "0", "-b", "10"]
-    assert main(["evaluate", str(path), *words, "--results-file", str(tmp_path / "r.json")]) == Exit.OK, capsys
-    assert main(["embed", str(path), *words, "--output", str(tmp_path / "vectors")]) == Exit.OK
+    assert main(["evaluate", str(path), *words, "--results-file", str(tmp_path / "r.json")]) == ExitCode.OK, capsys
+    assert main(["embed", str(path), *words, "--output", str(tmp_path / "vectors")]) == ExitCode.OK
     capsys.readouterr()
     evaluated, embedded_ = seen[0], seen[-1]
     assert torch.equal(evaluated[0], first)
@@ -95,7 +95,7 @@ def test_evaluate_and_embed_prepare_images_as_the_file_says(tmp_path, edited, se
 def test_images_of_the_package_are_not_used_where_a_file_wants_others(tmp_path, edited, seen, capsys, command):
     path = edited(lambda about: about["input"].update(OTHER))
     words = ["--output", str(tmp_path / "vectors")] if command == "embed" else []
-    assert main([command, str(path), *words]) == Exit.USAGE
+    assert main([command, str(path), *words]) == ExitCode.USAGE
     assert "wants its images prepared in another way than those of fashion_vit are; give --data-dir" in (
         capsys.readouterr().err
     )
@@ -191,7 +191,7 @@ def test_a_description_that_is_not_right_is_refused(edited, capsys, wrong):
     assert message in text
     assert text.endswith("; export it again")
     assert "\n" not in text
-    assert main(["evaluate", str(path)]) == Exit.USAGE
+    assert main(["evaluate", str(path)]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -249,7 +249,7 @@ def test_shapes_that_a_graph_claims_are_not_believed(edited):
     ids=["unreduced", "exported"],
 )
 def test_macs_are_those_of_the_model_it_was_made_from(edited, seen, capsys, change, message):
-    assert main(["evaluate", str(edited(change))]) == Exit.USAGE
+    assert main(["evaluate", str(edited(change))]) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert message in err
     assert err.rstrip().endswith("; export it again")
@@ -274,7 +274,7 @@ def test_weights_beside_an_openvino_file_are_named(tmp_path, fashion, harm):
 
 
 @pytest.mark.parametrize(
-    ("preparation", "message"),
+    ("preprocessing", "message"),
     [
         ({"mean": [0.5] * 3, "std": [0.5] * 3}, "preparation: mean is .*; it must be a finite number for each of 1"),
         ({"crop_pct": 2}, "preparation: crop_pct is 2; it must be a number above 0, at most 1"),
@@ -283,7 +283,7 @@ def test_weights_beside_an_openvino_file_are_named(tmp_path, fashion, harm):
 def test_a_preparation_that_makes_no_sense_is_not_exported(tmp_path, monkeypatch, preparation, message):
     monkeypatch.setattr(program, "write_onnx", lambda *_: pytest.fail("it began to work"))
     with pytest.raises(GTPError, match=message):
-        export(create_model("fashion_vit"), tmp_path / "x.onnx", info=ExportInfo(preparation=preparation))
+        export(create_model("fashion_vit"), tmp_path / "x.onnx", info=ExportInfo(preprocessing=preparation))
     assert not list(tmp_path.iterdir())
 
 
@@ -299,7 +299,7 @@ def test_a_file_that_would_contradict_itself_is_not_left_behind(tmp_path, fashio
 def test_a_file_is_read_as_it_was_written(fashion):
     metadata = ExportedFile.read(fashion / FILE).metadata
     assert ExportMetadata.from_dict(json.loads(json.dumps(metadata.to_dict())), ENGINES["onnxruntime"]) == metadata
-    assert metadata.preparation == Preparation(mean=(bundled.MEAN,), std=(bundled.STD,))
+    assert metadata.preprocessing == Preprocessing(mean=(bundled.MEAN,), std=(bundled.STD,))
     graph = ENGINES["onnxruntime"].open(fashion / FILE).graph()
     assert graph.macs == pytest.approx(gtp_vit.macs(patch(create_model("fashion_vit"), "deploy")).total, rel=0.04)
 

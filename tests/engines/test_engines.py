@@ -51,7 +51,7 @@ from gtp_vit import (
 )
 from gtp_vit.backbones import small_models
 from gtp_vit.cli import model_flags
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.engines import ENGINES, engine_of, engine_process, output_check, program
 from gtp_vit.engines import export as exporting
 from gtp_vit.engines import openvino as ov
@@ -63,7 +63,7 @@ from gtp_vit.engines.runtime import ExportedModel
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of
-from gtp_vit.profiling.slicing import slicing_of
+from gtp_vit.profiling.slicing import slicing_like
 from gtp_vit.recipes.defaults import deploy_method
 from gtp_vit.runs.files import Lock
 from gtp_vit.runs.fingerprint import tensors_fingerprint
@@ -77,7 +77,7 @@ FILE = "fashion_vit-gtp_plus-f32.onnx"
 # Layers, family, method: each method, and each kind of head, prefix, positions and grid. Of three layers one reduces
 # tokens of equal sizes, one of different ones, one is the last. `benchmarks/engines.py equality` runs far more.
 CASES = [
-    (3, "vit", GTPPlus(propagate=6)),
+    (3, "vit", GTPPlus(remove=6)),
     (3, "deit_distilled", EvoViT()),
     (3, "non_square", GTP(propagate=6)),
     (2, "clip", ToMe(r=6)),
@@ -89,16 +89,16 @@ CASES = [
     (2, "lvvit", DiffRate(prune=(5, 0), merge=(4, 0))),
     (2, "vit", MCTF(r=9)),
     (2, "dinov2_registers", PiToMe(r=6)),
-    (2, "gap", ToFu(r=6, split=1)),
+    (2, "gap", ToFu(r=6, first_merging_layer=1)),
     (2, "all_tokens", Identity()),
-    (2, "gap", GTPPlus(propagate=(6, 0))),
+    (2, "gap", GTPPlus(remove=(6, 0))),
     (2, "vit", None),
 ]
 
 
 @pytest.fixture(scope="session")
 def images():
-    return bundled.normalise(bundled.test_images()[0])
+    return bundled.normalise(bundled.sample_images()[0])
 
 
 @pytest.fixture(scope="session")
@@ -176,7 +176,7 @@ def run(capsys, *words):
 def refused(capsys, *words):
     """The one line with which a command is refused."""
     code, out, err = run(capsys, *words)
-    assert (code, out, err.count("\n")) == (Exit.USAGE, "", 1), err
+    assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1), err
     return err
 
 
@@ -548,7 +548,7 @@ def test_right_outputs_are_accepted_and_earlier_files_replaced(tmp_path, ready, 
     (tmp_path / "fashion.onnx").write_text("an earlier file")
     found = export(fast, tmp_path / "fashion.onnx", images=images[:16], overwrite=True)
     assert set(files_in(tmp_path)) == {"fashion.onnx", "fashion.onnx.md"} == {path.name for path in found.files}
-    assert [check.difference for check in found.checks] == [0, 0, 0]
+    assert [check.max_difference for check in found.checks] == [0, 0, 0]
     assert difference(in_engine(found.path, "f32", images[:5]), outputs(fast, images[:5])) <= CLOSE
 
 
@@ -747,8 +747,8 @@ def test_export_by_command_replaces_files_only_if_told(tmp_path, fashion, ready,
     assert f"{FILE} exists; give overwrite=True (--overwrite)" in refused(capsys, *words)
     assert files_in(tmp_path) == before
     (tmp_path / "out" / FILE).write_text("an earlier file")
-    code, out, _ = run(capsys, *words, "--overwrite", "--report", tmp_path / "page.html")
-    assert code == Exit.OK
+    code, out, _ = run(capsys, *words, "--overwrite", "--html", tmp_path / "page.html")
+    assert code == ExitCode.OK
     assert FILE in out
     assert files_in(tmp_path / "out")[FILE] == files_in(fashion)[FILE]
     assert FILE in (tmp_path / "page.html").read_text()
@@ -770,7 +770,7 @@ def test_images_that_cannot_be_read_are_named_and_the_file_is_written(tmp_path, 
     (pictures / "some" / "03.png").write_bytes(b"no picture")
     words = ["export", "--data-dir", pictures, "--output", tmp_path / "out", "-j", "0", "--json"]
     code, out, err = run(capsys, *words)
-    assert code == Exit.INCOMPLETE
+    assert code == ExitCode.INCOMPLETE
     assert "1 of the images could not be read and were left out: " in err
     assert "03.png" in err
     assert FILE in files_in(tmp_path / "out")
@@ -855,7 +855,7 @@ def test_text_in_place_of_an_openvino_file_is_one_line(tmp_path, capsys, text):
 
 def evaluated(capsys, *words):
     code, out, err = run(capsys, "evaluate", *words, "--limit", "60", "-b", "25", "-j", "0", "--json")
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     return json.loads(out)["rows"]
 
 
@@ -863,7 +863,7 @@ def evaluated(capsys, *words):
 @needs_onnxruntime
 def test_a_file_is_evaluated_as_its_method_is_in_torch(tmp_path, fashion, capsys):
     results, page = tmp_path / "results.json", tmp_path / "page.html"
-    plain, ours = evaluated(capsys, fashion / FILE, "--results-file", results, "--report", page)
+    plain, ours = evaluated(capsys, fashion / FILE, "--results-file", results, "--html", page)
     same, wanted = evaluated(capsys, "--method", "deploy")
     assert (plain["method"], ours["method"], wanted["method"]) == ("", FILE, "gtp_plus")
     assert plain == same
@@ -879,19 +879,19 @@ def test_a_file_is_evaluated_as_its_method_is_in_torch(tmp_path, fashion, capsys
 @needs_onnxruntime
 def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashion, fast, images, monkeypatch, capsys):
     words = ["--limit", "9", "--batch-size", "4", "--output"]
-    assert main(["embed", str(fashion / FILE), *words, str(tmp_path / "file")]) == Exit.OK
+    assert main(["embed", str(fashion / FILE), *words, str(tmp_path / "file")]) == ExitCode.OK
     assert "so these are class scores" in " ".join(capsys.readouterr().out.split())
     (found,) = read_embeddings(tmp_path / "file")
     with torch.inference_mode():
         torch.testing.assert_close(torch.from_numpy(found.embeddings), fast(images[:9]), rtol=0, atol=1e-3)
     # --engine makes such a file by itself; here it is made already
     monkeypatch.setattr("gtp_vit.cli.commands.embed.export", lambda model, path: shutil.copy(fashion / FILE, path))
-    assert main(["embed", "--scores", "--engine", "onnxruntime", *words, str(tmp_path / "engine")]) == Exit.OK
+    assert main(["embed", "--logits", "--engine", "onnxruntime", *words, str(tmp_path / "engine")]) == ExitCode.OK
     (same,) = read_embeddings(tmp_path / "engine")
     assert np.array_equal(found.embeddings, same.embeddings)
     capsys.readouterr()
-    for flag in ("--scores", "--pretrained"):
-        assert main(["embed", str(fashion / FILE), flag, *words, str(tmp_path / "x")]) == Exit.USAGE
+    for flag in ("--logits", "--pretrained"):
+        assert main(["embed", str(fashion / FILE), flag, *words, str(tmp_path / "x")]) == ExitCode.USAGE
         assert f"{flag} was fixed when {FILE} was exported; leave it out" in capsys.readouterr().err
 
 
@@ -944,7 +944,7 @@ def test_benchmark_in_an_engine(monkeypatch, capsys):
     monkeypatch.setattr(model_flags, "create_model", lambda *_, **__: short)
     words = ["--engine", "onnxruntime", "--method", "deploy", "--rounds", "3", "--batch-size", "2", "--json"]
     code, out, err = run(capsys, "benchmark", "fashion_vit", *words)
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     result = json.loads(out)
     (entry,) = result["timed"]
     names = ["unreduced", "gtp_plus", "slicing", "eager torch, unreduced"]
@@ -957,14 +957,14 @@ def test_benchmark_in_an_engine(monkeypatch, capsys):
     assert result["macs"]["gtp_plus"] < result["macs"]["unreduced"]
 
 
-@pytest.mark.parametrize("method", [GTPPlus(propagate=6), ToMe(r=6), EViT(drop_loc=(1, 2)), DynamicViT()], ids=str)
+@pytest.mark.parametrize("method", [GTPPlus(remove=6), ToMe(r=6), EViT(drop_loc=(1, 2)), DynamicViT()], ids=str)
 def test_slicing_has_the_numbers_of_tokens_of_a_method(method):
     model, images = families.make("vit"), families.images("vit")
     fast = patch(model, method, quiet=True)
-    sliced = slicing_of(fast.reducer)
+    sliced = slicing_like(fast.reducer)
     other = patch(model, sliced, quiet=True)
-    assert macs(fast, include_method=False).total == macs(other, include_method=False).total < macs(model).total
-    assert macs(other).method == 0
+    assert macs(fast, include_overhead=False).total == macs(other, include_overhead=False).total < macs(model).total
+    assert macs(other).overhead == 0
     counts = [[layer.kept.shape[1] for layer in trace(each, images).layers] for each in (fast, other)]
     assert counts[0] == counts[1]
     assert counts[0][-2] < 64
@@ -972,14 +972,14 @@ def test_slicing_has_the_numbers_of_tokens_of_a_method(method):
 
 def test_slicing_keeps_the_first_tokens():
     model = families.make("vit")
-    sliced = slicing_of(patch(model, GTPPlus(propagate=6)).reducer)
+    sliced = slicing_like(patch(model, GTPPlus(remove=6)).reducer)
     for layer in trace(patch(model, sliced, quiet=True), families.images("vit")).layers:
         assert (layer.kept == torch.arange(layer.kept.shape[1])).all()
 
 
 @pytest.mark.parametrize("method", [ATS(), EvoViT()], ids=str)
 def test_no_slicing_where_numbers_of_tokens_depend_on_the_image_or_grow_again(method):
-    assert slicing_of(patch(families.make("vit"), method).reducer) is None
+    assert slicing_like(patch(families.make("vit"), method).reducer) is None
 
 
 @pytest.mark.parametrize("name", ["deit_small_patch16_224", "vit_base_patch16_siglip_224", "vit_large_patch16_224"])
@@ -989,11 +989,11 @@ def test_settings_for_engines_reduce_in_few_layers_and_to_even_numbers(name):
     host = host_of(model)
     method = deploy_method(host)
     steps = method.build(host.vit).steps(host.vit.grid)
-    left = [host.vit.image_tokens, *(step.after for step in steps)]
+    left = [host.vit.image_tokens, *(step.out for step in steps)]
     removing = [after for before, after in itertools.pairwise(left) if after < before]
     assert 1 <= len(removing) <= 3
     assert all((host.vit.prefix + after) % 8 == 0 for after in removing)
-    assert 0.55 < macs(model, method, lossless=True).total / macs(model).total <= 0.65
+    assert 0.55 < macs(model, method, shorten_last_block=True).total / macs(model).total <= 0.65
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_tiny_patch16_224"])
@@ -1039,40 +1039,40 @@ def test_models_with_few_tokens_or_layers_have_settings_for_engines_too(sizes):
 
 
 def test_settings_for_engines_can_be_changed_by_flags(capsys):
-    code, out, _ = run(capsys, "macs", "fashion_vit", "--method", "deploy", "--floor", "0.25", "--json")
-    assert code == Exit.OK
+    code, out, _ = run(capsys, "macs", "fashion_vit", "--method", "deploy", "--importance-floor", "0.25", "--json")
+    assert code == ExitCode.OK
     changed = dataclasses.replace(deploy_method(host_of(create_model("fashion_vit"))), floor=0.25)
-    assert json.loads(out)["gtp_plus"] == macs(create_model("fashion_vit"), changed, lossless=True).total
+    assert json.loads(out)["gtp_plus"] == macs(create_model("fashion_vit"), changed, shorten_last_block=True).total
 
 
 def test_instructions_that_end_the_process_are_avoided_and_said(monkeypatch):
-    monkeypatch.setattr(ov, "trap", lambda: "it ends the process here (signal 4)")
-    monkeypatch.delenv(ov.ISA, raising=False)
+    monkeypatch.setattr(ov, "probe_amx_crash", lambda: "it ends the process here (signal 4)")
+    monkeypatch.delenv(ov.ISA_VARIABLE, raising=False)
     wanted = r"it ends the process here \(signal 4\); it runs with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, set that"
     with pytest.warns(UserWarning, match=wanted):
-        ov.make_safe()
-    assert os.environ.pop(ov.ISA) == "AVX512_CORE_FP16"
+        ov.avoid_amx_crash()
+    assert os.environ.pop(ov.ISA_VARIABLE) == "AVX512_CORE_FP16"
 
 
 def test_instructions_that_are_chosen_or_work_are_left_alone(monkeypatch):
-    monkeypatch.setattr(ov, "trap", lambda: pytest.fail("it was asked"))
-    monkeypatch.setenv(ov.ISA, "AVX2")
-    ov.make_safe()
-    assert os.environ[ov.ISA] == "AVX2"
-    monkeypatch.setattr(ov, "trap", lambda: None)
-    monkeypatch.delenv(ov.ISA)
+    monkeypatch.setattr(ov, "probe_amx_crash", lambda: pytest.fail("it was asked"))
+    monkeypatch.setenv(ov.ISA_VARIABLE, "AVX2")
+    ov.avoid_amx_crash()
+    assert os.environ[ov.ISA_VARIABLE] == "AVX2"
+    monkeypatch.setattr(ov, "probe_amx_crash", lambda: None)
+    monkeypatch.delenv(ov.ISA_VARIABLE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ov.make_safe()
-    assert ov.ISA not in os.environ
+        ov.avoid_amx_crash()
+    assert ov.ISA_VARIABLE not in os.environ
 
 
 def test_the_trap_is_found_by_how_a_process_ends(monkeypatch):
     codes = iter((0, 1, -signal.SIGILL))
     monkeypatch.setattr(ov.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], next(codes)))
-    assert ov.trap.__wrapped__() is None
-    assert ov.trap.__wrapped__() is None  # OpenVINO is not here, or has a problem that it can explain
-    assert ov.trap.__wrapped__().endswith("ends the process here (signal 4)")
+    assert ov.probe_amx_crash.__wrapped__() is None
+    assert ov.probe_amx_crash.__wrapped__() is None  # OpenVINO is not here, or has a problem that it can explain
+    assert ov.probe_amx_crash.__wrapped__().endswith("ends the process here (signal 4)")
 
 
 def test_the_page_says_how_equal_files_were():
@@ -1100,7 +1100,7 @@ def test_weights_beside_a_file_that_are_broken_are_named(exported, tmp_path, how
         weights.unlink()
     else:
         weights.write_bytes(weights.read_bytes()[:1000] if how == "cut off" else b"x" * 5000)
-    assert main(["evaluate", str(tmp_path / made.name)]) == Exit.USAGE
+    assert main(["evaluate", str(tmp_path / made.name)]) == ExitCode.USAGE
     said = capsys.readouterr().err
     assert weights.name in said
     assert "core.cpp" not in said.split("(")[0]
@@ -1109,15 +1109,15 @@ def test_weights_beside_a_file_that_are_broken_are_named(exported, tmp_path, how
 @pytest.mark.slow
 @needs_onnxruntime
 def test_a_file_is_benchmarked_in_its_engine(fashion, capsys):
-    assert main(["benchmark", str(fashion / FILE), "--rounds", "3", "--batch-size", "2", "--json"]) == Exit.OK
+    assert main(["benchmark", str(fashion / FILE), "--rounds", "3", "--batch-size", "2", "--json"]) == ExitCode.OK
     found = json.loads(capsys.readouterr().out)
     (timed,) = found["timed"]
     assert timed["engine"] == "onnxruntime"
     assert [timing["name"] for timing in timed["timings"]] == ["unreduced", FILE, "eager torch, unreduced"]
     assert found["settings"]["method"] == "gtp_plus"
-    assert main(["benchmark", str(fashion / FILE), "--engine", "openvino"]) == Exit.USAGE
+    assert main(["benchmark", str(fashion / FILE), "--engine", "openvino"]) == ExitCode.USAGE
     assert f"--engine was fixed when {FILE} was exported; leave it out" in capsys.readouterr().err
-    assert main(["benchmark", "nowhere.onnx"]) == Exit.USAGE
+    assert main(["benchmark", "nowhere.onnx"]) == ExitCode.USAGE
     assert "there is no file nowhere.onnx" in capsys.readouterr().err
 
 

@@ -10,9 +10,9 @@ import torch
 import gtp_vit
 from gtp_vit import create_model, patch
 from gtp_vit.cli import model_flags
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.cli.commands import demo
-from gtp_vit.demo.exported_model import look_at_file
+from gtp_vit.demo.exported_model import inspect_file
 from gtp_vit.demo.markup import file_html
 from gtp_vit.engines import ENGINES
 from gtp_vit.engines.exported_file import ExportedFile
@@ -44,7 +44,7 @@ def file(once):
     """A file for the toy, written by the command."""
 
     def make(folder):
-        assert main(["export", "--format", "toy", "--output", str(folder), "--images", "16"]) == Exit.OK
+        assert main(["export", "--format", "toy", "--output", str(folder), "--images", "16"]) == ExitCode.OK
 
     return once("toy", make) / FILE
 
@@ -53,7 +53,7 @@ def answer(capsys, *words):
     capsys.readouterr()
     code = main([*map(str, words), "--json"])
     out, err = capsys.readouterr()
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     return json.loads(out)
 
 
@@ -63,12 +63,12 @@ def answer(capsys, *words):
 def test_flags_and_errors_name_it(command, flag, capsys):
     main([command, "--help"])
     assert f"--{flag} {{{'onnx' if flag == 'format' else 'torch,onnxruntime'},openvino,toy}}" in capsys.readouterr().out
-    assert main([command, f"--{flag}", "toi"]) == Exit.USAGE
+    assert main([command, f"--{flag}", "toi"]) == ExitCode.USAGE
     assert "did you mean 'toy'" in capsys.readouterr().err
 
 
 def test_its_precisions_are_checked(capsys):
-    assert main(["benchmark", "--engine", "toy", "--precision", "int8"]) == Exit.USAGE
+    assert main(["benchmark", "--engine", "toy", "--precision", "int8"]) == ExitCode.USAGE
     assert "toy has no int8 on a CPU; give f32" in capsys.readouterr().err
 
 
@@ -103,9 +103,9 @@ def test_evaluate_and_embed_run_its_files(file, tmp_path, capsys):
     expected = answer(capsys, "evaluate", "--method", "deploy", *FEW)["rows"][1]
     assert reduced["kl"] == pytest.approx(expected["kl"], abs=1e-4)
     assert reduced["settings"]["engine"] == "toy"
-    assert main(["embed", str(file), *FEW, "--output", str(tmp_path / "vectors")]) == Exit.OK
+    assert main(["embed", str(file), *FEW, "--output", str(tmp_path / "vectors")]) == ExitCode.OK
     (shard,) = gtp_vit.read_embeddings(tmp_path / "vectors")
-    images = gtp_vit.models.bundled.normalise(gtp_vit.models.bundled.test_images()[0])[:20]
+    images = gtp_vit.models.bundled.normalise(gtp_vit.models.bundled.sample_images()[0])[:20]
     with torch.inference_mode():
         outputs = patch(model_flags.create_model(), "deploy")(images)
     torch.testing.assert_close(torch.from_numpy(shard.embeddings), outputs, rtol=0, atol=1e-3)
@@ -131,8 +131,8 @@ def test_tune_measures_in_it(capsys):
 
 @pytest.mark.slow
 def test_the_demo_shows_its_files(file):
-    filed = demo._shown(demo.Demo(model=str(file)), [])
-    study = look_at_file(filed, filed.examples[0].picture, timed=False)
+    filed = demo._page_subject(demo.Demo(model=str(file)), [])
+    study = inspect_file(filed, filed.examples[0].picture, timed=False)
     assert study.damage is not None
     html = file_html(filed, study, [])
     assert "Toy Engine, f32" in html

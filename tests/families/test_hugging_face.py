@@ -22,7 +22,7 @@ from gtp_vit import (
     GTPPlus,
     Identity,
     ToMe,
-    fit_processor,
+    adapt_processor,
     is_patched,
     load_pretrained,
     macs,
@@ -32,7 +32,7 @@ from gtp_vit import (
 )
 from gtp_vit.backbones import small_models
 from gtp_vit.backbones.wrappers import REFUSED
-from gtp_vit.errors import BadInput, BadSetting, UnsupportedBackbone
+from gtp_vit.errors import InputError, SettingError, UnsupportedModelError
 from gtp_vit.patching import host_of, tower_of
 from gtp_vit.recipes.provenance import Measurements, Provenance
 from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
@@ -41,7 +41,7 @@ from gtp_vit.testing import families
 transformers = pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 from support.vlms import gemma3, llava, llava_processor, paligemma, paligemma_processor  # noqa: E402  needs transformers
 
-REDUCING = GTPPlus(propagate=(9, 0, 9, 0))
+REDUCING = GTPPlus(remove=(9, 0, 9, 0))
 NAMES = list(small_models.hf_vits(4))
 
 
@@ -111,7 +111,7 @@ def test_what_the_configuration_asks_for_is_done():
         assert len(fast(images).hidden_states) == 5
     fast.set_attn_implementation("eager")
     fast.config.output_attentions = True
-    with pytest.raises(BadInput, match="output_attentions=True needs the original"):
+    with pytest.raises(InputError, match="output_attentions=True needs the original"):
         fast(images)
 
 
@@ -128,7 +128,7 @@ def test_what_the_configuration_asks_for_is_done():
 )
 def test_what_cannot_be_reduced_is_refused(arguments, message):
     fast = patch(families.make("hf_vit_base"), REDUCING)
-    with pytest.raises(BadInput, match=message) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         fast(**{"pixel_values": families.images("hf_vit_base"), **arguments})
     assert "\n" not in str(refused.value)
 
@@ -204,7 +204,7 @@ def replaced(model):
 def test_models_that_are_not_plain_are_refused(change, message):
     model = families.make("hf_vit")
     change(model)
-    with pytest.raises(UnsupportedBackbone, match=message) as refused:
+    with pytest.raises(UnsupportedModelError, match=message) as refused:
         patch(model, REDUCING)
     assert "\n" not in str(refused.value)
 
@@ -212,7 +212,7 @@ def test_models_that_are_not_plain_are_refused(change, message):
 def test_old_versions_are_refused(monkeypatch):
     model = families.make("hf_vit")
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.17.0")
-    with pytest.raises(UnsupportedBackbone, match=r"transformers 5\.17\.0 names .* 5\.18 or newer"):
+    with pytest.raises(UnsupportedModelError, match=r"transformers 5\.17\.0 names .* 5\.18 or newer"):
         patch(model, REDUCING)
 
 
@@ -225,7 +225,7 @@ def test_vlms_whose_vit_cannot_be_reduced_are_refused_with_the_reason(family):
             super().__init__()
             self.vision_tower = families.make("hf_clip_vision")
 
-    with pytest.raises(UnsupportedBackbone, match=rf"^Vlm {REFUSED[family]}; reduce the language model's tokens"):
+    with pytest.raises(UnsupportedModelError, match=rf"^Vlm {REFUSED[family]}; reduce the language model's tokens"):
         patch(Vlm(), REDUCING, restore=True)
 
 
@@ -274,7 +274,7 @@ def test_labels_give_a_loss_and_gradients_are_the_same_with_checkpointing():
     def gradients(checkpointing):
         fast = patch(families.make("hf_vit"), REDUCING).train()
         if checkpointing:
-            host_of(fast).backbone.save_memory(fast, True)
+            host_of(fast).backbone.set_grad_checkpointing(fast, True)
         loss = fast(images, labels=labels).loss
         loss.backward()
         return [loss.detach(), *(p.grad for p in fast.parameters() if p.grad is not None)]
@@ -326,7 +326,7 @@ def recipe_of(model, method):
 
 def test_where_a_recipe_is_from_and_its_measure_are_saved_too(tmp_path):
     model = families.make("hf_vit")
-    method = GTPPlus(propagate=5)
+    method = GTPPlus(remove=5)
     recipe = recipe_of(model, method)
     history = {key: recipe.to_dict()[key] for key in ("provenance", "measured")}
     patch(model, recipe).save_pretrained(tmp_path)
@@ -339,7 +339,7 @@ def test_where_a_recipe_is_from_and_its_measure_are_saved_too(tmp_path):
 
 def test_figures_of_other_weights_and_a_grid_that_is_not_restored_are_not_saved(tmp_path):
     model = families.make("hf_vit")
-    recipe = recipe_of(model, GTPPlus(propagate=5))
+    recipe = recipe_of(model, GTPPlus(remove=5))
     history = {key: recipe.to_dict()[key] for key in ("provenance", "measured")}
     patch(model, recipe, restore=True).save_pretrained(tmp_path / "restored")
     stored = json.loads((tmp_path / "restored/gtp_vit.json").read_text())
@@ -379,9 +379,9 @@ def test_folders_without_a_recipe_or_with_a_wrong_one_are_refused(tmp_path):
         load_pretrained(tmp_path / "plain")
     patch(families.make("hf_dinov3_gated"), REDUCING).save_pretrained(tmp_path / "other")
     (tmp_path / "plain" / "gtp_vit.json").write_bytes((tmp_path / "other" / "gtp_vit.json").read_bytes())
-    with pytest.raises(BadSetting, match="the recipe is for"):
+    with pytest.raises(SettingError, match="the recipe is for"):
         load_pretrained(tmp_path / "plain")
-    with pytest.raises(BadSetting, match="push_to_hub would leave out the recipe"):
+    with pytest.raises(SettingError, match="push_to_hub would leave out the recipe"):
         patch(families.make("hf_vit"), REDUCING).save_pretrained(tmp_path / "x", push_to_hub=True)
 
 
@@ -444,10 +444,10 @@ def test_vitmae_without_a_mask():
         embedded = fast.reduction.backbone.embed_with(fast, images, {"noise": noise})
         in_order = model.embeddings.patch_embeddings(images) + model.embeddings.position_embeddings[:, 1:]
         close(embedded.image, in_order.gather(1, embedded.cell.unsqueeze(2).expand(-1, -1, 24)))
-    with pytest.raises(UnsupportedBackbone, match=r"ViTMAE hides 75% of the patches .*mask_ratio = 0"):
+    with pytest.raises(UnsupportedModelError, match=r"ViTMAE hides 75% of the patches .*mask_ratio = 0"):
         patch(mae(0.75), REDUCING)
     fast.config.mask_ratio = 0.75
-    with pytest.raises(BadInput, match=r"ViTMAE hides 75% of the patches"):
+    with pytest.raises(InputError, match=r"ViTMAE hides 75% of the patches"):
         fast(images)
 
 
@@ -460,16 +460,16 @@ PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 90, 3),
 @pytest.mark.parametrize(
     ("make", "processor", "layers"), [(llava, llava_processor, 3), (paligemma, paligemma_processor, 4)]
 )
-@pytest.mark.parametrize("method", [GTPPlus(propagate=5), EViT(keep_rate=0.7, drop_loc=(1,)), ToMe(r=6)], ids=str)
+@pytest.mark.parametrize("method", [GTPPlus(remove=5), EViT(keep_rate=0.7, drop_loc=(1,)), ToMe(r=6)], ids=str)
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # transformers' processor, of NumPy 2
 def test_vlms_see_as_many_features_as_placeholders(make, processor, layers, method):
     model = make()
     if make is paligemma and method.needs_class_token:
         pytest.skip("SigLIP has no class token")
-    method = method if layers == 4 or not isinstance(method, GTPPlus) else GTPPlus(propagate=(5, 5, 5))
+    method = method if layers == 4 or not isinstance(method, GTPPlus) else GTPPlus(remove=(5, 5, 5))
     fast, own = patch(model, method), processor()
-    fitted = fit_processor(own, fast)
-    left = tower_of(fast).reducer.steps((8, 8))[-1].after
+    fitted = adapt_processor(own, fast)
+    left = tower_of(fast).reducer.steps((8, 8))[-1].out
     assert left < 64
     for each, wanted in ((own, 64), (fitted, left)):
         inputs = each(images=PICTURE, text="<image> what is this", return_tensors="pt")
@@ -489,56 +489,56 @@ def test_vlms_see_as_many_features_as_placeholders(make, processor, layers, meth
 def test_with_restore_a_processor_of_another_model_is_refused(make, own):
     model = make()
     layers = 4 if make is gemma3 else 3
-    fast = patch(model, GTPPlus(propagate=(5,) * layers), restore=True)
+    fast = patch(model, GTPPlus(remove=(5,) * layers), restore=True)
     other = llava_processor() if make is gemma3 else paligemma_processor()
-    with pytest.raises(BadSetting, match=f"does not belong to .*; give the processor of this model, {own}"):
-        fit_processor(other, fast)
+    with pytest.raises(SettingError, match=f"does not belong to .*; give the processor of this model, {own}"):
+        adapt_processor(other, fast)
 
 
 def test_with_restore_a_processor_writes_all_placeholders_again():
-    own, method = llava_processor(), GTPPlus(propagate=(5, 5, 5))
-    fitted = fit_processor(own, patch(llava(), method))
-    again = fit_processor(fitted, patch(llava(), method, restore=True))
+    own, method = llava_processor(), GTPPlus(remove=(5, 5, 5))
+    fitted = adapt_processor(own, patch(llava(), method))
+    again = adapt_processor(fitted, patch(llava(), method, restore=True))
     added = [each.num_additional_image_tokens for each in (own, fitted, again)]
     assert added == [1, 1 - 15, 1]
 
 
 def test_hidden_states_of_the_language_model_are_its_own():
-    fast = patch(llava(), GTPPlus(propagate=(5, 5, 5)))
-    inputs = fit_processor(llava_processor(), fast)(images=PICTURE, text="<image> what is this", return_tensors="pt")
+    fast = patch(llava(), GTPPlus(remove=(5, 5, 5)))
+    inputs = adapt_processor(llava_processor(), fast)(images=PICTURE, text="<image> what is this", return_tensors="pt")
     with torch.no_grad():
         found = fast(**inputs, output_hidden_states=True)
     assert [state.shape[2] for state in found.hidden_states] == [16, 16, 16]
 
 
 def test_a_layer_that_is_not_run_is_not_given():
-    fast = patch(llava(), GTPPlus(propagate=(5, 5, 5)))
-    with pytest.raises(BadInput, match=r"only 3 layers are run, .* patch again"):
+    fast = patch(llava(), GTPPlus(remove=(5, 5, 5)))
+    with pytest.raises(InputError, match=r"only 3 layers are run, .* patch again"):
         tower_of(fast)(torch.zeros(1, 3, 64, 64), output_hidden_states=-1)
-    with pytest.raises((BadInput, TypeError)):  # transformers before 5.23 asks for all layers, and finds none there
+    with pytest.raises((InputError, TypeError)):  # transformers before 5.23 asks for all layers, and finds none there
         fast.get_image_features(torch.zeros(1, 3, 64, 64), vision_feature_layer=-1)
-    with pytest.raises(UnsupportedBackbone, match=r"joins the channels of layers \[-2, -3\] .* restore=True"):
-        patch(llava([-2, -3]), GTPPlus(propagate=5))
+    with pytest.raises(UnsupportedModelError, match=r"joins the channels of layers \[-2, -3\] .* restore=True"):
+        patch(llava([-2, -3]), GTPPlus(remove=5))
 
 
 def test_processors_of_other_models_are_refused():
-    fast = patch(llava(), GTPPlus(propagate=(5, 5, 5)))
+    fast = patch(llava(), GTPPlus(remove=(5, 5, 5)))
     for processor, message in (
         (llava_processor(72), r"the processor makes images of \(72, 72\)"),
         (llava_processor(64, 16), r"in patches of 16"),
         (paligemma_processor(), "PaliGemmaProcessor does not belong to LlavaForConditionalGeneration"),
         ("nonsense", "str does not belong to LlavaForConditionalGeneration"),
     ):
-        with pytest.raises(BadSetting, match=message):
-            fit_processor(processor, fast)
-    with pytest.raises(BadSetting, match="str does not belong"):
-        fit_processor("nonsense", patch(llava(), GTPPlus(propagate=(5, 5, 5)), restore=True))
+        with pytest.raises(SettingError, match=message):
+            adapt_processor(processor, fast)
+    with pytest.raises(SettingError, match="str does not belong"):
+        adapt_processor("nonsense", patch(llava(), GTPPlus(remove=(5, 5, 5)), restore=True))
     other = llava_processor()
     other.vision_feature_select_strategy = "full"
-    with pytest.raises(BadSetting, match="vision_feature_select_strategy is 'full', the model's 'default'"):
-        fit_processor(other, fast)
-    with pytest.raises(BadSetting, match="is not patched"):
-        fit_processor(llava_processor(), llava())
+    with pytest.raises(SettingError, match="vision_feature_select_strategy is 'full', the model's 'default'"):
+        adapt_processor(other, fast)
+    with pytest.raises(SettingError, match="is not patched"):
+        adapt_processor(llava_processor(), llava())
 
 
 @pytest.mark.parametrize("family", ["hf_dinov3", "hf_vit"])

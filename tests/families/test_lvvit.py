@@ -8,7 +8,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from gtp_vit import GTP, GTPError, UnsupportedBackbone, create_model, patch
+from gtp_vit import GTP, GTPError, UnsupportedModelError, create_model, patch
 from gtp_vit.backbones import small_models
 from gtp_vit.backbones.lvvit import SIZES, LVViT
 from gtp_vit.testing import families
@@ -125,15 +125,15 @@ def test_the_second_head_reads_the_tokens_that_remain():
 def test_changed_networks_are_refused():
     model = small()
     model.blocks[1].attn.register_forward_hook(lambda *_: None)
-    with pytest.raises(UnsupportedBackbone, match=r"blocks\[1\].attn has hooks"):
+    with pytest.raises(UnsupportedModelError, match=r"blocks\[1\].attn has hooks"):
         patch(model, GTP())
     model = small()
     model.blocks[2].mlp = torch.nn.Identity()
-    with pytest.raises(UnsupportedBackbone, match=r"blocks\[2\].mlp is Identity; supported: Mlp"):
+    with pytest.raises(UnsupportedModelError, match=r"blocks\[2\].mlp is Identity; supported: Mlp"):
         patch(model, GTP())
 
     class Other(LVViT):
         pass
 
-    with pytest.raises(UnsupportedBackbone, match="subclass"):
+    with pytest.raises(UnsupportedModelError, match="subclass"):
         patch(Other(**small_models.SMALL), GTP())

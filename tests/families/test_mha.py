@@ -14,11 +14,11 @@ from open_clip.model import CLIP, convert_weights_to_lp
 from torch import nn
 from torchvision.models import vision_transformer
 
-from gtp_vit import GTP, EvoViT, GTPError, GTPPlus, Identity, ToMe, Training, finetune, macs, patch, unpatch
+from gtp_vit import GTP, EvoViT, GTPError, GTPPlus, Identity, ToMe, TrainingConfig, finetune, macs, patch, unpatch
 from gtp_vit.backbones import small_models
-from gtp_vit.data.dataset import InMemory
-from gtp_vit.data.transforms import make_transform, preparation
-from gtp_vit.errors import BadSetting, UnsupportedBackbone
+from gtp_vit.data.dataset import InMemoryDataset
+from gtp_vit.data.transforms import make_transform, preprocessing_of
+from gtp_vit.errors import SettingError, UnsupportedModelError
 from gtp_vit.patching import host_of
 from gtp_vit.testing import Case, check, families
 from gtp_vit.testing.promises import close, it_compiles_as_one_graph, it_exports_with_a_dynamic_batch
@@ -121,8 +121,8 @@ def test_checkpointed_gradients_are_equal(family, method):
 
     def gradients(checkpointing):
         fast = patch(families.make(family), method)
-        fast.reduction.backbone.save_memory(fast, checkpointing)
-        assert fast.reduction.backbone.saves_memory(fast) == checkpointing
+        fast.reduction.backbone.set_grad_checkpointing(fast, checkpointing)
+        assert fast.reduction.backbone.uses_grad_checkpointing(fast) == checkpointing
         with mock.patch("gtp_vit.core.loop.checkpoint", wraps=torch.utils.checkpoint.checkpoint) as checkpoint:
             fast(images).square().sum().backward()
         assert checkpoint.call_count == (8 if checkpointing else 0)
@@ -151,13 +151,13 @@ def test_attention_drops_in_training_only():
 
 @pytest.mark.slow
 def test_torchvision_can_be_finetuned(tmp_path):
-    data = InMemory(families.images("torchvision", 16), torch.arange(16) % 10)
-    settings = Training(epochs=1, batch_size=8, micro_batch=8, repeats=1, drop_path=0, grad_checkpointing=True)
+    data = InMemoryDataset(families.images("torchvision", 16), torch.arange(16) % 10)
+    settings = TrainingConfig(epochs=1, batch_size=8, micro_batch=8, repeats=1, drop_path=0, grad_checkpointing=True)
     for method in (GTPPlus(), EvoViT()):  # which has a second norm and classifier
         found = finetune(families.make("torchvision"), method, data, settings, output=tmp_path / method.name, workers=0)
         assert outputs(found.model, families.images("torchvision")).shape == (3, 10)
     rate = dataclasses.replace(settings, drop_path=0.1)
-    with pytest.raises(BadSetting, match="no stochastic depth"):
+    with pytest.raises(SettingError, match="no stochastic depth"):
         finetune(families.make("torchvision"), GTPPlus(), data, rate, output=tmp_path / "rate", workers=0)
 
 
@@ -201,11 +201,11 @@ def test_open_clips_intermediates_are_of_the_tokens_that_remain():
         close(found["image_features"], fast(images), 1e-6)
     assert [each.shape[1] for each in found["image_intermediates"]] == [44, 44, 35, 35]
     assert [each.shape[1] for each in found["image_intermediates_prefix"]] == [1, 1, 1, 1]
-    with pytest.raises(BadSetting, match="needs all 64 image tokens, but 44 remain"):
+    with pytest.raises(SettingError, match="needs all 64 image tokens, but 44 remain"):
         fast.forward_intermediates(images)
-    with pytest.raises(BadSetting, match="blocks 0 to 3"):
+    with pytest.raises(SettingError, match="blocks 0 to 3"):
         fast.forward_intermediates(images, [4], output_fmt="NLC")
-    with pytest.raises(BadSetting, match="must be 'NCHW' or 'NLC'"):
+    with pytest.raises(SettingError, match="must be 'NCHW' or 'NLC'"):
         fast.forward_intermediates(images, output_fmt="NHWC")
     with pytest.raises(GTPError, match="does not fit the schedule"):
         fast.prune_intermediate_layers(1)
@@ -235,7 +235,7 @@ def test_a_mean_of_merged_tokens_can_be_weighted():
         plain, weighted = (patch(model, ToMe(r=8, weighted_pool=on)) for on in (False, True))
         assert not torch.allclose(outputs(plain, images), outputs(weighted, images))
     for family in ("open_clip", "open_clip_coca"):
-        with pytest.raises(BadSetting):
+        with pytest.raises(SettingError):
             patch(families.make(family), ToMe(r=8, weighted_pool=True))
 
 
@@ -303,7 +303,7 @@ def test_heads_that_were_exchanged(heads, expected):
 )
 def test_images_as_torchvisions_weights_want_them(size, crop, interpolation):
     model = small_models.torchvision_vit(image_size=size)
-    prepared = preparation(model)
+    prepared = preprocessing_of(model)
     assert (prepared["input_size"], prepared["crop_pct"]) == ((3, size, size), crop)
     assert (prepared["interpolation"], prepared["mean"]) == (interpolation, (0.485, 0.456, 0.406))
     make_transform(prepared)
@@ -311,13 +311,13 @@ def test_images_as_torchvisions_weights_want_them(size, crop, interpolation):
 
 def test_images_as_open_clips_weights_want_them():
     model = small_models.open_clip_vit(image_size=(48, 96))
-    prepared = preparation(model)
+    prepared = preprocessing_of(model)
     assert (prepared["input_size"], prepared["crop_pct"], prepared["crop_mode"]) == ((3, 48, 96), 1.0, "center")
     assert (prepared["interpolation"], prepared["mean"]) == ("bicubic", open_clip.OPENAI_DATASET_MEAN)
     open_clip.set_model_preprocess_cfg(
         model, {"mean": (0.5,) * 3, "std": (0.4,) * 3, "interpolation": "bilinear", "resize_mode": "squash"}
     )
-    prepared = preparation(model)
+    prepared = preprocessing_of(model)
     assert (prepared["mean"], prepared["std"]) == ((0.5,) * 3, (0.4,) * 3)
     assert (prepared["interpolation"], prepared["crop_mode"]) == ("bilinear", "squash")
     make_transform(prepared)
@@ -432,7 +432,7 @@ REFUSED = [
 def test_what_is_not_known_is_refused_by_name(family, change, message):
     model = families.make(family)
     change(model)
-    with pytest.raises(UnsupportedBackbone, match=message) as refused:
+    with pytest.raises(UnsupportedModelError, match=message) as refused:
         patch(model, GTP())
     assert "\n" not in str(refused.value)
     assert str(refused.value).endswith("The model was left as it is")
@@ -440,7 +440,7 @@ def test_what_is_not_known_is_refused_by_name(family, change, message):
 
 def test_scaled_cosine_attention_is_refused():
     model = small_models.open_clip_vit(scaled_cosine_attn=True)
-    with pytest.raises(UnsupportedBackbone, match=r"resblocks\[0\]\.attn is scaled cosine attention"):
+    with pytest.raises(UnsupportedModelError, match=r"resblocks\[0\]\.attn is scaled cosine attention"):
         patch(model, GTP())
 
 
@@ -450,7 +450,7 @@ def test_subclasses_are_refused(library):
     model = families.make("torchvision" if library is vision_transformer else "open_clip")
     model.__class__ = own
     with pytest.raises(
-        UnsupportedBackbone, match="Own is a subclass of VisionTransformer whose forward may be its own"
+        UnsupportedModelError, match="Own is a subclass of VisionTransformer whose forward may be its own"
     ):
         patch(model, GTP())
 

@@ -11,8 +11,8 @@ from gtp_vit import (
     GTPError,
     SearchConfig,
     Target,
-    Training,
-    UnsupportedBackbone,
+    TrainingConfig,
+    UnsupportedModelError,
     create_model,
     embed,
     finetune,
@@ -23,8 +23,8 @@ from gtp_vit import (
 )
 from gtp_vit.backbones import BACKBONES
 from gtp_vit.backbones.host import remove_classifier
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.testing import cases, check, families
 from support.toy_family import ToyBackbone
 
@@ -43,9 +43,9 @@ def test_it_is_held_to_the_promises_of_all_families(name):
 
 
 def test_it_is_named_where_all_families_are(capsys):
-    with pytest.raises(UnsupportedBackbone, match=r"supported are timm's VisionTransformer.*; the toys's ToyViT"):
+    with pytest.raises(UnsupportedModelError, match=r"supported are timm's VisionTransformer.*; the toys's ToyViT"):
         patch(torch.nn.Linear(2, 2))
-    assert main(["models", "toy:*"]) == Exit.OK
+    assert main(["models", "toy:*"]) == ExitCode.OK
     assert capsys.readouterr().out.split() == ["toy:small", "toy:deep"]
     make_models = runpy.run_path(str(Path(__file__).parents[2] / "docs/make_models.py"))
     assert "| the toys | `ToyViT` | the toys of the tests |" in make_models["families"]()
@@ -53,7 +53,7 @@ def test_it_is_named_where_all_families_are(capsys):
 
 def test_it_is_made_by_name(capsys):
     assert macs(create_model("toy:deep", meta=True)).total > macs(create_model("toy:small")).total
-    assert main(["macs", "toy:deep", "--method", "tome", "--r", "9", "--json"]) == Exit.OK
+    assert main(["macs", "toy:deep", "--method", "tome", "--r", "9", "--json"]) == ExitCode.OK
     with pytest.raises(GTPError, match="unknown model 'toy:smal'; the nearest are toy:small"):
         create_model("toy:smal")
 
@@ -76,6 +76,8 @@ def test_it_can_be_tuned_and_finetuned(tmp_path):
     model = families.make("toy")
     images = torch.randn(24, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     recipe = tune(model, images, Target("macs", 0.7), search=SearchConfig(passes=3))
-    settings = Training(epochs=1, batch_size=8, micro_batch=8, repeats=1, drop_path=0)
-    found = finetune(model, recipe, InMemory(images, torch.arange(24) % 10), settings, output=tmp_path, workers=0)
+    settings = TrainingConfig(epochs=1, batch_size=8, micro_batch=8, repeats=1, drop_path=0)
+    found = finetune(
+        model, recipe, InMemoryDataset(images, torch.arange(24) % 10), settings, output=tmp_path, workers=0
+    )
     assert found.model(images[:2]).shape == (2, 10)

@@ -6,7 +6,7 @@ import torch
 
 from gtp_vit import GTPPlus, Identity, macs, patch, trace
 from gtp_vit.backbones import small_models
-from gtp_vit.errors import BadInput, UnsupportedBackbone
+from gtp_vit.errors import InputError, UnsupportedModelError
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 
@@ -99,8 +99,8 @@ def features(model, images):
 def test_reduced_inside_and_whole_outside(name):
     make, images, layers = MODELS[name]
     model = make()
-    reducing = GTPPlus(propagate=(20, 0, 9, 4)[:layers])
-    with pytest.raises(UnsupportedBackbone, match=r"so no patch may be missing; patch it with restore=True"):
+    reducing = GTPPlus(remove=(20, 0, 9, 4)[:layers])
+    with pytest.raises(UnsupportedModelError, match=r"so no patch may be missing; patch it with restore=True"):
         patch(model, reducing)
     same, fast = (patch(model, method, restore=True) for method in (Identity(), reducing))
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_reduced_inside_and_whole_outside(name):
 def test_frames_of_videos_have_all_their_features(name):
     make, _, layers = MODELS[name]
     model = make()
-    fast = patch(model, GTPPlus(propagate=(20, 0, 9, 4)[:layers]), restore=True)
+    fast = patch(model, GTPPlus(remove=(20, 0, 9, 4)[:layers]), restore=True)
     with torch.no_grad():
         one, other = (each.get_video_features(PIXELS[None]).pooler_output for each in (fast, model))
     assert [each.shape for each in one] == [each.shape for each in other]
@@ -133,17 +133,19 @@ def test_padding_among_the_patches_is_refused():
         found, wanted = (each.get_image_features(PIXELS[None], mask).pooler_output for each in (fast, model))
         torch.testing.assert_close(torch.cat(tuple(found)), torch.cat(tuple(wanted)), rtol=1e-5, atol=1e-5)
         mask[0, 1, 40:] = False
-        with pytest.raises(BadInput, match=r"hides padding, .*; give images of one size"):
+        with pytest.raises(InputError, match=r"hides padding, .*; give images of one size"):
             fast.get_image_features(PIXELS[None], mask)
 
 
 def test_layers_that_the_vit_does_not_have_are_refused():
-    with pytest.raises(UnsupportedBackbone, match=r"is \[-2, -6\], and the ViT has 4 layers; give each from -4 to -1"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"is \[-2, -6\], and the ViT has 4 layers; give each from -4 to -1"
+    ):
         patch(llava([-2, -6]), Identity(), restore=True)
 
 
 def test_a_list_of_one_layer_needs_no_restore():
-    fast = patch(llava([-2]), GTPPlus(propagate=(5, 5, 5)))
+    fast = patch(llava([-2]), GTPPlus(remove=(5, 5, 5)))
     with torch.no_grad():
         assert features(fast, ONE).shape[0] == 64 - 15
 
@@ -157,9 +159,9 @@ needs_qwen = pytest.mark.skipif("qwen" not in families.NAMES, reason="this timm 
 def test_qwens_encoder_in_timm(pool):
     sizes = {name: value for name, value in QWEN.items() if name != "num_classes"}
     model = timm.create_model("qwen3_vit_88m_enc", **sizes, global_pool=pool, out_features=12).eval()
-    reducing = GTPPlus(propagate=(20, 0, 9, 4))
+    reducing = GTPPlus(remove=(20, 0, 9, 4))
     if pool != "avg":
-        with pytest.raises(UnsupportedBackbone, match=r"^Qwen3VitEncoder .*patch it with restore=True"):
+        with pytest.raises(UnsupportedModelError, match=r"^Qwen3VitEncoder .*patch it with restore=True"):
             patch(model, reducing)
     same, fast = (patch(model, method, restore=True) for method in (Identity(), reducing))
     with torch.no_grad():
@@ -178,11 +180,11 @@ def test_qwens_classifier_in_timm_needs_the_grid_for_its_projector_only():
     model = timm.create_model("qwen3_vit_88m", **QWEN).eval()
     inputs = host_of(model).inputs
     assert (inputs.name, inputs.classes) == ("qwen3_vit_88m", 10)
-    assert inputs.preparation["mean"] == model.pretrained_cfg["mean"]
+    assert inputs.preprocessing["mean"] == model.pretrained_cfg["mean"]
     with torch.no_grad():
-        assert patch(model, GTPPlus(propagate=9))(PIXELS).shape == (2, 10)
+        assert patch(model, GTPPlus(remove=9))(PIXELS).shape == (2, 10)
     joined = timm.create_model("qwen3_vit_88m", **QWEN, encoder_pool="merge", out_features=12).eval()
-    with pytest.raises(UnsupportedBackbone, match="neighbouring patches, so no patch may be missing"):
+    with pytest.raises(UnsupportedModelError, match="neighbouring patches, so no patch may be missing"):
         patch(joined, Identity())
     with torch.no_grad():
         torch.testing.assert_close(

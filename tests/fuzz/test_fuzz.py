@@ -14,9 +14,9 @@ from torch import nn
 
 import support.operators
 from gtp_vit import GTPError, kernels, read_embeddings, read_recipe
-from gtp_vit.cli.app import COMMANDS, Exit, main
+from gtp_vit.cli.app import COMMANDS, ExitCode, main
 from gtp_vit.core.backbone import Output
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import verify
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
@@ -28,7 +28,7 @@ from gtp_vit.kernels.arguments import NeighboursInputs
 from gtp_vit.methods import METHODS, method_from_dict
 from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.gtp import operators
-from gtp_vit.methods.gtp_plus.merge import conserve
+from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge
 from gtp_vit.runs.journal import Journal
 from support.fuzz import cases, damaged, harmed
 from support.merging import check_merged
@@ -48,7 +48,7 @@ DESCRIPTION = {
     "format": 1,
     "model": "fashion_vit",
     "weights": {"from": "the package", "fingerprint": "0123456789abcdef"},
-    "method": {"method": "gtp_plus", "propagate": [0, 37, 40, 32], "floor": 0.5},
+    "method": {"method": "gtp_plus", "remove": [0, 37, 40, 32], "importance_floor": 0.5},
     "macs": {"unreduced": 200, "exported": 100, "share": 0.5},
     "precision": "f32",
     "engine": "onnxruntime",
@@ -144,14 +144,14 @@ def written(tmp_path, request):
         pytest.importorskip("pyarrow")
     images = torch.randn(6, 1, 2, 4, generator=torch.Generator().manual_seed(0))
     embedder = Embedder(First(), output=Output("features", 5))
-    dataset, folder = InMemory(images, torch.arange(6)), tmp_path / "written"
+    dataset, folder = InMemoryDataset(images, torch.arange(6)), tmp_path / "written"
     embed_to_folder(folder, embedder, dataset, {"what": 1}, Layout(request.param, 2, 4), workers=0)
     return folder
 
 
 def content_of(folder):
     shards = list(read_embeddings(folder))
-    return [(s.names, s.places.tolist(), s.embeddings.tobytes(), s.labels.tolist(), s.header) for s in shards]
+    return [(s.names, s.indices.tolist(), s.embeddings.tobytes(), s.labels.tolist(), s.header) for s in shards]
 
 
 def test_files_of_embeddings_are_what_was_written_or_refused(tmp_path, written):
@@ -179,7 +179,7 @@ def test_journals_give_back_what_was_finished_or_are_refused(tmp_path):
     with Journal(path, run) as journal:
         for entry in entries:
             journal.append(entry)
-        journal.keep = True
+        journal.keep_when_done = True
     whole = path.read_bytes()
     for number, chance in cases():
         harm = harmed(whole, chance)
@@ -188,7 +188,7 @@ def test_journals_give_back_what_was_finished_or_are_refused(tmp_path):
             with Journal(path, run) as journal:
                 found = journal.entries
                 journal.append({"more": 1})
-                journal.keep = True
+                journal.keep_when_done = True
         except GTPError as error:
             one_line(error)
             assert path.read_bytes() == harm, number  # what is refused is left as it is
@@ -196,13 +196,13 @@ def test_journals_give_back_what_was_finished_or_are_refused(tmp_path):
         assert found == entries[: len(found)], number
         with Journal(path, run) as journal:
             assert journal.entries == [*found, {"more": 1}], number
-            journal.keep = True
+            journal.keep_when_done = True
 
 
 QUIET = sorted(set(COMMANDS) - {"demo", "check", "models", "reproduce"})  # others ask the machine, or run for long
 FLAGS = ["--method", "--output", "--data-dir", "--checkpoint", "--img-size", "--num-classes", "--batch-size", "--limit"]
 FLAGS += ["--workers", "--r", "--propagate", "--precision", "--format", "--verify", "--restart", "--json", "--device"]
-FLAGS += ["--crop-pct", "--interpolation", "--results-file", "--report", "--shard-size", "--nearest", "--measure"]
+FLAGS += ["--crop-pct", "--interpolation", "--results-file", "--html", "--shard-size", "--num-neighbours", "--measure"]
 FLAGS += ["--macs", "--budgets", "--search-passes", "--threads", "--epochs", "--lr", "--images", "--split", "--dataset"]
 WORDS = ["", "-1", "0", "1", "2", "1e400", "nan", "x", "../x", "gtp", "ToMe", "linear:2:14", "keep:0.5:0:1", "[1, 2]"]
 WORDS += ["\x1b[31m", "ä", "0.5,0.6", "f32", "cuda", "fashion_vit", "test_vit", "hf:none", "a" * 5000, "none.onnx"]
@@ -226,9 +226,9 @@ def test_every_command_line_gets_an_answer(tmp_path, monkeypatch, capsys):
             words.append(f"{word}={chance.choice(WORDS)}" if chance.random() < 0.2 else word)
         code = main(words)
         out, err = capsys.readouterr()
-        assert code in (Exit.OK, Exit.USAGE), (number, words, err)
+        assert code in (ExitCode.OK, ExitCode.USAGE), (number, words, err)
         assert "Traceback" not in out + err, (number, words)
-        if code == Exit.USAGE:
+        if code == ExitCode.USAGE:
             assert err.strip() or out.strip(), (number, words)
 
 
@@ -288,7 +288,7 @@ def reduce_of(chance):
     left = chance.randint(2, patches)
     x, branch = some(chance, batch, prefix + left, channels), some(chance, batch, prefix + left, channels)
     similarity = torch.rand(batch, patches, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31)))
-    lists, root = operators.neighbours_in_torch(
+    lists, root = operators.neighbours_reference(
         NeighboursInputs(similarity, side, side, chance.choice((0, 4, 8)), chance.randint(1, min(3, patches - 1)))
     )
     order = torch.rand(batch, patches, generator=torch.Generator().manual_seed(chance.randrange(2**31))).argsort(dim=1)
@@ -350,14 +350,14 @@ def check_conserve(number, arguments, results):
 
 OPERATORS = {
     "attention": (kernels.attention, attention_of),
-    "reduce": (operators.reduce, reduce_of),
+    "gtp_reduce": (operators.gtp_reduce, reduce_of),
     "neighbours": (operators.neighbours, neighbours_of),
     "cluster": (cluster, cluster_of),
-    "conserve": (conserve, conserve_of),
+    "gtp_plus_merge": (gtp_plus_merge, conserve_of),
 }
 
 
-@pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
+@pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
 def test_operators_give_the_twins_result_or_refuse():
     computed = dict.fromkeys(OPERATORS, 0)
     for number, chance in cases(least=100):
@@ -375,7 +375,7 @@ def test_operators_give_the_twins_result_or_refuse():
                 assert np.array_equal(given.numpy(), copy.numpy(), equal_nan=True), (number, name)
         computed[name] += 1
         wanted = operator.twin(operator.inputs(*arguments))
-        if name == "conserve" and not same_decisions(found, wanted):
+        if name == "gtp_plus_merge" and not same_decisions(found, wanted):
             for results in (found, wanted):
                 check_conserve(number, arguments, results)
             continue
@@ -396,7 +396,7 @@ def with_odd_numbers(operator, chance):
     """Arguments that make sense but for up to three, and those."""
     arguments = support.operators.good(operator)
     # docs/design.md: a removed token that is NaN, and entries at the threshold of the map, differ at the edge
-    edge = {"reduce": FEATURES, "attention": ("removed",)}.get(operator, ())
+    edge = {"gtp_reduce": FEATURES, "attention": ("removed",)}.get(operator, ())
     names = [name for name in arguments if name not in edge]
     changed = chance.choices(names, k=chance.choice((1, 1, 2, 3)))
     for name in changed:
@@ -421,7 +421,7 @@ def with_odd_numbers(operator, chance):
     return arguments, changed
 
 
-@pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
+@pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
 def test_operators_refuse_odd_numbers_or_give_the_twins_result():
     tried = refused = 0
     for number, chance in cases(least=100):

@@ -12,7 +12,7 @@ from gtp_vit.kernels import native
 from gtp_vit.kernels.arguments import AttentionInputs
 
 if __name__ == "__main__":
-    native.use(Path(sys.argv[1]))
+    native.load_from(Path(sys.argv[1]))
     q = torch.randn(1, 2, 5, 16)
     native.attention(
         AttentionInputs(q, q, q, torch.ones(1, 3), 0.25, 0, 5, [False, False, False], 0, 0)

@@ -17,13 +17,13 @@ from gtp_vit.kernels import Ops, native, sources
 from gtp_vit.kernels.arguments import NeighboursInputs
 from gtp_vit.methods.atc import cluster
 from gtp_vit.methods.gtp import operators
-from gtp_vit.methods.gtp_plus.merge import conserve
+from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge
 from gtp_vit.testing import families
 from support.operands import operands
 
 ROOT = Path(__file__).parents[2]
 CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
-needs_a_library = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
+needs_a_library = pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
 
 
 def here() -> Path:
@@ -33,7 +33,7 @@ def here() -> Path:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 def test_where_there_is_a_compiler_there_are_native_kernels():
     """Else every test of them would be skipped without a word."""
-    assert native.PROBLEM is None
+    assert native.LOAD_ERROR is None
 
 
 def test_a_library_is_named_by_its_sources_and_its_flags(tmp_path, monkeypatch):
@@ -171,13 +171,13 @@ def test_wheel_and_sdist_have_what_a_library_is_named_by(checkout):
 @needs_a_library
 def test_where_no_openmp_runtime_is_found_it_is_said(monkeypatch):
     """torch brings one, so a process without torch has none."""
-    assert native.THREADED
+    assert native.MULTITHREADED
     assert "one thread" not in kernels.status()
     library = here() / sources.library("portable")
     code = f"import ctypes; print(ctypes.CDLL({str(library)!r}).gtp_vit_threads(4))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
-    monkeypatch.setattr(native, "THREADED", False)
+    monkeypatch.setattr(native, "MULTITHREADED", False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert "on one thread only" in kernels.status()
     with pytest.warns(UserWarning, match="run on one thread only"):
@@ -202,17 +202,17 @@ def awkward_calls(dtype: torch.dtype):
         similarity = torch.randn(batch, patches, patches)
         for spatial, semantic in ((8, 3), (0, 20), (4, 1)):
             yield operators.neighbours, (similarity, rows, columns, spatial, semantic)
-        lists = operators.neighbours_in_torch(NeighboursInputs(similarity, rows, columns, 8, 3))
+        lists = operators.neighbours_reference(NeighboursInputs(similarity, rows, columns, 8, 3))
         x, branch = torch.randn(2, batch, 2 + patches, channels).to(dtype)
         scores, size = torch.rand(batch, patches), torch.rand(batch, 2 + patches) + 0.5
         position = torch.stack([torch.randperm(patches) for _ in range(batch)])
         norm = (*torch.randn(2, channels).to(dtype), 1e-6)
         for norms, sizes in ((norm, size), ((None, None, 0.0), None)):
             arguments = (x, branch, scores, position, sizes, *lists, patches // 3, 0.3, True, *norms)
-            yield operators.reduce, arguments
+            yield operators.gtp_reduce, arguments
         for norms, keep_norm in ((norm, True), ((None, None, 0.0), False)):
             arguments = (x, branch, scores, size[:, 2:], patches // 3, 0.5, keep_norm, *norms)
-            yield conserve, arguments
+            yield gtp_plus_merge, arguments
         unit = F.normalize(x[:, 2:].float(), dim=2)
         apart = 1 - unit @ unit.transpose(1, 2)
         for linkage in (0, 1, 2):
@@ -230,7 +230,7 @@ def test_every_instruction_set_of_every_kernel_equals_the_twin(capability, dtype
     try:
         with monkeypatch.context() as patched:
             patched.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-            native.use(folder)
+            native.load_from(folder)
         assert {"DEFAULT": "portable"}.get(capability, capability.lower()) == native.INSTRUCTION_SET
         for operator, arguments in awkward_calls(dtype):
             inputs = operator.inputs(*arguments)
@@ -240,4 +240,4 @@ def test_every_instruction_set_of_every_kernel_equals_the_twin(capability, dtype
                 else:
                     torch.testing.assert_close(found, wanted, **close)
     finally:
-        native.use(folder)
+        native.load_from(folder)

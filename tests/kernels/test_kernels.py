@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from gtp_vit import GTP, GTPPlus, kernels, patch
 from gtp_vit.backbones import small_models
 from gtp_vit.core.loop import run
-from gtp_vit.errors import UnknownName
+from gtp_vit.errors import UnknownNameError
 from gtp_vit.kernels import Ops, native, reference
-from gtp_vit.kernels.arguments import AttentionInputs, ConserveInputs, NeighboursInputs, ReduceInputs
+from gtp_vit.kernels.arguments import AttentionInputs, GTPPlusMergeInputs, GTPReduceInputs, NeighboursInputs
 from gtp_vit.methods.gtp import operators
-from gtp_vit.methods.gtp_plus.merge import conserve
+from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge
 from gtp_vit.models import bundled
 from gtp_vit.testing import families
 from support.operands import KINDS, operands, values
 
-pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
+pytestmark = pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 seeds = st.integers(0, 2**32 - 1)
 
@@ -47,7 +47,7 @@ def test_attention_equals_its_twin(kind, batch, heads, tokens, depth, seed, layo
     asked = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
     arguments = (q, k, v, size if with_size else None, depth**-0.5, 0, queries, asked, over_heads, first)
     out, statistics = native.attention(AttentionInputs(*arguments))
-    expected, expected_statistics = reference.attention_in_torch(AttentionInputs(*arguments))
+    expected, expected_statistics = reference.attention_reference(AttentionInputs(*arguments))
     assert statistics.shape == expected_statistics.shape
     # logits of several thousand have rounding errors of 1e-3, and softmax raises e to their power
     close = {"rtol": 5e-3, "atol": 5e-2} if kind == "huge" else {"rtol": 1e-5, "atol": 1e-5}
@@ -62,7 +62,7 @@ def test_attention_of_many_tokens(tokens):
         arguments = (q, k, v, size, 0.125, removed, tokens, [True, True, True], 1, 1)
         for found, expected in zip(
             native.attention(AttentionInputs(*arguments)),
-            reference.attention_in_torch(AttentionInputs(*arguments)),
+            reference.attention_reference(AttentionInputs(*arguments)),
             strict=True,
         ):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
@@ -104,12 +104,12 @@ def test_sparsified_attention_keeps_the_same_entries(kind, heads, tokens, depth,
     v = torch.nn.functional.pad(v, (0, max(0, depth - tokens)))
     arguments = (q, k, v, size, depth**-0.5, removed, tokens, [True, True, True], 0, 0)
     out, _ = native.attention(AttentionInputs(*arguments))
-    expected, _ = reference.attention_in_torch(AttentionInputs(*arguments))
+    expected, _ = reference.attention_reference(AttentionInputs(*arguments))
     width = max(depth, tokens)
     found = out.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
     wanted = expected.unflatten(2, (heads, width)).transpose(1, 2)[..., :tokens]
     dense = (
-        reference.attention_in_torch(AttentionInputs(*arguments[:5], 0, *arguments[6:]))[0]
+        reference.attention_reference(AttentionInputs(*arguments[:5], 0, *arguments[6:]))[0]
         .unflatten(2, (heads, width))
         .transpose(1, 2)
     )
@@ -142,13 +142,16 @@ def test_reduce_equals_its_twin(kind, batch, grid, prefix, channels, with_size, 
     removed = data.draw(st.integers(1, count - 1))
     position = torch.stack([torch.randperm(patches, generator=generator)[:count].sort().values for _ in range(batch)])
     similarity = values(kind, 1 if shared_graph else batch, patches, patches, generator=generator)
-    lists = operators.neighbours_in_torch(NeighboursInputs(similarity, *grid, 8, min(4, patches - 1)))
+    lists = operators.neighbours_reference(NeighboursInputs(similarity, *grid, 8, min(4, patches - 1)))
     x, branch = (values(kind, batch, prefix + count, channels, generator=generator) for _ in range(2))
     scores = values(kind, batch, count, generator=generator)
     size = torch.rand(batch, prefix + count, generator=generator) + 0.1 if with_size else None
     norm = (torch.randn(channels), torch.randn(channels), 1e-6) if with_norm else (None, None, 0.0)
     arguments = (x, branch, scores, position, size, *lists, removed, 0.3, data.draw(st.booleans()), *norm)
-    found, expected = native.reduce(ReduceInputs(*arguments)), operators.reduce_in_torch(ReduceInputs(*arguments))
+    found, expected = (
+        native.gtp_reduce(GTPReduceInputs(*arguments)),
+        operators.gtp_reduce_reference(GTPReduceInputs(*arguments)),
+    )
     assert torch.equal(found[3], expected[3])
     for one, other in zip(found[:3], expected[:3], strict=True):
         # a row of nearly equal numbers has no variance: LayerNorm multiplies its rounding by up to 1000
@@ -170,7 +173,7 @@ def test_neighbours_equal_their_twin(kind, batch, grid, spatial, seed, data):
     similarity = values(kind, batch, patches, patches, generator=torch.Generator().manual_seed(seed))
     found, expected = (
         kind(NeighboursInputs(similarity, *grid, spatial, semantic))
-        for kind in (native.neighbours, operators.neighbours_in_torch)
+        for kind in (native.neighbours, operators.neighbours_reference)
     )
     assert torch.equal(found[0].sort(dim=-1).values, expected[0].sort(dim=-1).values)
     torch.testing.assert_close(found[1], expected[1])
@@ -187,13 +190,13 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
             rest = (0.25, removed, 20, [True, True, True], 1, 1)
             for found, expected in zip(
                 native.attention(AttentionInputs(*arguments, *rest)),
-                reference.attention_in_torch(AttentionInputs(*arguments, *rest)),
+                reference.attention_reference(AttentionInputs(*arguments, *rest)),
                 strict=True,
             ):
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     similarity = torch.full((1, 36, 36), torch.nan)
     similarity[0, 5, 7] = 0.5
-    for neighbours in (native.neighbours, operators.neighbours_in_torch):
+    for neighbours in (native.neighbours, operators.neighbours_reference):
         found, root = neighbours(NeighboursInputs(similarity, 6, 6, 0, 3))
         assert found[0, 5].tolist() == [7, 36, 36]  # 36 is nobody
         assert found[0, 0].tolist() == [36, 36, 36]
@@ -202,7 +205,7 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
 
 def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin():
     """The one difference left between the two (docs/decisions.md): the twin's product multiplies NaN by zero."""
-    lists = operators.neighbours_in_torch(
+    lists = operators.neighbours_reference(
         NeighboursInputs(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
     )
     x, scores = torch.zeros(1, 16, 8), torch.arange(16.0, 0, -1).unsqueeze(0)
@@ -210,12 +213,12 @@ def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin
     arguments = (x, x, scores, torch.arange(16).unsqueeze(0), None, *lists, 1, 0.2, True, None, None, 0.0)
     receivers = (lists[0][0, :15] == 15).any(dim=1)
     assert 0 < receivers.sum() < 15
-    assert torch.equal(native.reduce(ReduceInputs(*arguments))[0][0].isnan().all(dim=1), receivers)
-    assert operators.reduce_in_torch(ReduceInputs(*arguments))[0].isnan().all()
+    assert torch.equal(native.gtp_reduce(GTPReduceInputs(*arguments))[0][0].isnan().all(dim=1), receivers)
+    assert operators.gtp_reduce_reference(GTPReduceInputs(*arguments))[0].isnan().all()
 
 
 def test_reduce_takes_strided_tensors():
-    lists = operators.neighbours_in_torch(NeighboursInputs(torch.rand(2, 9, 9), 3, 3, 8, 2))
+    lists = operators.neighbours_reference(NeighboursInputs(torch.rand(2, 9, 9), 3, 3, 8, 2))
     x, branch = torch.randn(16, 10, 2).permute(2, 1, 0), torch.randn(2, 16, 10).transpose(1, 2)
     position = torch.arange(9).expand(2, -1)
     arguments = (
@@ -233,7 +236,9 @@ def test_reduce_takes_strided_tensors():
         1e-6,
     )
     for found, wanted in zip(
-        native.reduce(ReduceInputs(*arguments)), operators.reduce_in_torch(ReduceInputs(*arguments)), strict=True
+        native.gtp_reduce(GTPReduceInputs(*arguments)),
+        operators.gtp_reduce_reference(GTPReduceInputs(*arguments)),
+        strict=True,
     ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
@@ -243,7 +248,7 @@ def test_gradients_through_the_operators_are_the_twins():
     q = q.clone().requires_grad_()
     rest = (k, v, size, 0.3, 0, 10, [True, True, False], 1, 1)
     (wanted,) = torch.autograd.grad(
-        sum(t.square().sum() for t in reference.attention_in_torch(AttentionInputs(q, *rest))), q
+        sum(t.square().sum() for t in reference.attention_reference(AttentionInputs(q, *rest))), q
     )
     (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.attention(q, *rest)), q)
     assert torch.equal(found, wanted)
@@ -301,10 +306,10 @@ def test_bfloat16_statistics_and_thresholds_are_those_of_a_float32_map(asked, re
     q, k, v, size = operands("normal", 2, 3, 50, 64, 0)
     q, k, v = (t.bfloat16() for t in (q, k, v))
     rest = (size, 0.125, removed, 50, asked, 1, 1)
-    exact = reference.attention_in_torch(AttentionInputs(q.double(), k.double(), v.double(), *rest))
+    exact = reference.attention_reference(AttentionInputs(q.double(), k.double(), v.double(), *rest))
     found, expected = (
         native.attention(AttentionInputs(q, k, v, *rest)),
-        reference.attention_in_torch(AttentionInputs(q, k, v, *rest)),
+        reference.attention_reference(AttentionInputs(q, k, v, *rest)),
     )
     for statistics in (found[1], expected[1]):
         torch.testing.assert_close(statistics, exact[1].float(), rtol=1e-5, atol=1e-6)
@@ -320,7 +325,7 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
     position, scores, size = torch.arange(49).expand(2, -1), torch.rand(2, 49), torch.rand(2, 50) + 0.5
     reduction = (x, branch, scores, position, size, *lists, 9, 0.2, True, *norm)
     merging = (x, branch, scores, size[:, 1:].contiguous(), 9, 0.5, True, *norm)
-    for operator, arguments in ((operators.reduce, reduction), (conserve, merging)):
+    for operator, arguments in ((operators.gtp_reduce, reduction), (gtp_plus_merge, merging)):
         inputs = operator.inputs(*arguments)
         found, expected = operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs)
         exact = operator.twin(operator.inputs(x.double(), branch.double(), *arguments[2:-3], None, None, 0.0))
@@ -332,11 +337,11 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
             assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("method", [GTP(propagate=14), GTPPlus(propagate=14), GTP(propagate=8, theta=0.5)], ids=str)
+@pytest.mark.parametrize("method", [GTP(propagate=14), GTPPlus(remove=14), GTP(propagate=8, theta=0.5)], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bfloat16_keeps_the_same_tokens_on_both_kernels(method, autocast):
     """Not quite all (docs/research/kernels.md has how many). 168 of 196 tokens leave, so that what differs adds up."""
-    model, (images, _) = bundled.create(), bundled.test_images()
+    model, (images, _) = bundled.create(), bundled.sample_images()
     x = bundled.normalise(images[:24])
     if not autocast:
         model, x = model.bfloat16(), x.bfloat16()
@@ -376,12 +381,12 @@ def test_a_norm_with_a_life_of_its_own_is_called():
 def test_operators_pass_torchs_own_check():
     q, k, v, size = operands("normal", 2, 2, 10, 8, 0)
     similarity = torch.rand(2, 9, 9)
-    lists = operators.neighbours_in_torch(NeighboursInputs(similarity, 3, 3, 8, 2))
+    lists = operators.neighbours_reference(NeighboursInputs(similarity, 3, 3, 8, 2))
     x, position = torch.randn(2, 10, 16), torch.arange(9).repeat(2, 1)
     norm = (torch.rand(16), torch.rand(16), 1e-6)
     calls = {
         torch.ops.gtp_vit.attention.default: (q, k, v, size, 0.3, 20, 10, [True, True, False], 1, 1),
-        torch.ops.gtp_vit.reduce.default: (x, x, torch.rand(2, 9), position, None, *lists, 3, 0.2, True, *norm),
+        torch.ops.gtp_vit.gtp_reduce.default: (x, x, torch.rand(2, 9), position, None, *lists, 3, 0.2, True, *norm),
         torch.ops.gtp_vit.neighbours.default: (similarity, 3, 3, 8, 2),
     }
     for operator, arguments in calls.items():
@@ -391,11 +396,12 @@ def test_operators_pass_torchs_own_check():
 def test_schemas_are_what_exported_programs_have_in_them():
     assert str(kernels.attention.registered._schema) == (
         "gtp_vit::attention(Tensor q, Tensor k, Tensor v, Tensor? size, float scale, int removed, int queries, "
-        "bool[] asked, int heads, int first) -> (Tensor, Tensor)"
+        "bool[] statistic_mask, int heads, int first) -> (Tensor, Tensor)"
     )
-    assert str(conserve.registered._schema) == (
-        "gtp_vit::conserve(Tensor x, Tensor branch, Tensor importance, Tensor? size, int removed, float floor, "
-        "bool keep_norm, Tensor? norm_weight, Tensor? norm_bias, float epsilon) "
+    assert str(gtp_plus_merge.registered._schema) == (
+        "gtp_vit::gtp_plus_merge(Tensor x, Tensor branch, Tensor importance, Tensor? size, int removed, float "
+        "importance_floor, "
+        "bool preserve_norm, Tensor? norm_weight, Tensor? norm_bias, float epsilon) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     )
 
@@ -404,7 +410,7 @@ def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
     similarity = torch.rand(2, 9, 9)
     for found, wanted in zip(
         operators.neighbours(Ops.TORCH, NeighboursInputs(similarity, 3, 3, 8, 2)),
-        operators.neighbours_in_torch(NeighboursInputs(similarity, 3, 3, 8, 2)),
+        operators.neighbours_reference(NeighboursInputs(similarity, 3, 3, 8, 2)),
         strict=True,
     ):
         assert torch.equal(found, wanted)
@@ -426,7 +432,7 @@ def test_compile_keeps_the_native_operators():
         compiled = torch.compile(fast, fullgraph=True, backend=backend)(images)
         torch.testing.assert_close(compiled, fast(images))
     assert sum("gtp_vit.attention" in target for target in seen) == 4
-    assert sum("gtp_vit.reduce" in target for target in seen) == 3
+    assert sum("gtp_vit.gtp_reduce" in target for target in seen) == 3
 
 
 @pytest.mark.slow
@@ -435,7 +441,7 @@ def test_compile_keeps_the_native_operators():
 @pytest.mark.filterwarnings("ignore:Skipping serialization")  # torch 2.6
 @pytest.mark.parametrize(
     ("method", "setting"),
-    [(GTP(propagate=(7, 0)), "torch"), (GTPPlus(propagate=(7, 0)), "native")],
+    [(GTP(propagate=(7, 0)), "torch"), (GTPPlus(remove=(7, 0)), "native")],
     ids=str,
 )
 def test_inductor_gives_what_eager_gives(method, setting, tmp_path, monkeypatch):
@@ -464,16 +470,16 @@ def test_exported_programs_have_native_operators_only_on_request(setting, inside
 
 def test_training_and_other_dtypes_run_on_the_twins():
     x = torch.zeros(1, 2, 3)
-    assert kernels.choose("auto", x) is Ops.TORCH  # gradients are on
+    assert kernels.select_ops("auto", x) is Ops.TORCH  # gradients are on
     with torch.no_grad():
-        assert kernels.choose("auto", x) is Ops.NATIVE
-        assert kernels.choose("native", x.bfloat16()) is Ops.NATIVE
-        assert kernels.choose("torch", x) is Ops.TORCH
-        assert kernels.choose("native", x.half()) is Ops.TORCH
-        assert kernels.choose("native", x.double()) is Ops.TORCH
-        assert kernels.choose("native", x.to("meta")) is Ops.TORCH
+        assert kernels.select_ops("auto", x) is Ops.NATIVE
+        assert kernels.select_ops("native", x.bfloat16()) is Ops.NATIVE
+        assert kernels.select_ops("torch", x) is Ops.TORCH
+        assert kernels.select_ops("native", x.half()) is Ops.TORCH
+        assert kernels.select_ops("native", x.double()) is Ops.TORCH
+        assert kernels.select_ops("native", x.to("meta")) is Ops.TORCH
         with torch.autocast("cpu", dtype=torch.float16):
-            assert kernels.choose("auto", x) is Ops.TORCH
+            assert kernels.select_ops("auto", x) is Ops.TORCH
     fast = patch(families.make("vit").double(), GTP(propagate=7))
     assert fast(families.images("vit").double()).dtype == torch.float64
 
@@ -496,8 +502,8 @@ def sums_of_both_kernels() -> list[float]:
     q, k, v, size = operands("normal", 1, 2, 30, 16, 0)
     x = q.flatten(1, 2)
     by_attention = native.attention(AttentionInputs(q, k, v, size, 0.2, 0, 30, [True, False, False], 0, 0))[0]
-    inputs = ConserveInputs(x, x, x[:, :, 0].abs(), torch.ones(1, 60), 20, 0.5, True, None, None, 0.0)
-    merged = native.conserve(inputs).x
+    inputs = GTPPlusMergeInputs(x, x, x[:, :, 0].abs(), torch.ones(1, 60), 20, 0.5, True, None, None, 0.0)
+    merged = native.gtp_plus_merge(inputs).x
     return [by_attention.sum().item(), merged.sum().item()]
 
 
@@ -522,6 +528,6 @@ def test_worker_processes_can_use_the_kernels(start):
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(UnknownName, match="did you mean 'native'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'native'"):
         patch(families.make("vit"), GTP(propagate=1), kernels="nativ")
     assert kernels.status().startswith("native, ")

@@ -6,11 +6,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gtp_vit import GTPError
 from gtp_vit.kernels import Ops, native
-from gtp_vit.kernels.arguments import ReduceInputs
+from gtp_vit.kernels.arguments import GTPReduceInputs
 from gtp_vit.methods.gtp import operators
 from support.operators import LISTS, OPERATORS, good, twin
 
-pytestmark = pytest.mark.skipif(native.PROBLEM is not None, reason=f"no native library: {native.PROBLEM}")
+pytestmark = pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -34,16 +34,16 @@ NONSENSE = {
         {"removed": 101},
         {"queries": 11},
         {"queries": -1},
-        {"asked": [True, True]},
-        {"asked": [True, True, True, True]},
+        {"statistic_mask": [True, True]},
+        {"statistic_mask": [True, True, True, True]},
         {"heads": 3},
         {"first": -1},
         {"first": 11},
         {"q": tensor(2, 4, 5, 8), "queries": 5},  # all statistics, half of the queries
-        {"q": tensor(2, 4, 5, 8), "queries": 5, "asked": [False] * 3, "removed": 7},
-        {"q": tensor(2, 4, 0, 8), "queries": 0, "asked": [False, False, True]},
+        {"q": tensor(2, 4, 5, 8), "queries": 5, "statistic_mask": [False] * 3, "removed": 7},
+        {"q": tensor(2, 4, 0, 8), "queries": 0, "statistic_mask": [False, False, True]},
     ],
-    "reduce": [
+    "gtp_reduce": [
         {"x": tensor(3, 10, 16)},
         {"x": tensor(2, 10), "branch": tensor(2, 10)},
         {"branch": tensor(2, 9, 16)},
@@ -67,7 +67,7 @@ NONSENSE = {
         {"norm_bias": tensor(15)},
         {"norm_weight": None},
     ],
-    "conserve": [
+    "gtp_plus_merge": [
         {"branch": tensor(2, 10, 15)},
         {"importance": tensor(2, 8)},
         {"importance": tensor(1, 9), "size": tensor(1, 9)},
@@ -133,22 +133,22 @@ FOR_THE_TWIN = {
         lambda given: given | {"queries": 0},
         lambda given: given | {name: given[name][:0] for name in ("q", "k", "v", "size")},
         lambda given: given | {name: given[name][:, :, :0] for name in "qkv"}
-        | {"size": None, "queries": 0, "asked": [False] * 3, "first": 0},
+        | {"size": None, "queries": 0, "statistic_mask": [False] * 3, "first": 0},
     ],
-    "reduce": [
+    "gtp_reduce": [
         dtype(torch.float16, "x", "branch", "norm_weight", "norm_bias"),
         dtype(torch.float64, "x", "branch", "norm_weight", "norm_bias"),
         dtype(torch.float64, "root"),
         dtype(torch.float64, "size"),
         lambda given: given | {"norm_bias": None},
     ],
-    "conserve": [
+    "gtp_plus_merge": [
         dtype(torch.float16, "x", "branch", "norm_weight", "norm_bias"),
         dtype(torch.float64, "size"),
         lambda given: given | {"removed": 0},
         lambda given: given | {"norm_bias": None},
     ],
-    "conserve_by_probe": [
+    "gtp_plus_merge_by_probe": [
         dtype(torch.float16, "x", "branch", "norm_weight", "norm_bias"),
         lambda given: given | {"removed": 0},
         lambda given: given | {"norm_bias": None},
@@ -163,7 +163,7 @@ def test_what_native_code_cannot_take_goes_to_the_twin(operator, monkeypatch):
     def never(*_):
         raise AssertionError("this went into native code")
 
-    for name in ("_attention", "_reduce", "_conserve", "_graph", "_cluster"):
+    for name in ("_attention", "_gtp_reduce", "_gtp_plus_merge", "_graph", "_cluster"):
         monkeypatch.setattr(native, name, never)
     for change in FOR_THE_TWIN[operator]:
         arguments = change(good(operator))
@@ -177,7 +177,7 @@ def test_what_native_code_cannot_take_goes_to_the_twin(operator, monkeypatch):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_tensor_on_another_device_never_reaches_native_code(operator):
-    fits, inputs = OPERATORS[operator].checks.fits, OPERATORS[operator].inputs(**good(operator))
+    fits, inputs = OPERATORS[operator].checks.supports, OPERATORS[operator].inputs(**good(operator))
     assert fits(inputs)
     for name, value in inputs._asdict().items():
         if isinstance(value, torch.Tensor):
@@ -205,15 +205,15 @@ def test_types_and_devices_that_make_no_sense_are_refused(operator):
 @pytest.mark.parametrize("value", [-1, 10, 2**40, -(2**62)])
 def test_a_cell_outside_the_grid_is_reported_and_not_read(where, value):
     """9 stands for nobody in a list of neighbours; a token's own cell is 0 ... 8."""
-    given = good("reduce")
+    given = good("gtp_reduce")
     for place in (0, 4, 8):
         bad = given[where].clone()
         # the lists of tokens that leave are not looked at, so all nine get a bad entry
         bad[(1, place) if where == "position" else (1, slice(None), place)] = value
         with pytest.raises(IndexError, match="no cell of the grid"):
-            torch.ops.gtp_vit.reduce(*(given | {where: bad}).values())
+            torch.ops.gtp_vit.gtp_reduce(*(given | {where: bad}).values())
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            operators.reduce(Ops.TORCH, ReduceInputs(**(given | {where: bad})))
+            operators.gtp_reduce(Ops.TORCH, GTPReduceInputs(**(given | {where: bad})))
 
 
 def test_shapes_that_are_checked_are_enough_for_every_operator():
@@ -254,7 +254,7 @@ VALUES = {
         with_one(torch.inf, "size"),
         lambda _: {"scale": torch.nan},
     ],
-    "reduce": [
+    "gtp_reduce": [
         lambda _: {"neighbours": TWICE},
         lambda _: {"alpha": torch.nan},
         lambda _: {"alpha": torch.inf},
@@ -268,17 +268,17 @@ VALUES = {
         with_one(-0.5, "root"),
         lambda _: {"epsilon": torch.nan},
     ],
-    "conserve": [
+    "gtp_plus_merge": [
         last_image(0, "size"),
         with_one(0, "size"),
         with_one(-1, "size"),
         with_one(torch.nan, "size"),
         with_one(torch.inf, "size"),
-        lambda _: {"floor": torch.nan},
-        lambda _: {"floor": -torch.inf},
+        lambda _: {"importance_floor": torch.nan},
+        lambda _: {"importance_floor": -torch.inf},
         lambda _: {"epsilon": torch.nan},
     ],
-    "conserve_by_probe": [
+    "gtp_plus_merge_by_probe": [
         last_image(0, "size"),
         with_one(-1, "size"),
         with_one(torch.nan, "size"),
@@ -289,7 +289,7 @@ VALUES = {
         with_one(0.5, "protected"),
         with_one(torch.nan, "probe"),
         with_one(3e38, "probe"),
-        lambda _: {"floor": torch.nan},
+        lambda _: {"importance_floor": torch.nan},
     ],
     "neighbours": [with_one(-torch.inf, "similarity"), with_one(torch.inf, "similarity")],
     "cluster": [
@@ -315,21 +315,21 @@ def test_numbers_on_which_implementations_would_differ_are_refused(operator, cha
 
 
 def test_lists_that_were_found_good_are_looked_at_again_when_they_change():
-    arguments = good("reduce")
+    arguments = good("gtp_reduce")
     arguments["neighbours"] = arguments["neighbours"].clone()
-    torch.ops.gtp_vit.reduce(*arguments.values())
+    torch.ops.gtp_vit.gtp_reduce(*arguments.values())
     arguments["neighbours"].copy_(TWICE)  # the same memory
     with pytest.raises(GTPError, match="no cell may be twice in a row of neighbours"):
-        torch.ops.gtp_vit.reduce(*arguments.values())
+        torch.ops.gtp_vit.gtp_reduce(*arguments.values())
 
 
 @pytest.mark.parametrize("operator", VALUES)
 def test_numbers_that_are_only_odd_get_the_twins_result(operator):
     """NaN among features, similarities or distances has a meaning: it is similar to nobody."""
     odd = {
-        "reduce": [lambda given: {"position": given["position"].flip(1)}, with_one(torch.nan, "scores")],
-        "conserve": [with_one(torch.nan, "importance")],
-        "conserve_by_probe": [with_one(1, "protected"), lambda _: {"protected": None}],
+        "gtp_reduce": [lambda given: {"position": given["position"].flip(1)}, with_one(torch.nan, "scores")],
+        "gtp_plus_merge": [with_one(torch.nan, "importance")],
+        "gtp_plus_merge_by_probe": [with_one(1, "protected"), lambda _: {"protected": None}],
         "neighbours": [with_one(torch.nan, "similarity"), with_one(3e38, "similarity")],
         "cluster": [last_image(torch.nan, "distance"), last_image(3e38, "distance")],
     }
@@ -344,21 +344,21 @@ def test_numbers_that_are_only_odd_get_the_twins_result(operator):
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("change", [{"position": 9}, {"position": -1}, {"neighbours": 10}, {"neighbours": -1}])
 def test_cells_beside_the_grid_are_refused_whoever_computes(change, gradients):
-    arguments = good("reduce")
+    arguments = good("gtp_reduce")
     ((name, cell),) = change.items()
     arguments[name] = arguments[name].clone()
     arguments[name].view(-1)[3] = cell
     arguments["x"] = arguments["x"].clone().requires_grad_(gradients)
     with pytest.raises(IndexError, match="no cell of the grid"):
-        torch.ops.gtp_vit.reduce(*arguments.values())
+        torch.ops.gtp_vit.gtp_reduce(*arguments.values())
 
 
 def test_lists_that_are_filled_up_are_no_duplicates():
     """M0 stands for no neighbour, and may be there often."""
-    arguments = good("reduce")
+    arguments = good("gtp_reduce")
     lists = arguments["neighbours"].clone()
     lists[:, :, 1:] = 9
     arguments |= {"neighbours": lists, "size": None}
-    found = torch.ops.gtp_vit.reduce(*arguments.values())
-    for one, other in zip(found, twin("reduce", arguments), strict=True):
+    found = torch.ops.gtp_vit.gtp_reduce(*arguments.values())
+    for one, other in zip(found, twin("gtp_reduce", arguments), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

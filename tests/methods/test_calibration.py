@@ -17,15 +17,15 @@ from gtp_vit import (
     save_checkpoint,
     trace,
 )
-from gtp_vit.core.schedule import learned
-from gtp_vit.errors import BadSchedule, BadSetting
+from gtp_vit.core.schedule import calibrated
+from gtp_vit.errors import ScheduleError, SettingError
 from gtp_vit.kernels import Ops, native
-from gtp_vit.kernels.arguments import ProbeInputs
+from gtp_vit.kernels.arguments import GTPPlusMergeByProbeInputs
 from gtp_vit.methods.gtp_plus.calibration import calibration_from_text
 from gtp_vit.methods.gtp_plus.learning import sensitivity
 from gtp_vit.methods.gtp_plus.learning.calibrate import with_calibration
 from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
-from gtp_vit.methods.gtp_plus.merge import conserve_by_probe
+from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge_by_probe
 from gtp_vit.metrics.classes import kl_per_image
 from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.models import bundled
@@ -33,12 +33,12 @@ from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 from support.flops import torch_flops
 
-needs_native = pytest.mark.skipif(native.PROBLEM is not None, reason=str(native.PROBLEM))
+needs_native = pytest.mark.skipif(native.LOAD_ERROR is not None, reason=str(native.LOAD_ERROR))
 
 
 @pytest.fixture(scope="module")
 def fashion():
-    images, _ = bundled.test_images()
+    images, _ = bundled.sample_images()
     return create_model("fashion_vit"), bundled.normalise(images[:120])
 
 
@@ -88,11 +88,11 @@ def by_definition(x, branch, probe, size, protected, removed, floor, *_):
 @pytest.mark.parametrize("protect", [False, True])
 @pytest.mark.parametrize("ops", Ops)
 def test_every_form_merges_by_the_definition(ops, protect):
-    if ops is Ops.NATIVE and native.PROBLEM is not None:
-        pytest.skip(native.PROBLEM)
+    if ops is Ops.NATIVE and native.LOAD_ERROR is not None:
+        pytest.skip(native.LOAD_ERROR)
     for seed in range(4):
         arguments = problem(seed, protect)
-        features, _, size, kept, gone, target = conserve_by_probe(ops, ProbeInputs(*arguments))
+        features, _, size, kept, gone, target = gtp_plus_merge_by_probe(ops, GTPPlusMergeByProbeInputs(*arguments))
         for image, (wanted, stays) in enumerate(by_definition(*arguments)):
             assert kept[image].tolist() == stays
             torch.testing.assert_close(features[image].double(), wanted, rtol=1e-4, atol=1e-4)
@@ -107,10 +107,12 @@ def test_every_form_merges_by_the_definition(ops, protect):
 def test_the_operator_passes_torchs_own_check_and_kernel_and_twin_treat_nan_alike():
     arguments = problem(0, True)
     torch.library.opcheck(
-        torch.ops.gtp_vit.conserve_by_probe.default, arguments, test_utils=("test_schema", "test_faketensor")
+        torch.ops.gtp_vit.gtp_plus_merge_by_probe.default, arguments, test_utils=("test_schema", "test_faketensor")
     )
     arguments[0][0, 7, 3] = torch.nan
-    found, wanted = (conserve_by_probe(ops, ProbeInputs(*arguments)) for ops in (Ops.NATIVE, Ops.TORCH))
+    found, wanted = (
+        gtp_plus_merge_by_probe(ops, GTPPlusMergeByProbeInputs(*arguments)) for ops in (Ops.NATIVE, Ops.TORCH)
+    )
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
     assert found[0][1:].isfinite().all()
@@ -119,8 +121,10 @@ def test_the_operator_passes_torchs_own_check_and_kernel_and_twin_treat_nan_alik
 def test_shapes_that_contradict_each_other_are_refused():
     arguments = problem(0, True)
     for place, wrong in ((2, torch.rand(5)), (3, torch.rand(3, 40)), (4, torch.rand(3, 7)), (5, 30)):
-        with pytest.raises(GTPError, match=r"gtp_vit.conserve_by_probe: "):
-            conserve_by_probe(Ops.TORCH, ProbeInputs(*arguments[:place], wrong, *arguments[place + 1 :]))
+        with pytest.raises(GTPError, match=r"gtp_vit.gtp_plus_merge_by_probe: "):
+            gtp_plus_merge_by_probe(
+                Ops.TORCH, GTPPlusMergeByProbeInputs(*arguments[:place], wrong, *arguments[place + 1 :])
+            )
 
 
 def test_directions_have_the_covariance_of_the_damage():
@@ -163,9 +167,11 @@ def test_floor_and_shape_suit_it_unless_they_were_chosen(fashion, recipe):
     vit = host_of(fashion[0]).vit
     tokens, depth = vit.image_tokens, vit.depth
     suited = with_calibration(GTPPlus(), recipe.method.calibration, vit)
-    assert (suited.floor, suited.propagate) == (0.3, tuple(learned(depth, tokens, tokens / (2 * depth))))
-    assert with_calibration(GTPPlus.at(vit, 0.5), recipe.method.calibration, vit) == suited  # where a search begins
-    chosen = GTPPlus(propagate=3, floor=0.4)
+    assert (suited.importance_floor, suited.remove) == (0.3, tuple(calibrated(depth, tokens, tokens / (2 * depth))))
+    assert (
+        with_calibration(GTPPlus.at_strength(vit, 0.5), recipe.method.calibration, vit) == suited
+    )  # where a search begins
+    chosen = GTPPlus(remove=3, importance_floor=0.4)
     assert with_calibration(chosen, recipe.method.calibration, vit) == dataclasses.replace(
         chosen, calibration=recipe.method.calibration
     )
@@ -185,33 +191,35 @@ def test_a_recipe_holds_it_and_so_do_checkpoints(fashion, recipe, tmp_path):
 
 def test_other_weights_are_refused_and_rounded_or_finetuned_ones_are_not(recipe):
     other = bundled.create(pretrained=False)
-    with pytest.raises(BadSetting, match=r"learned on other weights: about \d+ % of these are different"):
+    with pytest.raises(SettingError, match=r"learned on other weights: about \d+ % of these are different"):
         patch(other, recipe)
     patch(create_model("fashion_vit").bfloat16(), recipe)
     moved = create_model("fashion_vit")
     with torch.no_grad():
         for parameter in moved.parameters():
             parameter += 0.3 * parameter.std() * torch.randn_like(parameter)
-    with pytest.raises(BadSetting, match="learned on other weights"):
+    with pytest.raises(SettingError, match="learned on other weights"):
         patch(moved, recipe)
-    patch(moved, recipe.method.learned_on(host_of(moved).matrices))  # what a checkpoint of such a model holds
+    patch(
+        moved, recipe.method.with_fingerprint_of(host_of(moved).block_weights)
+    )  # what a checkpoint of such a model holds
 
 
 def test_macs_are_what_torch_counts(fashion, recipe):
     model, images = fashion
-    fast = patch(model, recipe.method, lossless=False, kernels="native")
+    fast = patch(model, recipe.method, shorten_last_block=False, kernels="native")
     assert macs(fast).total == pytest.approx(torch_flops(fast, images[:1]) / 2, rel=1e-3)
-    assert macs(fast).method < macs(patch(model, dataclasses.replace(recipe.method, calibration=None))).method
+    assert macs(fast).overhead < macs(patch(model, dataclasses.replace(recipe.method, calibration=None))).overhead
 
 
 def test_saving_memory_changes_nothing(monkeypatch):
     model, images = families.make("vit"), families.images("vit", 24)
     wanted = learn_sensitivity(model, images, batch_size=1)
-    monkeypatch.setattr(sensitivity, "MEMORY", 1)  # an image at a time, and checkpoints
+    monkeypatch.setattr(sensitivity, "MEMORY_BYTES", 1)  # an image at a time, and checkpoints
     found = learn_sensitivity(model, images)
     assert found.fit == wanted.fit
     assert found.calibration.to_text() == wanted.calibration.to_text()
-    assert not host_of(model).backbone.saves_memory(model)
+    assert not host_of(model).backbone.uses_grad_checkpointing(model)
 
 
 def with_a_register(family, cell):
@@ -228,12 +236,12 @@ def test_a_cell_of_long_tokens_is_a_register_and_stays_alone(family, cell):
     found = learn_sensitivity(with_a_register(family, cell), images).calibration
     assert found.registers == (cell,)
     assert learn_sensitivity(families.make(family), images).calibration.registers == ()
-    fast = patch(with_a_register(family, cell), GTPPlus(propagate=(12, 12, 12, 12), calibration=found.to_text()))
+    fast = patch(with_a_register(family, cell), GTPPlus(remove=(12, 12, 12, 12), calibration=found.to_text()))
     for layer in trace(fast, images[:3]).layers:
         place = (layer.kept == cell).nonzero()
         assert len(place) == 3  # in every image it is there
         for image, slot in place.tolist():
-            assert layer.size[image, slot] == 1
+            assert layer.sizes[image, slot] == 1
 
 
 @pytest.mark.filterwarnings("ignore:images .* have values up to")  # that is how a token gets long here
@@ -259,7 +267,7 @@ def test_every_kind_of_output_can_be_learned_from(family):
     with torch.inference_mode():
         found, wanted = (families.output(each, images[:3]) for each in (fast, twin))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-    assert recipe.measured.share <= 0.8
+    assert recipe.measured.fraction <= 0.8
 
 
 class NoGradients(torch.nn.Module):
@@ -273,13 +281,13 @@ class NoGradients(torch.nn.Module):
 
 def test_what_cannot_be_calibrated_is_refused(fashion):
     model, images = fashion
-    with pytest.raises(BadSetting, match=r"^1 image is too few to learn from; give at least 20"):
+    with pytest.raises(SettingError, match=r"^1 image is too few to learn from; give at least 20"):
         calibrate(model, images[:1])
-    with pytest.raises(BadSetting, match="5 images are too few to learn from; give at least 20"):
+    with pytest.raises(SettingError, match="5 images are too few to learn from; give at least 20"):
         calibrate(model, images[:5])
-    with pytest.raises(BadSetting, match="images is a list"):
+    with pytest.raises(SettingError, match="images is a list"):
         calibrate(model, list(images))
-    with pytest.raises(BadSetting, match="macs is 2"):
+    with pytest.raises(SettingError, match="macs is 2"):
         calibrate(model, images, macs=2)
     cut = families.make("vit")
     cut.head = NoGradients(cut.head)
@@ -309,20 +317,20 @@ def stored(**changes):
     ],
 )
 def test_texts_that_are_no_calibration(text, message):
-    with pytest.raises(BadSetting, match=message):
+    with pytest.raises(SettingError, match=message):
         patch(families.make("vit"), GTPPlus(calibration=text))
 
 
 def test_registers_must_be_left():
     text = stored(registers=tuple(range(10)))
-    with pytest.raises(BadSchedule, match="uses 10 cells as registers, which stay: leave at least 11"):
-        patch(families.make("vit"), GTPPlus(propagate=(0, 54, 0, 0), calibration=text))
-    patch(families.make("vit"), GTPPlus(propagate=(0, 53, 0, 0), calibration=text))
+    with pytest.raises(ScheduleError, match="uses 10 cells as registers, which stay: leave at least 11"):
+        patch(families.make("vit"), GTPPlus(remove=(0, 54, 0, 0), calibration=text))
+    patch(families.make("vit"), GTPPlus(remove=(0, 53, 0, 0), calibration=text))
 
 
 def test_another_grid_has_its_registers_in_the_same_places():
     text = stored(registers=(0, 7, 63))
-    fast = patch(families.make("dynamic"), GTPPlus(propagate=2, calibration=text))
+    fast = patch(families.make("dynamic"), GTPPlus(remove=2, calibration=text))
     found = trace(fast, torch.randn(2, 3, 48, 80))  # 6 x 10 patches
     assert {0, 9, 59} <= set(found.layers[-1].kept[0].tolist())
 

@@ -77,7 +77,7 @@ def promises_of(case: Case) -> tuple:
     promises = TOKEN_PROMISES
     if case.method.name in ("gtp_plus", "dynamicvit") or case.family in ("vit", "gap", "lvvit"):
         promises += MODEL_PROMISES
-    if case.family in families.KINDS:
+    if case.family in families.DIVERSE:
         promises += COST_PROMISES
     return promises
 
@@ -88,7 +88,7 @@ def test_every_method_keeps_its_promises(case):
 
 
 @pytest.mark.slow
-@each(on([name for name in families.KINDS if name not in ("vit", "gap")], OPTIONS))
+@each(on([name for name in families.DIVERSE if name not in ("vit", "gap")], OPTIONS))
 def test_every_option_keeps_its_promises_on_every_kind_of_family(case):
     check(case, promises_of(case))
 
@@ -118,7 +118,7 @@ def test_batches_of_adaptive_methods_are_traced_one_by_one():
         trace(fast, families.images("vit"))
 
 
-@each(on(families.FEW, EVERY), quick=tuple(METHODS))
+@each(on(families.REPRESENTATIVE, EVERY), quick=tuple(METHODS))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_near_full_precision(case, dtype):
     half_precision_is_near_full_precision(case.family, case.method, dtype)
@@ -138,9 +138,9 @@ class Recorded(LayerAttention):
         self.__dict__ |= {**vars(attention), "read": read}
 
     @property
-    def projections(self):
+    def qkv(self):
         key = "projections", self.tokens.x.shape[1]
-        self.read[key] = self.read.get(key) or super().projections
+        self.read[key] = self.read.get(key) or super().qkv
         return self.read[key]
 
     def statistics(self, *names, **how):
@@ -166,7 +166,9 @@ class Recorded(LayerAttention):
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("method", [m for m in EVERY if m.learned == "none" and not isinstance(m, Identity)], ids=str)
+@pytest.mark.parametrize(
+    "method", [m for m in EVERY if m.trained_parts == "none" and not isinstance(m, Identity)], ids=str
+)
 def test_autocast_changes_nothing_that_a_method_does_itself(method, kernels):
     """Each step of a float32 pass is done again under autocast, with the same tensors: not a bit is different."""
     fast, images = patch(families.make("vit"), method, kernels=kernels), families.images("vit")
@@ -188,11 +190,11 @@ def test_autocast_changes_nothing_that_a_method_does_itself(method, kernels):
         attention.tokens = first.tokens
         return done[-1][1]
 
-    attend, reducer.attend = reducer.attend, watched_attend
+    attend, reducer.add_and_reduce = reducer.add_and_reduce, watched_attend
     for name in ("start", "before", "after"):
         watch(name)
     with torch.no_grad():
-        run(tower_of(fast), images, follow=not is_adaptive(method))
+        run(tower_of(fast), images, track_owners=not is_adaptive(method))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             again = [step() for step, _ in done]
     for (_, result), repeated in zip(done, again, strict=True):
@@ -249,12 +251,12 @@ def test_every_method_can_be_traced(case):
     check(case, [it_can_be_traced_by_torchscript])
 
 
-@each(on(families.FEW, EVERY), quick=tuple(METHODS))
+@each(on(families.REPRESENTATIVE, EVERY), quick=tuple(METHODS))
 def test_checkpointed_gradients_are_equal(case):
     check(case, [gradients_with_checkpointing_are_equal])
 
 
-@each(on(families.FEW, DEFAULTS), quick=tuple(METHODS))
+@each(on(families.REPRESENTATIVE, DEFAULTS), quick=tuple(METHODS))
 def test_two_threads_share_one_model(case):
     fast = Subject(case).fast
     inputs = [torch.randn_like(case.images(3)) for _ in range(12)]

@@ -52,7 +52,7 @@ def compare(entry, model, images, kernels):
     for number, layer in enumerate(found.layers):
         assert torch.equal(layer.kept[compared], tensors[f"kept_{number:02d}"][compared].long())
         if f"size_{number:02d}" in tensors:
-            size, expected = layer.size[compared], tensors[f"size_{number:02d}"][compared]
+            size, expected = layer.sizes[compared], tensors[f"size_{number:02d}"][compared]
             torch.testing.assert_close(size, expected, rtol=0, atol=entry["comparison"]["sizes_atol"])
     ordinary: list[Tokens] = []  # the trace takes the general path; this is what a forward pass does
     with torch.no_grad():
@@ -64,12 +64,12 @@ def compare(entry, model, images, kernels):
             torch.testing.assert_close(size, expected, rtol=0, atol=entry["comparison"]["sizes_atol"])
     for lossless in (True, False):
         with torch.no_grad():
-            logits = patch(model, gtp_of(entry["settings"]), lossless=lossless, kernels=kernels)(images)
+            logits = patch(model, gtp_of(entry["settings"]), shorten_last_block=lossless, kernels=kernels)(images)
         difference = (logits - tensors["logits"])[compared].abs().max()
         assert difference <= entry["comparison"]["logits_atol"]
     if "graph_normalised" in tensors:
         tokens = fast.reducer.start(fast.reduction.backbone.embed(fast, images[:1]))
-        graph = normalise_matrix(adjacency(tokens.carry.lists.neighbours))[0]
+        graph = normalise_matrix(adjacency(tokens.method_state.lists.neighbours))[0]
         torch.testing.assert_close(graph, tensors["graph_normalised"], rtol=0, atol=1e-6)
     if "fraction_of_removed_tokens_without_receiver_per_block" in entry and entry["settings"]["alpha"] > 0:
         if entry["settings"]["propagation"] == "GraphProp" and len(compared) == len(images):

@@ -74,7 +74,7 @@ def compare_logits(entry, model, method, images, kernels, name="logits"):
     assert len(compared) > 0
     for lossless in (True, False):
         with torch.no_grad():
-            logits = patch(model, method, lossless=lossless, kernels=kernels)(images)
+            logits = patch(model, method, shorten_last_block=lossless, kernels=kernels)(images)
         difference = (logits - entry["data"][name])[compared].abs().max()
         assert difference <= entry["comparison"]["logits_atol"]
 
@@ -86,13 +86,13 @@ def compare_kept(entry, seen):
     assert layers
     for key in layers:
         wanted = stored[key].long()
-        found = seen[int(key.removeprefix("kept_"))].names.sort(dim=1).values
+        found = seen[int(key.removeprefix("kept_"))].token_ids.sort(dim=1).values
         assert torch.equal(found[compared, : wanted.shape[1]], wanted[compared])
 
 
 def first_patches(layer):
     """The first patch that each token stands for, [B, K]."""
-    member = layer.owner.unsqueeze(1) == torch.arange(layer.kept.shape[1]).unsqueeze(1)  # [B, K, M0]
+    member = layer.owners.unsqueeze(1) == torch.arange(layer.kept.shape[1]).unsqueeze(1)  # [B, K, M0]
     patches = member.shape[2]
     return torch.where(member, torch.arange(patches), patches).amin(dim=2)
 
@@ -105,7 +105,7 @@ def compare_groups(entry, model, images, method, kernels):
     prefix = seen[-1].prefix
     for layer in range(len(found.layers)):
         smallest = first_patches(found.layers[layer])
-        group = smallest.gather(1, found.layers[layer].owner) + prefix
+        group = smallest.gather(1, found.layers[layer].owners) + prefix
         assert torch.equal(group[compared], stored["group"][compared, layer, prefix:].long())
     sequence = smallest + prefix
     assert torch.equal(sequence[compared], stored["final_sequence"][compared, prefix:].long())
@@ -299,9 +299,9 @@ def test_trilevel(golden, deit_tiny, images, part, name, kernels):
     compare_kept(entry, seen)
     if method.attn_ratio < 1:
         for layer in (3, 6, 9):
-            ones = seen[layer].carry.sum(dim=(1, 2)).long()
+            ones = seen[layer].method_state.sum(dim=(1, 2)).long()
             assert torch.equal(ones, stored[f"mask_ones_{layer:02d}"].long())
-        assert torch.equal(seen[3].carry[0].to(torch.uint8), stored["mask_03"])
+        assert torch.equal(seen[3].method_state[0].to(torch.uint8), stored["mask_03"])
 
 
 @goldens.PARTS
@@ -309,14 +309,14 @@ def test_trilevel(golden, deit_tiny, images, part, name, kernels):
 def test_diffrate(golden, deit_tiny, images, part, name, kernels):
     entry, images = part(golden[name], images)
     stored, settings = entry["data"], entry["settings"]
-    method = DiffRate.from_kept(settings["prune_kept_num"], settings["merge_kept_num"])
+    method = DiffRate.from_kept_counts(settings["prune_kept_num"], settings["merge_kept_num"])
     compare_logits(entry, deit_tiny, method, images, kernels)
     fast = patch(deit_tiny, method, kernels=kernels)
     size = observed(fast, images)[-1].size
     torch.testing.assert_close(size, stored["final_size"][:, 1:], rtol=2e-6, atol=1e-5)
     layer = trace(fast, images).layers[-1]
-    group = first_patches(layer).gather(1, layer.owner.clamp(min=0)) + 1
-    group = group.masked_fill(layer.owner < 0, -1)
+    group = first_patches(layer).gather(1, layer.owners.clamp(min=0)) + 1
+    group = group.masked_fill(layer.owners < 0, -1)
     assert torch.equal(group, stored["group"][:, 1:].long())
 
 
@@ -349,8 +349,8 @@ def compare_partition(entry, model, images, method, kernels):
     fast = patch(model, method, kernels=kernels)
     found = trace(fast, images)
     for layer, after in enumerate(found.layers):
-        group = first_patches(after).gather(1, after.owner.clamp(min=0)) + 1
-        group = group.masked_fill(after.owner < 0, -1)
+        group = first_patches(after).gather(1, after.owners.clamp(min=0)) + 1
+        group = group.masked_fill(after.owners < 0, -1)
         assert torch.equal(group[compared], stored["group"][compared, layer, 1:].long()), layer
     if "final_size" in stored:
         wanted = torch.zeros(len(images), 197).scatter(1, stored["final_sequence"].long(), stored["final_size"])
@@ -363,7 +363,7 @@ def compare_partition(entry, model, images, method, kernels):
 
 def compare_macs(entry, model, method):
     """The model's own products, to the last one; of what the method does itself only the look is counted, if any."""
-    counted = macs(model, method, lossless=False, include_method=False).total
+    counted = macs(model, method, shorten_last_block=False, include_overhead=False).total
     if getattr(method, "one_step_ahead", 0) == 2:  # queries, keys and map of all tokens, before it is computed again
         looked = [before for before, after in itertools.pairwise(entry["tokens_after_block"]) if after < before]
         counted += sum(2 * count * 192**2 + count**2 * 192 for count in looked)
@@ -375,7 +375,7 @@ MCTF_POOLING = ("size", "importance", "max", "mean")
 
 def mctf_of(settings):
     blocks, r = settings["active_blocks"], settings["r"]
-    schedule = f"keep:{1 - r}:" + ":".join(map(str, blocks)) if r < 1 else f"from:{blocks[0]}:{r}"
+    schedule = f"keep:{1 - r}:" + ":".join(map(str, blocks)) if r < 1 else f"after:{blocks[0]}:{r}"
     taus = {name: settings[name] for name in ("tau_sim", "tau_info", "tau_size")}
     return MCTF(
         r=schedule,
@@ -390,7 +390,7 @@ def mctf_of(settings):
 def pitome_of(settings):
     first, last = settings["bsm_mode"][0], settings["bsm_mode"][-1]
     modes = {(True, False): "bsm_first", (True, True): "bsm", (False, False): "energy"}[first, last]
-    return PiToMe(r=f"ratio:{settings['ratio']}", modes=modes)
+    return PiToMe(r=f"ratio:{settings['ratio']}", mode_order=modes)
 
 
 def tofu_of(settings):
@@ -402,7 +402,7 @@ def atc_of(settings):
     if settings["setup"] == "off_the_shelf":
         return ATC(r=settings["r"], variant="original", **given)
     layers = ":".join(map(str, settings["reduction_loc"]))
-    return ATC(r=f"powers:{settings['keep']}:{layers}", by_size=settings["prop_attn"], **given)
+    return ATC(r=f"geometric:{settings['keep']}:{layers}", track_sizes=settings["prop_attn"], **given)
 
 
 OF_SETTINGS = {"mctf": mctf_of, "pitome": pitome_of, "tofu": tofu_of, "atc": atc_of}

@@ -12,8 +12,8 @@ from gtp_vit import GTPError, GTPPlus, kernels, patch, trace
 from gtp_vit.core.loop import run
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
-from gtp_vit.kernels.arguments import ConserveInputs
-from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe, damage, earlier_similarity
+from gtp_vit.kernels.arguments import GTPPlusMergeInputs
+from gtp_vit.methods.gtp_plus.merge import earlier_similarity, gtp_plus_merge, gtp_plus_merge_by_probe, merge_cost
 from gtp_vit.patching import host_of
 from gtp_vit.testing import families
 from support.merging import check_merged
@@ -32,7 +32,7 @@ def test_only_earlier_tokens_are_looked_at():
 
 def test_damage_by_hand():
     similarity = tensor([[[-2.0, -2, -2], [0.9, -2, -2], [0.5, 0.2, -2]]])
-    found = damage(similarity, tensor([[1.5, 1, 0.5]]), tensor([[1.0, 1, 3]]), 0.5)[0]
+    found = merge_cost(similarity, tensor([[1.5, 1, 0.5]]), tensor([[1.0, 1, 3]]), 0.5)[0]
     assert found[0] == torch.inf  # nobody is more important
     # (2 / 2 + 0.5) * (1 - 0.9) * sqrt(1 * 1 / 2)
     assert found[1] == pytest.approx(1.5 * 0.1 * 0.5**0.5, rel=1e-5)
@@ -44,14 +44,14 @@ def conserve_by_hand(kernel):
     # One prefix token and four image tokens: 0 and 3 nearly alike, 1 and 2 apart; 3 is less important than 0.
     x = tensor([[[7.0, 7, 7], [3, 0, 0], [0, 1, 0], [0, 0, 1], [0.9, 0.1, 0]]])
     importance, size = tensor([[0.4, 0.3, 0.2, 0.1]]), tensor([[1.0, 1, 1, 2]])
-    return kernel(ConserveInputs(x, torch.zeros_like(x), importance, size, 1, 0.5, True, None, None, 0.0))
+    return kernel(GTPPlusMergeInputs(x, torch.zeros_like(x), importance, size, 1, 0.5, True, None, None, 0.0))
 
 
 @pytest.mark.parametrize("ops", Ops)
 def test_one_merge_by_hand(ops):
-    if ops is Ops.NATIVE and kernels.native.PROBLEM is not None:
-        pytest.skip(kernels.native.PROBLEM)
-    x, _, size, kept, gone, target = conserve_by_hand(partial(conserve, ops))
+    if ops is Ops.NATIVE and kernels.native.LOAD_ERROR is not None:
+        pytest.skip(kernels.native.LOAD_ERROR)
+    x, _, size, kept, gone, target = conserve_by_hand(partial(gtp_plus_merge, ops))
     assert (kept.tolist(), gone.tolist(), target.tolist()) == ([[0, 1, 2]], [[3]], [[0]])
     assert size.tolist() == [[3, 1, 1]]
     assert x[0, 0].tolist() == [7, 7, 7]
@@ -61,7 +61,7 @@ def test_one_merge_by_hand(ops):
     assert x[0, 2:].tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
-needs_native = pytest.mark.skipif(kernels.native.PROBLEM is not None, reason=str(kernels.native.PROBLEM))
+needs_native = pytest.mark.skipif(kernels.native.LOAD_ERROR is not None, reason=str(kernels.native.LOAD_ERROR))
 
 
 @needs_native
@@ -74,11 +74,14 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
     importance[:, 1] = importance[:, 2]  # a tie
     weight, bias = torch.randn(2, channels).to(dtype)
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, weight, bias, 1e-6)
-    one, other = conserve.twin(ConserveInputs(*arguments)), kernels.native.conserve(ConserveInputs(*arguments))
+    one, other = (
+        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+        kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*arguments)),
+    )
     alike = (x, branch, importance, None, *arguments[4:])
-    for each in (conserve.twin, kernels.native.conserve):
-        ones = ConserveInputs(*alike[:3], torch.ones_like(size), *alike[4:])
-        for found, wanted in zip(each(ConserveInputs(*alike)), each(ones), strict=True):
+    for each in (gtp_plus_merge.twin, kernels.native.gtp_plus_merge):
+        ones = GTPPlusMergeInputs(*alike[:3], torch.ones_like(size), *alike[4:])
+        for found, wanted in zip(each(GTPPlusMergeInputs(*alike)), each(ones), strict=True):
             assert torch.equal(found, wanted)
     for index in (3, 4, 5):
         assert torch.equal(one[index], other[index])
@@ -98,7 +101,10 @@ def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype, s
     importance, size = torch.rand(batch, tokens - 1), torch.randint(1, 4, (batch, tokens - 1)).float()
     size = size if sizes else None
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, None, None, 0.0)
-    one, other = conserve.twin(ConserveInputs(*arguments)), conserve.by_set[Ops.PORTABLE](ConserveInputs(*arguments))
+    one, other = (
+        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+        gtp_plus_merge.by_set[Ops.PORTABLE](GTPPlusMergeInputs(*arguments)),
+    )
     assert one[0].dtype == other[0].dtype == dtype
     for b in range(batch):  # those that leave are in another order
         assert one[3][b].tolist() == other[3][b].tolist()
@@ -131,19 +137,19 @@ def test_kernel_and_twin_merge_by_the_definition(kind, of_importance, count, pre
     removed, floor = data.draw(st.integers(1, count - 1)), data.draw(st.sampled_from([0.0, 0.5, 20.0]))
     norm = (torch.randn(channels, generator=generator), torch.randn(channels, generator=generator), 1e-6)
     arguments = (x, branch, importance, size, removed, floor, keep_norm)
-    for kernel in (kernels.native.conserve, conserve.twin):
-        check_merged(arguments, norm, kernel(ConserveInputs(*arguments, *norm)))
+    for kernel in (kernels.native.gtp_plus_merge, gtp_plus_merge.twin):
+        check_merged(arguments, norm, kernel(GTPPlusMergeInputs(*arguments, *norm)))
 
 
 @needs_native
-@pytest.mark.parametrize("operator", [conserve, conserve_by_probe])
+@pytest.mark.parametrize("operator", [gtp_plus_merge, gtp_plus_merge_by_probe])
 def test_kernel_and_twin_break_ties_alike(operator):
     """Of one channel all cosines are 1 or -1, and only how a unit vector is rounded decides who goes to whom."""
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         x, branch = torch.randn(2, 3, 20, 1, generator=generator)
         importance, size = torch.rand(2, 3, 19, generator=generator) + 0.5
-        by = (importance, size) if operator is conserve else (torch.ones(1), size, None)
+        by = (importance, size) if operator is gtp_plus_merge else (torch.ones(1), size, None)
         arguments = (x, branch, *by, 12, 0.5, True, None, None, 1e-6)
         inputs = operator.inputs(*arguments)
         found, wanted = operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs)
@@ -156,7 +162,7 @@ def test_the_definition_finds_a_wrong_decision():
     x = torch.randn(1, 9, 1, generator=torch.Generator().manual_seed(5))  # one channel: all cosines are 1 or -1
     arguments = (x, torch.zeros_like(x), torch.linspace(2, 1, 9)[None], None, 3, 0.5, False)
     norm = (None, None, 1e-6)
-    right = conserve.twin(ConserveInputs(*arguments, *norm))
+    right = gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments, *norm))
     check_merged(arguments, norm, right)
     kept, gone, target = right[3:]
     sign = x[0, :, 0].sign()
@@ -202,12 +208,15 @@ def awkward(where: str, value: float):
 )
 def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_twin(where, value):
     arguments = awkward(where, value)
-    found, wanted = kernels.native.conserve(ConserveInputs(*arguments)), conserve.twin(ConserveInputs(*arguments))
+    found, wanted = (
+        kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*arguments)),
+        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+    )
     for one, other in zip(found[2:], wanted[2:], strict=True):
         assert torch.equal(one, other)
     for one, other in zip(found[:2], wanted[:2], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
-    clean = kernels.native.conserve(ConserveInputs(*(t[1:] if i < 4 else t for i, t in enumerate(arguments))))
+    clean = kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*(t[1:] if i < 4 else t for i, t in enumerate(arguments))))
     for one, other in zip(found, clean, strict=True):  # the image beside it sees nothing of it
         assert torch.equal(one[1:], other)
 
@@ -215,13 +224,13 @@ def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_twin(where, value)
 @pytest.mark.parametrize("ops", [Ops.TORCH, Ops.NATIVE])
 def test_nan_is_similar_to_nobody(ops):
     """Token 2 is NaN: it neither leaves nor receives, though it is the most important one."""
-    if ops is Ops.NATIVE and kernels.native.PROBLEM is not None:
-        pytest.skip(kernels.native.PROBLEM)
+    if ops is Ops.NATIVE and kernels.native.LOAD_ERROR is not None:
+        pytest.skip(kernels.native.LOAD_ERROR)
     x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
     x[0, 2] = torch.nan
     importance, size = tensor([[0.2, 0.3, 0.9, 0.1, 0.4, 0.5]]), torch.ones(1, 6)
-    found, _, _, kept, _, target = conserve(
-        ops, ConserveInputs(x, torch.zeros_like(x), importance, size, 3, 0.5, True, None, None, 0.0)
+    found, _, _, kept, _, target = gtp_plus_merge(
+        ops, GTPPlusMergeInputs(x, torch.zeros_like(x), importance, size, 3, 0.5, True, None, None, 0.0)
     )
     assert 2 in kept[0].tolist()
     assert kept[0].tolist().index(2) not in target[0].tolist()
@@ -232,7 +241,7 @@ def test_the_portable_form_does_not_hide_nan():
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     x[0, 2] = torch.nan
     arguments = (torch.zeros_like(x), torch.rand(2, 6), torch.ones(2, 6), 3, 0.5, True, None, None, 0.0)
-    found = conserve(Ops.PORTABLE, ConserveInputs(x, *arguments))[0]
+    found = gtp_plus_merge(Ops.PORTABLE, GTPPlusMergeInputs(x, *arguments))[0]
     assert found[0].isnan().any()
     assert found[1].isfinite().all()
 
@@ -240,7 +249,9 @@ def test_the_portable_form_does_not_hide_nan():
 @needs_native
 def test_the_operator_passes_torchs_own_check():
     torch.library.opcheck(
-        torch.ops.gtp_vit.conserve.default, awkward("features", 1.0), test_utils=("test_schema", "test_faketensor")
+        torch.ops.gtp_vit.gtp_plus_merge.default,
+        awkward("features", 1.0),
+        test_utils=("test_schema", "test_faketensor"),
     )
 
 
@@ -250,7 +261,9 @@ def test_the_operator_takes_strided_tensors():
     importance, size = torch.rand(9, 2).T, torch.rand(1, 9).expand(2, -1) + 0.5
     arguments = (x, branch, importance, size, 3, 0.5, True, torch.rand(32)[::2], torch.rand(32)[::2], 1e-6)
     for found, wanted in zip(
-        kernels.native.conserve(ConserveInputs(*arguments)), conserve.twin(ConserveInputs(*arguments)), strict=True
+        kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*arguments)),
+        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+        strict=True,
     ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
@@ -258,8 +271,10 @@ def test_the_operator_takes_strided_tensors():
 def test_gradients_through_the_operator_are_the_twins():
     x, *rest = awkward("features", 1.0)
     x.requires_grad_()
-    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in conserve.twin(ConserveInputs(x, *rest))[:2]), x)
-    (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.conserve(x, *rest)[:2]), x)
+    (wanted,) = torch.autograd.grad(
+        sum(t.square().sum() for t in gtp_plus_merge.twin(GTPPlusMergeInputs(x, *rest))[:2]), x
+    )
+    (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.gtp_plus_merge(x, *rest)[:2]), x)
     assert torch.equal(found, wanted)
 
 
@@ -268,7 +283,7 @@ def test_threads_share_the_kernel_and_their_number_changes_nothing():
     inputs = [(*torch.randn(2, 3, 30 + n, 33), torch.rand(3, 29 + n), torch.ones(3, 29 + n)) for n in range(12)]
 
     def run_one(item):
-        return kernels.native.conserve(ConserveInputs(*item, 9, 0.5, True, None, None, 0.0))
+        return kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*item, 9, 0.5, True, None, None, 0.0))
 
     before = torch.get_num_threads()
     expected = [run_one(item) for item in inputs]
@@ -286,18 +301,18 @@ def test_threads_share_the_kernel_and_their_number_changes_nothing():
 
 @pytest.mark.parametrize("family", ["vit", "gap", "dinov2_registers"])
 def test_sizes_add_up_and_nothing_is_lost(family):
-    fast, images = patch(families.make(family), GTPPlus(propagate=9)), families.images(family)
+    fast, images = patch(families.make(family), GTPPlus(remove=9)), families.images(family)
     found = trace(fast, images)
     assert found.lost().tolist() == [0, 0, 0]
     for number, layer in enumerate(found.layers):
-        assert layer.size.sum(dim=1).tolist() == pytest.approx([64, 64, 64])
+        assert layer.sizes.sum(dim=1).tolist() == pytest.approx([64, 64, 64])
         assert layer.kept.shape[1] == 64 - 9 * (number + 1)
 
 
 def test_averaged_tokens_get_the_larger_norm():
     model, images = families.make("vit"), families.images("vit", 1)
     steps = []
-    fast = patch(model, GTPPlus(propagate=(0, 20, 0, 0)))
+    fast = patch(model, GTPPlus(remove=(0, 20, 0, 0)))
     reduce = fast.reducer.reduce
 
     def spy(attention):
@@ -307,7 +322,7 @@ def test_averaged_tokens_get_the_larger_norm():
 
     fast.reducer.reduce = spy
     with torch.no_grad():
-        run(fast, images, follow=True)
+        run(fast, images, track_owners=True)
     before, after = next(pair for pair in steps if pair[1].cell.shape[1] == 44)
     lengths = before.image[0].norm(dim=1)
     for row in range(44):
@@ -319,7 +334,7 @@ def test_without_its_parts_it_still_runs():
     model, images = families.make("vit"), families.images("vit")
     with torch.no_grad():
         one = patch(model, GTPPlus())(images)
-        for method in (GTPPlus(keep_norm=False), GTPPlus(proportional_attention=0), GTPPlus(floor=0)):
+        for method in (GTPPlus(preserve_norm=False), GTPPlus(size_bias=0), GTPPlus(importance_floor=0)):
             other = patch(model, method)(images)
             assert other.isfinite().all()
             assert not torch.equal(one, other)
@@ -327,10 +342,10 @@ def test_without_its_parts_it_still_runs():
 
 def test_bad_settings():
     for method in (
-        GTPPlus(floor=-1),
-        GTPPlus(proportional_attention=3),
-        GTPPlus(propagate=16),
-        GTPPlus(propagate="often"),
+        GTPPlus(importance_floor=-1),
+        GTPPlus(size_bias=3),
+        GTPPlus(remove=16),
+        GTPPlus(remove="often"),
     ):
         with pytest.raises(GTPError):
             patch(families.make("vit"), method)
@@ -339,6 +354,6 @@ def test_bad_settings():
 @pytest.mark.parametrize("family", ["vit", "gap"])
 def test_half_of_the_strength_removes_half_of_the_tokens_in_the_default_shape(family):
     vit = host_of(families.make(family)).vit  # 4 layers, 64 tokens
-    assert GTPPlus.at(vit, 0.5).propagate == removals("searched:8", 4, 64)
-    assert GTPPlus.at(vit, 0).propagate == (0, 0, 0, 0)
-    assert GTPPlus.at(vit, 1).propagate == (0, 63, 0, 0)
+    assert GTPPlus.at_strength(vit, 0.5).remove == removals("default:8", 4, 64)
+    assert GTPPlus.at_strength(vit, 0).remove == (0, 0, 0, 0)
+    assert GTPPlus.at_strength(vit, 1).remove == (0, 63, 0, 0)

@@ -7,7 +7,7 @@ import torch
 
 from gtp_vit.methods.gtp import graph
 from gtp_vit.methods.gtp.graph import Sparsify, keep_largest, summarise
-from gtp_vit.methods.gtp.method import share_out
+from gtp_vit.methods.gtp.method import normalise_over_receivers
 from gtp_vit.methods.gtp.selection import (
     AGGREGATES,
     broadcasting_ability,
@@ -17,7 +17,7 @@ from gtp_vit.methods.gtp.selection import (
     random_scores,
     regeneration_difficulty,
 )
-from gtp_vit.tensors import split
+from gtp_vit.tensors import split_by_score
 from reproduction import complexity
 
 T = torch.tensor
@@ -48,7 +48,7 @@ def test_dissimilarity_is_minus_the_sum_of_cosines():
 
 
 def test_split_keeps_the_largest_and_gives_ascending_indices():
-    kept, gone = split(T([[0.3, 0.9, 0.1, 0.5], [4.0, 3.0, 2.0, 1.0]]), 2)
+    kept, gone = split_by_score(T([[0.3, 0.9, 0.1, 0.5], [4.0, 3.0, 2.0, 1.0]]), 2)
     assert kept.tolist() == [[1, 3], [0, 1]]
     assert gone.tolist() == [[0, 2], [2, 3]]
 
@@ -56,7 +56,7 @@ def test_split_keeps_the_largest_and_gives_ascending_indices():
 @pytest.mark.parametrize("tokens", [4, 17, 196, 1024])
 def test_of_equal_scores_the_earlier_token_stays(tokens):
     for scores in (torch.zeros(3, tokens), torch.full((3, tokens), -0.0), torch.full((3, tokens), torch.nan)):
-        kept, gone = split(scores, tokens // 2)
+        kept, gone = split_by_score(scores, tokens // 2)
         assert kept[0].tolist() == list(range(tokens - tokens // 2))
         assert gone[2].tolist() == list(range(tokens - tokens // 2, tokens))
 
@@ -153,7 +153,7 @@ def test_summarise_leaves_the_prefix_alone():
 
 
 def test_share_out_conserves_what_is_received():
-    shares = share_out(T([[[0.25, 0.0], [0.75, 0.0], [1.0, 0.0]]]))
+    shares = normalise_over_receivers(T([[[0.25, 0.0], [0.75, 0.0], [1.0, 0.0]]]))
     torch.testing.assert_close(shares, T([[[0.125, 0.0], [0.375, 0.0], [0.5, 0.0]]]))
 
 

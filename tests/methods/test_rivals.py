@@ -23,17 +23,17 @@ from gtp_vit import (
     patch,
     trace,
 )
-from gtp_vit.core.attention import EPSILON, Adjustments, Projections, attend, masked_softmax
+from gtp_vit.core.attention import EPSILON, QKV, Adjustments, attend, masked_softmax
 from gtp_vit.core.loop import run
-from gtp_vit.core.merging import Pairs, average, match, mergeable
+from gtp_vit.core.merging import MergePairs, average, match, max_mergeable
 from gtp_vit.core.schedule import removals
 from gtp_vit.kernels import Ops
 from gtp_vit.kernels.arguments import ClusterInputs
 from gtp_vit.methods.atc import LINKAGES, cluster
 from gtp_vit.methods.ats import sample
-from gtp_vit.methods.mctf import Seen, by_largest_rows, by_merged_map, largest, match_both_ways
+from gtp_vit.methods.mctf import RecordedMap, group_max, match_both_ways, output_from_max_rows, output_from_merged_map
 from gtp_vit.methods.pitome import match_by_energy
-from gtp_vit.methods.trilevel import strongest
+from gtp_vit.methods.trilevel import strongest_mask
 from gtp_vit.testing import families
 
 tensor = torch.tensor
@@ -43,18 +43,18 @@ def test_tome_matches_tokens_at_even_and_odd_places():
     # behind a class token the image tokens 1 and 3 look for partners among 0, 2 and 4
     metric = tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0], [-1.0, 0.4]]])
     pairs = match(metric, prefix=1, r=1, keep_order=True)
-    assert pairs.gone.tolist() == [[1]]  # most similar to 0
+    assert pairs.removed.tolist() == [[1]]  # most similar to 0
     assert pairs.kept.tolist() == [[3, 0, 2, 4]]
     assert pairs.target.tolist() == [[1]]
     # without it 0, 2 and 4 do
     pairs = match(metric, prefix=0, r=2, keep_order=False)
-    assert pairs.gone.tolist() == [[0, 4]]
+    assert pairs.removed.tolist() == [[0, 4]]
     assert pairs.kept.tolist() == [[2, 1, 3]]
     assert pairs.target.tolist() == [[1, 2]]
 
 
 def test_tome_averages_by_size():
-    pairs = Pairs(kept=tensor([[0, 1]]), gone=tensor([[2, 3]]), target=tensor([[1, 1]]))
+    pairs = MergePairs(kept=tensor([[0, 1]]), removed=tensor([[2, 3]]), target=tensor([[1, 1]]))
     weights, retain, size = average(pairs, tensor([[1.0, 2.0, 1.0, 5.0]]))
     assert weights.tolist() == [[[0.0, 0.0], [0.125, 0.625]]]
     assert retain.tolist() == [[1.0, 0.25]]
@@ -62,28 +62,28 @@ def test_tome_averages_by_size():
 
 
 def test_tome_merges_at_most_half_of_the_tokens():
-    assert removals(16, 12, 196, mergeable)[-2:] == (16, 10)
-    assert sum(removals(30, 12, 196, mergeable)) == 195  # one is left
-    assert removals((30, 20), 4, 196, mergeable) == (30, 20, 0, 0)
+    assert removals(16, 12, 196, max_mergeable)[-2:] == (16, 10)
+    assert sum(removals(30, 12, 196, max_mergeable)) == 195  # one is left
+    assert removals((30, 20), 4, 196, max_mergeable) == (30, 20, 0, 0)
 
 
 def test_inflection_and_middle_schedules():
     assert removals("inflection:8:-1", 12, 196) == (16, 14, 13, 11, 10, 8, 7, 5, 4, 2, 1, 0)
-    middle = removals("middle:8", 12, 196)
+    middle = removals("peak:8", 12, 196)
     assert sum(middle) == 96
     assert middle[0] == 0
     assert max(middle) == middle[4]
 
 
 def test_schedules_of_the_later_rivals():
-    assert removals("from:1:16", 4, 196) == (0, 16, 16, 16)
+    assert removals("after:1:16", 4, 196) == (0, 16, 16, 16)
     # 196 * 0.95 = 186.2, so 9 go; 187 * 0.95 = 177.65: 9; 178 * 0.95 = 169.1: 8
     assert removals("ratio:0.95", 3, 196) == (9, 9, 8)
     assert removals("ratio:0.95:1", 3, 196) == (9, 9, 8)
     assert removals("ratio:0.9:1", 2, 19) == (2, 1)  # of 20 and 18; without the class token 1 of 19 and 1 of 18
     assert removals("ratio:0.9", 2, 19) == (1, 1)
-    assert removals("powers:0.7:3:6:9", 12, 196) == (0, 0, 0, 59, 0, 0, 41, 0, 0, 29, 0, 0)
-    assert removals("powers:0.15:0:1:2", 3, 196) == (167, 25, 0)  # nothing of 196 would be left: it stays
+    assert removals("geometric:0.7:3:6:9", 12, 196) == (0, 0, 0, 59, 0, 0, 41, 0, 0, 29, 0, 0)
+    assert removals("geometric:0.15:0:1:2", 3, 196) == (167, 25, 0)  # nothing of 196 would be left: it stays
 
 
 def greedy(distance, removed, linkage):
@@ -124,44 +124,46 @@ def test_mctf_merges_in_chains():
     angles = tensor([0.2, 0.0, 2.0, 0.5, 3.2, 4.5])
     image = torch.stack([angles.cos(), angles.sin()], dim=1).unsqueeze(0)
     pairs = match_both_ways(image, torch.ones(1, 6), 1.0, prefix=1, r=2, bidirectional=True)
-    assert pairs.gone.tolist() == [[1, 0]]
+    assert pairs.removed.tolist() == [[1, 0]]
     assert pairs.kept.tolist() == [[3, 5, 4, 2]]  # from odd places by their attraction: 4 to 5 by 1.3, 2 to 3 by 1.5
     assert pairs.target.tolist() == [[0, 0]]
     one_way = match_both_ways(image, torch.ones(1, 6), 1.0, prefix=1, r=2, bidirectional=False)
-    assert one_way.gone.tolist() == [[1, 3]]
+    assert one_way.removed.tolist() == [[1, 3]]
     assert one_way.kept.tolist() == [[5, 0, 2, 4]]
     assert one_way.target.tolist() == [[1, 1]]
     # a small factor keeps a token out of it, however similar it is
     factor = tensor([[1.0, 0.1, 1.0, 1.0, 1.0, 1.0]])
-    assert 1 not in match_both_ways(image, factor, 1.0, prefix=1, r=2, bidirectional=False).gone.tolist()[0]
+    assert 1 not in match_both_ways(image, factor, 1.0, prefix=1, r=2, bidirectional=False).removed.tolist()[0]
 
 
 def test_mctf_sums_columns_and_averages_rows_of_the_map():
     torch.manual_seed(0)
     probs = torch.rand(1, 2, 5, 5).softmax(dim=-1)
-    pairs = Pairs(kept=tensor([[3, 0]]), gone=tensor([[1, 2]]), target=tensor([[1, 1]]))  # of image tokens 1 .. 4
+    pairs = MergePairs(
+        kept=tensor([[3, 0]]), removed=tensor([[1, 2]]), target=tensor([[1, 1]])
+    )  # of image tokens 1 .. 4
     weights, retain, _ = average(pairs, tensor([[1.0, 2.0, 5.0, 1.0]]))
     v = torch.randn(1, 2, 3, 4)  # of the class token, image token 3, and the group
-    seen = Seen(probs, 1, pairs, weights, retain)
+    seen = RecordedMap(probs, 1, pairs, weights, retain)
     groups = [[0], [4], [1, 2, 3]]
     columns = torch.stack([probs[..., group].sum(-1) for group in groups], dim=-1)
     share = tensor([1.0, 2.0, 5.0])[:, None] / 8
     rows = [columns[:, :, 0], columns[:, :, 4], (columns[:, :, 1:4] * share).sum(2)]
     largest_rows = [*rows[:2], columns[:, :, 1:4].amax(2)]
-    for found, wanted in ((by_merged_map, rows), (by_largest_rows, largest_rows)):
+    for found, wanted in ((output_from_merged_map, rows), (output_from_max_rows, largest_rows)):
         out = (torch.stack(wanted, dim=2) @ v).transpose(1, 2).flatten(2)
         torch.testing.assert_close(found(seen, v, None), out)
         torch.testing.assert_close(found(seen, v, 1), out[:, :1])
     x = torch.randn(1, 5, 3)
-    torch.testing.assert_close(largest(x, 1, pairs)[0, 2], x[0, 1:4].amax(0))
+    torch.testing.assert_close(group_max(x, 1, pairs)[0, 2], x[0, 1:4].amax(0))
 
 
 def test_pitome_protects_isolated_tokens():
     """Three tokens in one direction, and two alone: only the former merge in energy mode."""
     metric = tensor([[[0.0, 1.0], [1.0, 0.0], [1.0, 0.02], [-1.0, -1.0], [1.0, -0.05]]])
     pairs = match_by_energy(metric, 1, 0.75, bsm=False)
-    assert {*pairs.gone[0].tolist(), int(pairs.kept[0][pairs.target[0]])} == {1, 2}
-    assert sorted(pairs.kept[0].tolist() + pairs.gone[0].tolist()) == [0, 1, 2, 3, 4]
+    assert {*pairs.removed[0].tolist(), int(pairs.kept[0][pairs.target[0]])} == {1, 2}
+    assert sorted(pairs.kept[0].tolist() + pairs.removed[0].tolist()) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("variant", "first"), [("paper", 2), ("pitome", 3)])
@@ -176,7 +178,7 @@ def test_tofu_drops_early_and_keeps_the_norm_late(variant, first):
 
     fast.reducer.reduce = spy
     with torch.no_grad():
-        run(fast, images, follow=True)
+        run(fast, images, track_owners=True)
     for layer, (before, after) in enumerate(steps):
         where = {int(cell): place for place, cell in enumerate(before.cell[0])}
         for place, cell in enumerate(after.cell[0].tolist()):
@@ -222,8 +224,8 @@ def test_the_gradient_of_masked_softmax_is_that_of_its_formula_but_for_epsilon(m
 
 def test_a_mask_of_ones_is_plain_attention():
     q, k, v = torch.randn(3, 2, 3, 7, 4).unbind(0)
-    plain, _ = attend(Projections(q, k, v, 0.5))
-    masked, _ = attend(Projections(q, k, v, 0.5), Adjustments(mask=torch.ones(2, 1, 7)))
+    plain, _ = attend(QKV(q, k, v, 0.5))
+    masked, _ = attend(QKV(q, k, v, 0.5), Adjustments(mask=torch.ones(2, 1, 7)))
     torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
 
 
@@ -271,10 +273,10 @@ def test_budgets_of_ats_follow_the_image_size():
 
 
 def test_diffrate_from_the_originals_lists():
-    assert DiffRate.from_kept([190, 150], [180, 140]) == DiffRate(prune=(7, 30), merge=(10, 10))
+    assert DiffRate.from_kept_counts([190, 150], [180, 140]) == DiffRate(prune=(7, 30), merge=(10, 10))
     for lists in (([], []), ([190], [180, 170]), ([198], [180]), ([190], [191])):
         with pytest.raises(GTPError, match=r"one a layer|can only fall"):
-            DiffRate.from_kept(*lists)
+            DiffRate.from_kept_counts(*lists)
 
 
 def test_opposite_tokens_leave_sizes_positive():
@@ -297,7 +299,7 @@ def test_uniform_scores_keep_all_but_the_lowest():
 
 def test_trilevel_keeps_the_strongest_of_each_row():
     attention = tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.2, 0.5, 0.3]]])
-    assert strongest(attention, 0.5).tolist() == [
+    assert strongest_mask(attention, 0.5).tolist() == [
         [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
     ]  # 2 of 3, and what equals the second
 
@@ -330,7 +332,7 @@ def test_diffrate_merges_by_plain_mean():
         run(fast, images)
     before, after = steps[0]
     for token in range(59):
-        torch.testing.assert_close(after.image[0, token], before.image[0][layer.owner[0] == token].mean(dim=0))
+        torch.testing.assert_close(after.image[0, token], before.image[0][layer.owners[0] == token].mean(dim=0))
 
 
 def test_ppt_merges_or_drops_by_the_variance():
@@ -339,16 +341,16 @@ def test_ppt_merges_or_drops_by_the_variance():
     dropping = trace(patch(model, PPT(r=9, threshold=0.0)), images)
     assert merging.lost().tolist() == [0, 0, 0]
     assert dropping.lost().tolist() == [1, 1, 1]
-    assert merging.layers[-1].size.sum(dim=1).tolist() == pytest.approx([64, 64, 64])
-    assert dropping.layers[-1].size.sum(dim=1).tolist() == [37, 37, 37]
+    assert merging.layers[-1].sizes.sum(dim=1).tolist() == pytest.approx([64, 64, 64])
+    assert dropping.layers[-1].sizes.sum(dim=1).tolist() == [37, 37, 37]
 
 
 def test_evits_fused_token_stands_for_all_that_were_dropped():
     fast, images = patch(families.make("vit"), EViT(keep_rate=0.5, drop_loc=(1,))), families.images("vit", 1)
     layer = trace(fast, images).layers[1]
     assert layer.kept[0, -1] == 64  # behind the last of 64 cells
-    assert (layer.owner[0] == 32).sum() == 32
-    assert layer.size[0].tolist() == [1] * 32 + [32]
+    assert (layer.owners[0] == 32).sum() == 32
+    assert layer.sizes[0].tolist() == [1] * 32 + [32]
     assert layer.lost.item() == 0
 
 
@@ -357,7 +359,7 @@ def test_evovit_lets_waiting_tokens_come_back():
     found = trace(fast, images)
     assert [layer.kept.shape[1] for layer in found.layers] == [64, 32, 64, 64]
     for layer in (2, 3):
-        assert found.layers[layer].owner[0].tolist() == list(range(64))
+        assert found.layers[layer].owners[0].tolist() == list(range(64))
 
 
 def test_what_the_representative_token_gains_is_added_to_those_that_wait():
@@ -440,22 +442,22 @@ def test_predictors_that_do_not_fit_are_refused(tmp_path):
         (MCTF(one_step_ahead=3), "one_step_ahead is 3"),
         (MCTF(tau_info=-1.0), "tau_info is -1.0"),
         (MCTF(pooling="maximum"), "did you mean 'max'"),
-        (MCTF(r="from:1"), "write it like 'from:1:16'"),
-        (MCTF(r="from:4:1"), "names layer 4; this model has layers 0 to 3"),
-        (PiToMe(modes="deit"), "Allowed: bsm_first, energy_first, bsm, energy"),
+        (MCTF(r="after:1"), "write it like 'after:1:16'"),
+        (MCTF(r="after:4:1"), "names layer 4; this model has layers 0 to 3"),
+        (PiToMe(mode_order="deit"), "Allowed: bsm_first, energy_first, bsm, energy"),
         (PiToMe(margin=1.5), "margin is 1.5"),
-        (PiToMe(margin_falls=-0.1), "margin_falls is -0.1"),
+        (PiToMe(margin_decay=-0.1), "margin_decay is -0.1"),
         (PiToMe(r="ratio:1.2"), "schedule 'ratio' has rate 1.2"),
         (PiToMe(weighted_pool=True), "averages the image tokens"),
         (ToFu(variant="q"), "Allowed: paper, pitome"),
         (ToFu(norm="mlrp"), "did you mean 'mlerp'"),
-        (ToFu(split=5), "split is 5"),
-        (ToFu(variant="pitome", sizes=True), "keeps no sizes"),
+        (ToFu(first_merging_layer=5), "split is 5"),
+        (ToFu(variant="pitome", track_sizes=True), "keeps no sizes"),
         (ATC(linkage="ward"), "Allowed: average, complete, single"),
         (ATC(variant="originl"), "did you mean 'original'"),
-        (ATC(by_size=False), "keeps no sizes"),
+        (ATC(track_sizes=False), "keeps no sizes"),
         (ATC(r=16), "removes 64 tokens"),
-        (ATC(r="powers:0.7"), "names no layer"),
+        (ATC(r="geometric:0.7"), "names no layer"),
     ],
     ids=str,
 )
@@ -475,5 +477,5 @@ def test_gtp_and_tome_keep_layerscale_qk_norm_and_registers():
             plain = model(images)
             for method in (GTP(propagate=(0, 0, 0, 1)), ToMe(r=(0, 0, 0, 1))):
                 for lossless in (True, False):
-                    fast = patch(model, method, lossless=lossless)(images)
+                    fast = patch(model, method, shorten_last_block=lossless)(images)
                     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4)

@@ -17,19 +17,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gtp_vit import GTP, METHODS, GTPError, ToMe, create_model, macs, patch
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.data import dataset as data_tools
 from gtp_vit.data import image_file
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.loader import batches
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import Evaluation, bootstrap, evaluate
-from gtp_vit.profiling.budget import at_macs
+from gtp_vit.profiling.budget import method_at_macs
 from gtp_vit.runs.files import write_atomically
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
-from gtp_vit.tuning.compare import budgets_of, compare, models_of, plan, with_timings
+from gtp_vit.tuning.compare import budgets_of, compare, models_of, plan_comparison, with_timings
 from support.process import start_python
 
 MODEL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 4}
@@ -70,7 +70,7 @@ def broken(folder, tmp_path):
 
 def in_memory(count=24):
     images = families.images("vit", count)
-    return InMemory(images, torch.arange(count) % 10)
+    return InMemoryDataset(images, torch.arange(count) % 10)
 
 
 def timms_validation(model, folder, input_size, first=None):
@@ -129,7 +129,7 @@ def test_figures_by_hand():
 
     base = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
     other = torch.tensor([[0.0, 2.0], [0.0, 2.0], [0.0, 1.0]])
-    dataset = InMemory(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1]))
+    dataset = InMemoryDataset(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1]))
     found = evaluate({UNREDUCED: Fixed(base), "other": Fixed(other)}, dataset, batch_size=3)
     unreduced, reduced = found.scores
     assert unreduced["top1"].value == pytest.approx(200 / 3)  # of equal logits the first class counts, as in argmax
@@ -154,7 +154,7 @@ def test_intervals_cover_the_mean_and_are_paired():
 
 
 def test_unreadable_pictures_are_named_and_not_replaced(model, broken, monkeypatch):
-    monkeypatch.setattr(image_file, "MOST_PIXELS", 3000)
+    monkeypatch.setattr(image_file, "MAX_PIXELS", 3000)
     Image.new("RGB", (60, 60)).save(broken / "class0" / "0.png")
     dataset = open_images(model, DataSettings(data_dir=broken))
     found = evaluate({UNREDUCED: model}, dataset, batch_size=8, workers=0)
@@ -180,7 +180,7 @@ def evaluate_words(folder, tmp_path, *more):
 def test_evaluate_command_writes_timms_columns_and_ours(folder, tmp_path, capsys):
     results, page = tmp_path / "out" / "r.csv", tmp_path / "r.html"
     words = evaluate_words(folder, tmp_path, "--propagate", "4", "--workers", "0")
-    assert main([*words, "--results-file", str(results), "--report", str(page)]) == Exit.OK
+    assert main([*words, "--results-file", str(results), "--html", str(page)]) == ExitCode.OK
     rows = list(csv.DictReader(results.read_text().splitlines()))
     assert [row["method"] for row in rows] == ["", "gtp_plus"]
     timms = ["model", "top1", "top1_err", "top5", "top5_err", "param_count", "img_size", "crop_pct", "interpolation"]
@@ -192,14 +192,14 @@ def test_evaluate_command_writes_timms_columns_and_ours(folder, tmp_path, capsys
     assert "KL to unreduced" in page.read_text()
     assert not list(tmp_path.rglob("*.journal"))
     assert "KL to unreduced" in capsys.readouterr().out
-    assert main([*words, "--json"]) == Exit.OK
+    assert main([*words, "--json"]) == ExitCode.OK
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
 
 
 def test_unreadable_pictures_show_in_the_exit_code(broken, tmp_path, capsys):
     results = tmp_path / "r.json"
     words = evaluate_words(broken, tmp_path, "--workers", "0", "--propagate", "4", "--results-file", str(results))
-    assert main(words) == Exit.INCOMPLETE
+    assert main(words) == ExitCode.INCOMPLETE
     assert "2 of the images could not be read" in capsys.readouterr().err
     assert json.loads(results.read_text())[0]["images"] == 38
     assert json.loads(results.read_text())[0]["unreadable"] == 2
@@ -232,11 +232,11 @@ def test_a_killed_evaluation_goes_on_without_counting_an_image_twice(folder, tmp
     assert 4 <= len(lines) < 15  # killed in the middle
     journal.write_bytes(b"".join(lines) + b'{"index": [9')  # and in the middle of a line
     assert not results.exists()
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     again = json.loads(results.read_text())
     assert again[0]["images"] == 40
     results.unlink()
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     assert json.loads(results.read_text()) == again
 
 
@@ -285,9 +285,9 @@ def test_folders_that_do_not_fit_are_refused(model, folder, tmp_path):
 
 def test_batches_keep_the_order_and_can_begin_later(model, folder):
     dataset = open_images(model, DataSettings(data_dir=folder, limit=11))
-    places = [batch.place.tolist() for batch in batches(dataset, batch_size=4, workers=2)]
+    places = [batch.indices.tolist() for batch in batches(dataset, batch_size=4, workers=2)]
     assert places == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-    places = [batch.place.tolist() for batch in batches(dataset, batch_size=4, workers=0, skip=8)]
+    places = [batch.indices.tolist() for batch in batches(dataset, batch_size=4, workers=0, skip=8)]
     assert places == [[8, 9, 10]]
 
 
@@ -295,8 +295,8 @@ def test_streams_are_counted_and_resumed(model, folder):
     files = sorted(folder.rglob("*.png"))[:7]
     pictures = [(Image.open(path), 1) for path in files]
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    stream = data_tools.ImageStream(pictures, transform, (3, 32, 32))
-    places = [batch.place.tolist() for batch in batches(stream, batch_size=3, workers=0, skip=3)]
+    stream = data_tools.StreamingImageDataset(pictures, transform, (3, 32, 32))
+    places = [batch.indices.tolist() for batch in batches(stream, batch_size=3, workers=0, skip=3)]
     assert places == [[3, 4, 5], [6]]
 
 
@@ -313,8 +313,8 @@ def test_every_method_reaches_a_budget(name):
         model = timm.create_model("deit_tiny_patch16_224")
     for share in (0.8, 0.6):
         target = share * macs(model).total
-        method = at_macs(model, name, target)
-        assert macs(model, method, lossless=True).total == pytest.approx(target, rel=0.01)
+        method = method_at_macs(model, name, target)
+        assert macs(model, method, shorten_last_block=True).total == pytest.approx(target, rel=0.01)
 
 
 def test_budgets_that_cannot_be_reached_are_refused():
@@ -324,13 +324,13 @@ def test_budgets_that_cannot_be_reached_are_refused():
         GTPError,
         match=r"0\.1 GMACs cannot be reached by evovit .* takes 0\.\d+ to 1\.\d+: ask for a share of 0\.\d+ to 0",
     ):
-        at_macs(model, "evovit", 0.1e9)
-    assert budgets_of(model, [8]) == [macs(model, GTP(propagate=8), lossless=True).total]
+        method_at_macs(model, "evovit", 0.1e9)
+    assert budgets_of(model, [8]) == [macs(model, GTP(propagate=8), shorten_last_block=True).total]
 
 
 def test_compare_runs_all_methods_that_fit():
     model = families.make("vit")
-    plans, left_out = plan(model, (), [0.75 * macs(model).total])
+    plans, left_out = plan_comparison(model, (), [0.75 * macs(model).total])
     assert left_out == []
     assert [p.name.split(" @")[0] for p in plans] == [UNREDUCED, *[name for name in METHODS if name != "identity"]]
     models = models_of(model, plans)
@@ -341,13 +341,13 @@ def test_compare_runs_all_methods_that_fit():
     assert all(row.timing is not None for row in rows)
     assert rows[0].score["kl"].value == 0
     gap = families.make("gap")
-    plans, left_out = plan(gap, (), [0.75 * macs(gap).total])
+    plans, left_out = plan_comparison(gap, (), [0.75 * macs(gap).total])
     fitting = [p.name.split(" @")[0] for p in plans]
     needing = [name for name, method in METHODS.items() if method.needs_class_token]
     assert fitting == [UNREDUCED, *[name for name in METHODS if name not in {*needing, "identity"}]]
     assert [text.split()[0] for text in left_out] == needing
     with pytest.raises(GTPError, match="evit cannot be compared here: EViT ranks tokens by the class token"):
-        plan(gap, ("evit",), [0.75 * macs(gap).total])
+        plan_comparison(gap, ("evit",), [0.75 * macs(gap).total])
 
 
 def test_evaluation_costs_little_more_than_the_forward_passes():
@@ -367,15 +367,15 @@ def test_visualise_writes_pictures_and_a_page(folder, tmp_path, capsys):
     some = next(Path(folder).rglob("*.png"))
     words = ["visualise", "test_vit", str(some), "--checkpoint", str(weights), "--output", str(tmp_path / "v")]
     for method in ("gtp", "tome", "evovit", "evit"):
-        assert main([*words, "--method", method]) == Exit.OK
+        assert main([*words, "--method", method]) == ExitCode.OK
     page = (tmp_path / "v" / "index.html").read_text()
     assert "data:image/png;base64," in page
     (drawn,) = (tmp_path / "v").glob("*.png")
     with Image.open(drawn) as picture:
         assert picture.width > 500
-    assert main([*words, "--layers", "9"]) == Exit.USAGE
+    assert main([*words, "--layers", "9"]) == ExitCode.USAGE
     assert "has layers 0 to 5" in capsys.readouterr().err
-    assert main(["visualise", "test_vit", "no.jpg", "--checkpoint", str(weights)]) == Exit.USAGE
+    assert main(["visualise", "test_vit", "no.jpg", "--checkpoint", str(weights)]) == ExitCode.USAGE
     assert "there is no picture no.jpg" in capsys.readouterr().err
 
 
@@ -405,7 +405,7 @@ def test_webdatasets_are_read_through_timm(folder, tmp_path, capsys):
     pytest.importorskip("webdataset")
     words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--propagate", "4", "--json")
     words[words.index("--data-dir") + 1] = str(tar_of_pictures(tmp_path / "shards"))
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["rows"][0]["images"] == 12
 
 
@@ -414,14 +414,14 @@ def test_what_a_stream_cannot_decode_is_counted(folder, tmp_path, capsys):
     pytest.importorskip("webdataset")
     words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--propagate", "4", "--json")
     words[words.index("--data-dir") + 1] = str(tar_of_pictures(tmp_path / "shards", damaged=5))
-    assert main(words) == Exit.INCOMPLETE
+    assert main(words) == ExitCode.INCOMPLETE
     out, err = capsys.readouterr()
     assert json.loads(out)["rows"][0]["images"] == 11
     assert "1 of the images could not be read" in err
 
 
 def test_labels_that_the_model_does_not_have_are_refused(model):
-    dataset = InMemory(torch.zeros(3, 3, 32, 32), torch.tensor([0, 7, 1]))
+    dataset = InMemoryDataset(torch.zeros(3, 3, 32, 32), torch.tensor([0, 7, 1]))
     with pytest.raises(GTPError, match="an image has label 7, but the model has 4 classes"):
         evaluate({UNREDUCED: model}, dataset)
 
@@ -445,5 +445,5 @@ def test_hugging_face_data_sets_are_read_through_timm(folder, tmp_path, capsys):
     shutil.copytree(folder, tmp_path / "hf" / "validation")
     words = evaluate_words(folder, tmp_path, "--dataset", f"hfds/{tmp_path}/hf", "--workers", "0", "--json")
     words[words.index("--data-dir") + 1] = str(tmp_path / "cache")
-    assert main([*words, "--propagate", "4"]) == Exit.OK
+    assert main([*words, "--propagate", "4"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["rows"][0]["images"] == 40

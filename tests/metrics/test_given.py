@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtp_vit import GTPError, SearchConfig, Target, calibrate, tune
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.metrics.input_checks import check_has_weights, check_pixels
@@ -37,7 +37,7 @@ def test_an_image_with_a_pixel_that_is_no_number_is_named(model, images, do):
 
 def test_evaluate_names_the_image_by_its_place_in_the_data_set(model, images):
     images[9, 0, 3, 3] = float("nan")
-    dataset = InMemory(images, torch.zeros(24, dtype=torch.long))
+    dataset = InMemoryDataset(images, torch.zeros(24, dtype=torch.long))
     with pytest.raises(GTPError, match=r"image 9 \(counted from 0\) has pixels that are not finite; repair"):
         evaluate({UNREDUCED: model}, dataset, batch_size=8, workers=0)
 

@@ -10,12 +10,12 @@ import torch
 
 from gtp_vit import GTPError, calibrate, create_model, patch, read_recipe
 from gtp_vit.cli import sources
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.demo.demo_model import embedded_examples, make_subject
-from gtp_vit.demo.inspection import look
-from gtp_vit.demo.markup import study_html
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.demo.demo_model import bundled_examples, make_demo_model
+from gtp_vit.demo.inspection import inspect_picture
+from gtp_vit.demo.markup import inspection_html
 from gtp_vit.methods.gtp_plus.learning.sensitivity import learn_sensitivity
-from gtp_vit.metrics.registry import MEASURES, measure_of
+from gtp_vit.metrics.registry import MEASURES, select_measure
 from gtp_vit.models import bundled
 from support.toy_measure import ToyMeasure
 
@@ -50,20 +50,20 @@ def _registered(package, monkeypatch):
 
 
 def images(count):
-    return bundled.normalise(bundled.test_images()[0][:count])
+    return bundled.normalise(bundled.sample_images()[0][:count])
 
 
 def answer(capsys, *words):
     capsys.readouterr()
     code = main([*map(str, words), "--json"])
     out, err = capsys.readouterr()
-    assert code == Exit.OK, err
+    assert code == ExitCode.OK, err
     return json.loads(out)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "compare", "tune"])
 def test_help_names_it_and_its_settings(command, capsys):
-    assert main([command, "--help"]) == Exit.OK
+    assert main([command, "--help"]) == ExitCode.OK
     text = " ".join(capsys.readouterr().out.split())
     assert "--measure {auto,toy,classes" in text
     assert "toy: the first outputs alone" in text
@@ -73,20 +73,20 @@ def test_help_names_it_and_its_settings(command, capsys):
 
 @pytest.mark.slow
 def test_it_is_chosen_by_what_the_model_returns_and_refuses_other_models():
-    assert measure_of(create_model("fashion_vit")) == ToyMeasure()
+    assert select_measure(create_model("fashion_vit")) == ToyMeasure()
     small = create_model("fashion_vit")
     small.reset_classifier(5)
-    assert measure_of(small).name == "classes"
+    assert select_measure(small).name == "classes"
     with pytest.raises(GTPError, match=r"5 outputs, and the toy reads one of ten, or measure it as classes"):
-        measure_of(small, "toy")
+        select_measure(small, "toy")
     with pytest.raises(GTPError, match="first is a setting of toy"):
-        measure_of(small, first=3)
+        select_measure(small, first=3)
 
 
 def test_errors_name_its_settings_and_name(capsys):
-    assert main(["evaluate", "--measure", "toi"]) == Exit.USAGE
+    assert main(["evaluate", "--measure", "toi"]) == ExitCode.USAGE
     assert "did you mean 'toy'" in capsys.readouterr().err
-    assert main(["evaluate", "--measure", "toy", "--frst", "3"]) == Exit.USAGE
+    assert main(["evaluate", "--measure", "toy", "--frst", "3"]) == ExitCode.USAGE
     assert "did you mean '--first'" in capsys.readouterr().err
 
 
@@ -106,7 +106,7 @@ def test_evaluate_writes_its_figures(tmp_path, capsys):
 def test_a_run_with_other_settings_of_it_is_not_resumed(tmp_path, capsys):
     words = ["evaluate", "--method", "tome", *FEW, "--results-file", str(tmp_path / "rows.json")]
     first, second = (("--measure", "toy", "--first", number) for number in ("3", "4"))
-    assert main([*words, *first]) == Exit.OK
+    assert main([*words, *first]) == ExitCode.OK
     gaps = [answer(capsys, *words, *each)["rows"][1]["gap"] for each in (first, second)]
     assert gaps[0] != gaps[1]
 
@@ -114,11 +114,11 @@ def test_a_run_with_other_settings_of_it_is_not_resumed(tmp_path, capsys):
 @pytest.mark.slow
 def test_compare_ranks_by_its_damage_and_plots_its_headline(tmp_path, capsys):
     words = ["compare", "--macs", "0.6", "--methods", "tome", "gtp", "--rounds", "0", *FEW]
-    assert main([*words, "--output", str(tmp_path)]) == Exit.OK
+    assert main([*words, "--output", str(tmp_path)]) == ExitCode.OK
     page = (tmp_path / "report.html").read_text()
     assert "Marked: the least toy gap." in page
     assert "near %" in page
-    assert escape(ToyMeasure.meaning) in page
+    assert escape(ToyMeasure.explanation) in page
 
 
 @pytest.mark.slow
@@ -126,10 +126,10 @@ def test_compare_ranks_by_its_damage_and_plots_its_headline(tmp_path, capsys):
 def test_its_bounds_are_targets_of_tune(target, tmp_path, capsys):
     path = tmp_path / "recipe.json"
     words = ["tune", "--method", "tome", "--images", "40", "--search-passes", "6", *target, "--output", str(path)]
-    assert main(words) == Exit.OK, capsys.readouterr().err
+    assert main(words) == ExitCode.OK, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert "held-out toy gap" in shown
-    assert ToyMeasure.meaning in shown
+    assert ToyMeasure.explanation in shown
     stored = json.loads(path.read_text())
     assert stored["measured"]["measure"] == "toy"
     if target[0] == "--max-gap":
@@ -138,13 +138,13 @@ def test_its_bounds_are_targets_of_tune(target, tmp_path, capsys):
 
 
 def test_its_targets_are_flags_and_fit_its_models_alone(capsys):
-    assert main(["tune", "--help"]) == Exit.OK
+    assert main(["tune", "--help"]) == ExitCode.OK
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-gap NUMBER" in text
     assert "at most this gap" in text
-    assert main(["tune", "--measure", "classes", "--max-gap", "0.1", "--images", "40"]) == Exit.USAGE
+    assert main(["tune", "--measure", "classes", "--max-gap", "0.1", "--images", "40"]) == ExitCode.USAGE
     assert "max_gap does not fit" in capsys.readouterr().err
-    assert main(["tune", "--max-gap", "200"]) == Exit.USAGE
+    assert main(["tune", "--max-gap", "200"]) == ExitCode.USAGE
     assert "--max-gap" in capsys.readouterr().err
 
 
@@ -158,10 +158,10 @@ def test_calibration_asks_for_its_direction():
 
 
 def test_the_demo_shows_its_damage():
-    subject = make_subject("fashion_vit", create_model("fashion_vit"), embedded_examples(), "...")
-    study = look(subject, subject.examples[0].picture, ["tome"], 0.65)
+    subject = make_demo_model("fashion_vit", create_model("fashion_vit"), bundled_examples(), "...")
+    study = inspect_picture(subject, subject.examples[0].picture, ["tome"], 0.65)
     assert subject.measure == ToyMeasure()
-    assert f"<dt>toy gap</dt><dd>{study.columns[0].damage:.4f}</dd>" in study_html(subject, study, [], None)
+    assert f"<dt>toy gap</dt><dd>{study.columns[0].damage:.4f}</dd>" in inspection_html(subject, study, [], None)
 
 
 def test_it_is_in_the_documents():

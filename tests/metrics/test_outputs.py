@@ -31,11 +31,11 @@ from gtp_vit import (
 )
 from gtp_vit.backbones import small_models
 from gtp_vit.cli import model_flags
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.cli.commands import benchmark as benchmark_command
 from gtp_vit.cli.commands import evaluate as evaluate_command
 from gtp_vit.core.eval_mode import eval_mode
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.metrics.registry import check_class_output
@@ -44,12 +44,12 @@ from gtp_vit.patching import host_of
 from gtp_vit.profiling import environment
 from gtp_vit.profiling.benchmark import benchmark_models
 from gtp_vit.recipes.recipe import sizes_of_vit
-from gtp_vit.report.plot import curves
+from gtp_vit.report.plot import line_plot
 from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
 from gtp_vit.tuning import compare as comparison
 from gtp_vit.tuning import local_search
-from gtp_vit.tuning.compare import compare, models_of, plan
+from gtp_vit.tuning.compare import compare, models_of, plan_comparison
 from reproduction.measure import oversmoothing
 
 
@@ -59,7 +59,7 @@ def small(name="vit_tiny_patch16_224", **settings):
 
 
 def in_memory(count=24):
-    return InMemory(families.images("vit", count), torch.arange(count) % 10)
+    return InMemoryDataset(families.images("vit", count), torch.arange(count) % 10)
 
 
 def compared(model, plans):
@@ -86,7 +86,7 @@ MEASURED = {
     "tune": lambda model: tune(model, families.images("vit", 24), Target("macs", 0.7), search=SearchConfig(passes=1)),
     "tune_and_patch": lambda model: tune_and_patch(model, families.images("vit", 24), search=SearchConfig(passes=1)),
     "evaluate": lambda model: evaluate({UNREDUCED: model, "gtp": patch(model, GTP(propagate=4))}, in_memory()),
-    "compare": lambda model: compared(model, plan(model, ("gtp",), [0.8 * macs(model).total])[0]),
+    "compare": lambda model: compared(model, plan_comparison(model, ("gtp",), [0.8 * macs(model).total])[0]),
     "finetune": lambda model: finetune(model, GTP(propagate=4), in_memory(), output="/dev/null/nothing"),
 }
 
@@ -114,7 +114,7 @@ def test_commands_refuse_a_measure_that_does_not_fit_before_they_open_images(com
     save_file(timm.create_model("test_vit", num_classes=1).state_dict(), tmp_path / "w.safetensors")
     monkeypatch.setattr(model_flags, "open_images", lambda *_: pytest.fail("it opened the images"))
     words = [command, "test_vit", "--num-classes", "1", "--checkpoint", str(tmp_path / "w.safetensors")]
-    assert main([*words, "--data-dir", str(tmp_path), "--measure", "classes"]) == Exit.USAGE
+    assert main([*words, "--data-dir", str(tmp_path), "--measure", "classes"]) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), "the model has one output" in err) == ("", 1, True)
 
@@ -300,7 +300,7 @@ def test_evaluate_says_which_model_is_not_finite_everywhere(tmp_path, monkeypatc
     monkeypatch.setattr(evaluate_command, "patch", spoiled_method("gtp"))
     words = ["evaluate", "--method", "gtp", "--propagate", "4", "--limit", "100", "-b", "100"]
     for ending in ("csv", "json"):
-        assert main([*words, "--results-file", str(tmp_path / f"r.{ending}")]) == Exit.INCOMPLETE
+        assert main([*words, "--results-file", str(tmp_path / f"r.{ending}")]) == ExitCode.INCOMPLETE
     out, err = capsys.readouterr()
     sentence = "gtp: 2 of 100 images have outputs that are not finite"
     assert sentence in err
@@ -316,7 +316,7 @@ def test_evaluate_says_which_model_is_not_finite_everywhere(tmp_path, monkeypatc
 def test_compare_ends_and_says_which_method_is_not_finite(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "patch", spoiled_method("tome"))
     words = ["compare", "--limit", "100", "-b", "100", "--rounds", "0", "--macs", "0.65", "--methods", "tome", "gtp"]
-    assert main([*words, "--output", str(tmp_path)]) == Exit.INCOMPLETE
+    assert main([*words, "--output", str(tmp_path)]) == ExitCode.INCOMPLETE
     assert capsys.readouterr().err.count("2 of 100 images have outputs that are not finite") == 1
     rows = json.loads((tmp_path / "results.json").read_text())
     assert [row["best_at_budget"].split(" @")[0] for row in rows] == [UNREDUCED, "gtp", "gtp"]
@@ -332,24 +332,24 @@ def test_plots_draw_what_is_finite_and_name_the_rest():
         "c": [(1.0, 0.1), (2.0, 0.2)],
     }
     for log_y in (False, True):
-        drawn = curves(lines, "x", "y", log_y=log_y)
+        drawn = line_plot(lines, "x", "y", log_y=log_y)
         assert drawn.count("<circle") == 3
         assert ": a, b.</p>" in drawn
         assert "nan" not in drawn.split("<p>")[0]
-    assert curves({"c": lines["c"]}, "x", "y").endswith("</svg>")
-    assert "<svg" not in curves({"b": lines["b"]}, "x", "y")
+    assert line_plot({"c": lines["c"]}, "x", "y").endswith("</svg>")
+    assert "<svg" not in line_plot({"b": lines["b"]}, "x", "y")
 
 
 def test_tune_refuses_settings_whose_held_out_outputs_are_not_finite(monkeypatch):
     model, images = families.make("vit"), families.images("vit", 30)
-    measure = local_search.Ruler.damage
+    measure = local_search.DamageEvaluator.damage
 
     def spoiled(self, method, first, last):
         found = measure(self, method, first, last)
         spoilt = {**found.reduced, "kl": found.reduced["kl"] * math.nan}
         return dataclasses.replace(found, reduced=spoilt) if last == 30 else found
 
-    monkeypatch.setattr(local_search.Ruler, "damage", spoiled)
+    monkeypatch.setattr(local_search.DamageEvaluator, "damage", spoiled)
     with pytest.raises(GTPError, match=r"not finite on 6 of 6 held-out images"):
         tune(model, images, Target("macs", 0.7), search=SearchConfig(passes=2))
 
@@ -381,23 +381,23 @@ def test_tune_says_so_if_no_schedule_has_finite_outputs(tmp_path, monkeypatch):
 )
 def test_comparisons_that_cannot_end_are_refused_before_the_first_image(words, message, tmp_path, monkeypatch, capsys):
     model = create_model("fashion_vit")
-    method = GTPPlus.at(host_of(model).vit, 0.5)
+    method = GTPPlus.at_strength(host_of(model).vit, 0.5)
     recipe = Recipe("fashion_vit", sizes_of_vit(host_of(model).vit), method)
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     monkeypatch.setattr(comparison, "evaluate", lambda *_, **__: pytest.fail("it began to work"))
     words = [word.replace("RECIPE", str(tmp_path / "recipe.json")) for word in words]
-    assert main(["compare", *words, "--output", str(tmp_path / "out")]) == Exit.USAGE
+    assert main(["compare", *words, "--output", str(tmp_path / "out")]) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert (out, message in err, err.count("\n")) == ("", True, 1)
 
 
 def test_budgets_that_are_near_each_other_have_different_names(capsys):
     words = ["compare", "--macs", "0.65", "0.652", "--methods", "gtp", "--limit", "40", "--rounds", "0", "--json"]
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert len({row["best_at_budget"] for row in rows}) == 3
     model = families.make("vit")
-    plans, _ = plan(model, ("gtp",), [0.8 * macs(model).total])
+    plans, _ = plan_comparison(model, ("gtp",), [0.8 * macs(model).total])
     with pytest.raises(GTPError, match="the name unreduced is given more than once"):
         compared(forbid_images(model), [plans[0], *plans])
 
@@ -414,7 +414,7 @@ def test_costs_are_counted_before_the_first_image_is_evaluated(method, monkeypat
     fails = []
     monkeypatch.setattr(evaluate_command, "macs", fail)
     monkeypatch.setattr(evaluate_command, "evaluate", lambda *_, **__: pytest.fail("it began to work"))
-    assert main(["evaluate", "--method", method]) == Exit.USAGE
+    assert main(["evaluate", "--method", method]) == ExitCode.USAGE
     assert capsys.readouterr().err == "gtp-vit: no costs\n"
 
 
@@ -423,17 +423,17 @@ def test_benchmark_asks_for_enough_images_before_it_times(tmp_path, monkeypatch,
     Image.new("RGB", (40, 40)).save(tmp_path / "a" / "0.png")
     monkeypatch.setattr(benchmark_command, "interleave", lambda *_, **__: pytest.fail("it began to work"))
     words = ["benchmark", "test_vit", "-b", "1", "2", "--data-dir", str(tmp_path), "--rounds", "3"]
-    assert main(words) == Exit.USAGE
+    assert main(words) == ExitCode.USAGE
     assert "a batch needs 2 images, but only 1 could be read" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_visualise_says_what_share_of_the_removed_tokens_is_lost(tmp_path, capsys):
     words = ["visualise", "--method", "gtp", "--propagate", "8", "--graph", "spatial", "--json"]
-    assert main([*words, "--output", str(tmp_path)]) == Exit.OK
+    assert main([*words, "--output", str(tmp_path)]) == ExitCode.OK
     pictures = json.loads(capsys.readouterr().out)["pictures"]
     model = patch(create_model("fashion_vit"), GTP(propagate=8, graph="spatial"))
-    images = bundled.normalise(bundled.test_images()[0][:3])
+    images = bundled.normalise(bundled.sample_images()[0][:3])
     expected = [round(float(trace(model, image[None]).lost()[0]), 4) for image in images]
     assert [picture["lost"] for picture in pictures.values()] == expected
     assert any(0 < lost < 1 for lost in expected)
@@ -462,7 +462,7 @@ def test_the_commit_of_a_page_is_not_that_of_the_users_repository(tmp_path, monk
 def test_benchmark_names_the_kernels_that_it_timed(capsys):
     from gtp_vit import kernels
 
-    assert main(["benchmark", "--rounds", "3", "--batch-size", "1", "--json"]) == Exit.OK
+    assert main(["benchmark", "--rounds", "3", "--batch-size", "1", "--json"]) == ExitCode.OK
     found = json.loads(capsys.readouterr().out)
     assert found["kernels"] == kernels.status()
     assert not any("gradients are on" in text for text in found["verdicts"])
@@ -472,7 +472,7 @@ def test_benchmark_names_the_kernels_that_it_timed(capsys):
 def test_compare_asks_for_all_its_files_before_the_work(tmp_path, monkeypatch, capsys, name):
     (tmp_path / name).mkdir()
     monkeypatch.setattr(model_flags, "create_model", lambda *_, **__: pytest.fail("it made a model"))
-    assert main(["compare", "--output", str(tmp_path)]) == Exit.USAGE
+    assert main(["compare", "--output", str(tmp_path)]) == ExitCode.USAGE
     assert f"{name}: it is a folder" in capsys.readouterr().err
 
 

@@ -304,7 +304,7 @@ def test_type_checkers_see_the_public_names():
     """The imports that only type checkers see, and the table that `__getattr__` reads, are the same."""
     (block,) = (node for node in syntax(SOURCE / "__init__.py").body if isinstance(node, ast.If))
     imported = [(node.module, alias.name) for node in block.body for alias in node.names]
-    homes = gtp_vit.HOMES.items()
+    homes = gtp_vit.MODULES_OF_NAMES.items()
     assert imported == [(f"gtp_vit.{module}", name) for module, names in homes for name in names.split()]
 
 
@@ -312,7 +312,7 @@ def test_public_names():
     assert " ".join(sorted(gtp_vit.__all__)) == (
         "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity MCTF METHODS Method PPT PiToMe "
         "PictureFolder Recipe ScheduleLimits SearchConfig Target TimingConfig ToFu ToMe Tracking Training TriLevel "
-        "UnsupportedBackbone calibrate create_model embed export finetune fit_processor is_patched load_pretrained "
+        "UnsupportedModelError calibrate create_model embed export finetune adapt_processor is_patched load_pretrained "
         "macs make_method method_from_dict patch read_embeddings read_recipe save_checkpoint trace tune "
         "tune_and_patch unpatch"
     )

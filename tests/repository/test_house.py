@@ -161,7 +161,7 @@ def test_each_worker_has_one_thread_and_so_have_its_processes():
     assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.parametrize("method", [GTP(propagate=8), GTPPlus(propagate=8)], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [GTP(propagate=8), GTPPlus(remove=8)], ids=lambda method: method.name)
 def test_two_threads_give_what_one_gives(method, two_threads):
     fast, images = patch(families.make("vit"), method), families.images("vit", 5)
     with torch.inference_mode():
@@ -175,7 +175,7 @@ def test_a_recipe_of_today_is_read_by_later_versions():
     """Never write this file anew: a new format gets a file of its own, and this one must still be read."""
     recipe, model = read_recipe(FORMATS / "recipe-1.json"), create_model("fashion_vit")
     schedule = (0, 0, 15, 21, 20, 19, 14, 8, 5, 9, 2, 0)
-    assert recipe.method == GTPPlus(propagate=schedule, floor=0.5, keep_norm=True, proportional_attention=0.9)
+    assert recipe.method == GTPPlus(remove=schedule, importance_floor=0.5, preserve_norm=True, size_bias=0.9)
     assert recipe.model == "fashion_vit"
     assert recipe.provenance.target == {"macs": 0.65}
     fast = patch(model, FORMATS / "recipe-1.json")

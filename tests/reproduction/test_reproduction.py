@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from gtp_vit import GTP, METHODS, create_model
-from gtp_vit.cli.app import COMMANDS, Exit
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.cli.app import COMMANDS, ExitCode
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs.journal import Journal
@@ -46,7 +46,7 @@ def four_classes(monkeypatch):
 
 def complaint(capsys, *words):
     """The one line that a wrong call gets."""
-    assert main(words) == Exit.USAGE
+    assert main(words) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -62,12 +62,12 @@ def test_it_runs_from_the_repository():
 
 def test_it_is_no_command_of_the_package(capsys):
     assert "reproduce" not in COMMANDS
-    assert main(["--help"]) == Exit.OK
+    assert main(["--help"]) == ExitCode.OK
     assert "usage: python -m reproduction" in capsys.readouterr().out
 
 
 def test_results_as_json(capsys):
-    assert main(["figure-complexity", "--json"]) == Exit.OK
+    assert main(["figure-complexity", "--json"]) == ExitCode.OK
     records = json.loads(capsys.readouterr().out)
     assert records[0]["deviation"] == pytest.approx(records[0]["by the formula"] / 20.1 - 1)
 
@@ -94,7 +94,7 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(capsys, tmp_p
 
 
 def test_the_page_says_how_it_was_made(tmp_path):
-    assert main(["figure-complexity", "--report", str(tmp_path / "x.html")]) == Exit.OK
+    assert main(["figure-complexity", "--html", str(tmp_path / "x.html")]) == ExitCode.OK
     page = (tmp_path / "x.html").read_text()
     assert "python -m reproduction figure-complexity" in page
     for what in ("torch", "cpu", "commit", "date"):
@@ -110,7 +110,7 @@ def test_a_figure_that_is_missing_says_why():
     assert [cell.top1 for cell in found] == reasons
     assert found[0].gmacs == "the method is not in this package"
     assert found[1].gmacs < found[2].gmacs
-    (without,), _ = reproduce([plain], Inputs(images_for=lambda model: InMemory(torch.zeros(1, 3, 160, 160))))
+    (without,), _ = reproduce([plain], Inputs(images_for=lambda model: InMemoryDataset(torch.zeros(1, 3, 160, 160))))
     assert without.top1 == "missing: no weights of test_vit (--weights-dir or --pretrained)"
 
 
@@ -161,11 +161,11 @@ def test_other_weights_under_the_same_name_are_refused(four_classes, tmp_path, c
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "_run", stop)
-        assert main(line) == Exit.INTERRUPTED
+        assert main(line) == ExitCode.INTERRUPTED
     assert "with --results-file what was finished is kept" in capsys.readouterr().err
     weights(tmp_path / "weights/test_vit.safetensors", 1)
     assert "different run: weights was" in complaint(capsys, *line)
-    assert main([*line, "--restart"]) == Exit.OK
+    assert main([*line, "--restart"]) == ExitCode.OK
 
 
 def test_no_figure_that_is_not_finite_is_shown(tmp_path, capsys):
@@ -179,7 +179,10 @@ def test_no_figure_that_is_not_finite_is_shown(tmp_path, capsys):
 def test_it_ends_with_a_code_if_figures_could_not_be_measured(tmp_path, capsys):
     torch.save({"not": torch.zeros(1)}, tmp_path / "deit_small_patch16_224.pth")
     pictures(tmp_path / "data", 1)
-    assert main(["graph-type", "--weights-dir", str(tmp_path), "--data-dir", str(tmp_path / "data")]) == Exit.INCOMPLETE
+    assert (
+        main(["graph-type", "--weights-dir", str(tmp_path), "--data-dir", str(tmp_path / "data")])
+        == ExitCode.INCOMPLETE
+    )
     assert "figures could not be measured; the first: missing: " in capsys.readouterr().err
 
 
@@ -206,7 +209,7 @@ def test_the_field_on_the_ti_models(data, capsys, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, "field", Experiment("field", tuple(few)))
     assets = data / "assets"
     flags = ["--weights-dir", str(assets / "weights"), "--data-dir", str(assets / "imagenet/val"), "--limit", "4"]
-    assert main(["field", *flags, "--workers", "0", "--json"]) == Exit.OK
+    assert main(["field", *flags, "--workers", "0", "--json"]) == ExitCode.OK
     rows = {row["row"]: row for row in json.loads(capsys.readouterr().out)}
     assert len(rows) == 6
     assert rows["DeiT-Ti, SAD-TM-DM"]["top1"] == "missing: the method is not in this package"

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from gtp_vit import GTPError
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.loader import batches
-from gtp_vit.data.open import DataSettings, open_pictures
+from gtp_vit.data.open import DataSettings, open_with_transform
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import read_embeddings
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
@@ -88,14 +88,14 @@ def test_a_full_disk_keeps_the_journal_whole(tmp_path):
     journal.append(2)
     journal.close(finished=False)
     again = Journal(tmp_path / "j", {"model": "a"})
-    assert (again.entries, again.note) == ([1, 2], "")
+    assert (again.entries, again.damage_report) == ([1, 2], "")
     again.close(finished=True)
 
 
 def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0, embed_dim=24, depth=2).eval()
-    images = InMemory(torch.randn(12, 3, 32, 32), torch.arange(12))
+    images = InMemoryDataset(torch.randn(12, 3, 32, 32), torch.arange(12))
 
     def embed(folder):
         return embed_to_folder(
@@ -136,7 +136,7 @@ def test_pictures_and_folders_that_may_not_be_read_are_named(open_to_all):
     settings = DataSettings(open_to_all, split="", labels=False)
     with another_user():
         with pytest.warns(UserWarning, match="so that pictures may be missing: closed; give yourself the permission"):
-            dataset = open_pictures(settings, lambda picture: torch.zeros(3, 8, 8), (3, 8, 8))
+            dataset = open_with_transform(settings, lambda picture: torch.zeros(3, 8, 8), (3, 8, 8))
         (batch,) = batches(dataset, batch_size=9, workers=0)
     assert list(batch.names) == ["a/0.png", "b/2.png"]
     assert [text.split(":")[0] for text in batch.unreadable.values()] == ["a/1.png"]

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from gtp_vit import GTP, GTPError, Training, finetune
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import InMemory
+from gtp_vit import GTP, GTPError, TrainingConfig, finetune
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.loader import batches
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
@@ -60,9 +60,9 @@ with distributed.process_group():
 
 def go(output):
     """24 images, three steps an epoch, parts of two images."""
-    images = InMemory(families.images("vit", 24), torch.arange(24) % 10)
-    held_out = InMemory(families.images("vit", 7), torch.arange(7))
-    settings = Training(**SETTINGS)
+    images = InMemoryDataset(families.images("vit", 24), torch.arange(24) % 10)
+    held_out = InMemoryDataset(families.images("vit", 7), torch.arange(7))
+    settings = TrainingConfig(**SETTINGS)
     return finetune(
         families.make("vit"), GTP(propagate=8), images, settings, output=output, validation=held_out, workers=0
     )
@@ -76,7 +76,7 @@ def go_together(output):
 def stop_and_resume(output):
     """In each of two processes: a run that keeps no outputs, and one that is stopped and resumed."""
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", 0)
+        monkey.setattr("gtp_vit.metrics.output_cache.MAX_BYTES", 0)
         go(output / "whole")
     own = output / ("parts" if distributed.is_rank_zero() else "unseen")  # as on two machines without a common disk
     train_step, sent = Trainer.train_step, []
@@ -168,7 +168,7 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
     save_file(timm.create_model("test_vit", num_classes=4).state_dict(), weights)
     words = ["evaluate", "test_vit", "--num-classes", "4", "--checkpoint", str(weights), "--data-dir", str(folder)]
     words += ["--workers", "0", "-b", "3", "--propagate", "4", "--results-file"]
-    assert main([*words, str(tmp_path / "one.json")]) == Exit.INCOMPLETE
+    assert main([*words, str(tmp_path / "one.json")]) == ExitCode.INCOMPLETE
 
     # The second run begins in one process, is stopped after two batches, and resumes in two.
     run = evaluation._run
@@ -182,7 +182,7 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
 
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(evaluation, "_run", stop)
-        assert main([*words, str(tmp_path / "two.json")]) == Exit.INTERRUPTED
+        assert main([*words, str(tmp_path / "two.json")]) == ExitCode.INTERRUPTED
     assert (tmp_path / "two.json.journal").read_bytes().count(b"\n") == 4
     done = launch(tmp_path, "go", tmp_path / "out", *words, tmp_path / "two.json")
     assert (tmp_path / "two.json").exists(), done.stderr
@@ -231,15 +231,15 @@ def test_two_processes_resume_bit_for_bit_and_send_no_checkpoint_through_pickle(
 
 
 def test_every_image_has_exactly_one_process():
-    for dataset in (InMemory(torch.zeros(11, 1, 2, 2), torch.arange(11)), Numbered(11)):
+    for dataset in (InMemoryDataset(torch.zeros(11, 1, 2, 2), torch.arange(11)), Numbered(11)):
         for processes in (1, 2, 3, 20):
             shares = [
-                list(batches(dataset, batch_size=2, workers=0, skip=1, share=(rank, processes)))
+                list(batches(dataset, batch_size=2, workers=0, skip=1, rank_and_world_size=(rank, processes)))
                 for rank in range(processes)
             ]
-            places = [place for own in shares for batch in own for place in batch.place.tolist()]
+            places = [place for own in shares for batch in own for place in batch.indices.tolist()]
             assert sorted(places) == list(range(1, 11))
-            first = [place for own in shares for batch in own[:1] for place in batch.place.tolist()]
+            first = [place for own in shares for batch in own[:1] for place in batch.indices.tolist()]
             assert sorted(first) == list(range(1, 1 + len(first)))  # a round has no holes
 
 
@@ -280,14 +280,14 @@ def test_an_environment_that_makes_no_sense(monkeypatch, variables, message):
 def test_processes_that_were_started_differently(monkeypatch):
     monkeypatch.setattr(distributed, "all_gather", lambda value: [value, {"lr": 2}])
     with pytest.raises(GTPError, match="process 0 and process 1 have different settings; start all of them with"):
-        distributed.check_same("settings", {"lr": 1})
+        distributed.check_same_on_all_ranks("settings", {"lr": 1})
 
 
 def test_other_errors_are_not_taken_for_a_lost_process():
-    with pytest.raises(RuntimeError, match="shapes"), distributed._stop_explained("process 0 of 2"):
+    with pytest.raises(RuntimeError, match="shapes"), distributed._explain_lost_processes("process 0 of 2"):
         raise RuntimeError("shapes do not fit")
     with (
         pytest.raises(GTPError, match="process 0 of 2 lost another one"),
-        distributed._stop_explained("process 0 of 2"),
+        distributed._explain_lost_processes("process 0 of 2"),
     ):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")

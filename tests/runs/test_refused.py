@@ -8,8 +8,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from gtp_vit import GTPError
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable
@@ -52,10 +52,10 @@ REFUSED = {
     "a share of MACs that is none": (["compare", "--macs", "2"], "--macs is 2"),
     "neighbours": (["evaluate", "--measure", "embedding"], "no embedding"),
     "a figure of all images": (
-        ["evaluate", "--measure", "dense", "--nearest", "0"],
+        ["evaluate", "--measure", "dense", "--num-neighbours", "0"],
         "nearest is a setting of",
     ),
-    "embed": (["embed", "--patches", "--scores"], "two different outputs"),
+    "embed": (["embed", "--patches", "--logits"], "two different outputs"),
     "export": (["export", "--precision", "bf16"], "bf16"),
     "finetune": (["finetune", "--batch-size", "1000", "--micro-batch", "500"], "only 24"),
     "visualise": (["visualise", "nowhere.png"], "there is no picture"),
@@ -71,15 +71,15 @@ def test_a_refused_command_leaves_nothing(name, words, place, tmp_path, monkeypa
     if command == "visualise":
         words = [words[0], *more, *words[1:7]]
         more = []
-    assert main([command, *words, *more, *output]) == Exit.USAGE
+    assert main([command, *words, *more, *output]) == ExitCode.USAGE
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_corrected_command_runs_where_the_refused_one_did_not(words, tmp_path, capsys):
     output = ["--output", str(tmp_path / "r.json"), "--search-passes", "1", "--method", "tome"]
-    assert main(["tune", *words, "--macs", "0.65", "--max-kl", "0.02", *output]) == Exit.USAGE
-    assert main(["tune", *words, "--macs", "0.8", "--images", "24", *output]) == Exit.OK, capsys.readouterr().err
+    assert main(["tune", *words, "--macs", "0.65", "--max-kl", "0.02", *output]) == ExitCode.USAGE
+    assert main(["tune", *words, "--macs", "0.8", "--images", "24", *output]) == ExitCode.OK, capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["r.json"]
 
 
@@ -109,7 +109,7 @@ def test_looking_whether_a_place_can_be_written_makes_nothing(tmp_path):
 
 def test_an_embedding_run_that_fails_at_once_leaves_no_folder(tmp_path):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).eval()
-    images = InMemory(torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.long))  # the model takes 32
+    images = InMemoryDataset(torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.long))  # the model takes 32
     with pytest.raises(Exception, match="doesn't match"):
         embed_to_folder(
             tmp_path / "v", Embedder(model), images, {"run": 1}, Layout(batch_size=4, shard_size=4), workers=0

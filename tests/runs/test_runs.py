@@ -14,16 +14,16 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from gtp_vit import DynamicViT, GTPError, create_model, patch
-from gtp_vit.cli.app import Exit, main
-from gtp_vit.data.dataset import InMemory
-from gtp_vit.data.open import DataSettings, open_images, open_pictures
+from gtp_vit.cli.app import ExitCode, main
+from gtp_vit.data.dataset import InMemoryDataset
+from gtp_vit.data.open import DataSettings, open_images, open_with_transform
 from gtp_vit.data.transforms import make_transform
 from gtp_vit.metrics import evaluate as evaluation
 from gtp_vit.runs import distributed
 from gtp_vit.runs import identity as identities
 from gtp_vit.runs.files import Lock, check_writable, write_atomically
 from gtp_vit.runs.fingerprint import tensors_fingerprint
-from gtp_vit.runs.identity import differences, identity, images_identity
+from gtp_vit.runs.identity import differences, images_identity, run_identity
 from gtp_vit.runs.journal import MAGIC, Journal
 from gtp_vit.tuning import local_search
 from support.process import run_python, start_python
@@ -82,8 +82,8 @@ def interrupted(command, after=2):
 
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(evaluation, "_run", stop(evaluation._run))
-        monkey.setattr(local_search.Ruler, "damage", stop(local_search.Ruler.damage))
-        assert main(command) == Exit.INTERRUPTED
+        monkey.setattr(local_search.DamageEvaluator, "damage", stop(local_search.DamageEvaluator.damage))
+        assert main(command) == ExitCode.INTERRUPTED
 
 
 JOURNALS = {"evaluate": "r.json.journal", "compare": "results.csv.journal", "tune": "r.json.journal"}
@@ -98,19 +98,19 @@ def test_other_weights_under_the_same_name_are_refused(place, capsys, command):
     before = journal.read_bytes()
     weights(place / "w.safetensors", 1)
     capsys.readouterr()
-    assert main(words(place, command)) == Exit.USAGE
+    assert main(words(place, command)) == ExitCode.USAGE
     error = capsys.readouterr().err
     assert "is of a different run: weights was" in error
     assert "--restart" in error
     assert error.count("\n") == 1
     assert journal.read_bytes() == before  # nothing is lost
 
-    assert main(words(place, command, "--restart")) == Exit.OK
+    assert main(words(place, command, "--restart")) == ExitCode.OK
     assert not journal.exists()
     if command == "evaluate":
         found = json.loads((place / "r.json").read_text())
         (place / "r.json").unlink()
-        assert main(words(place, command)) == Exit.OK
+        assert main(words(place, command)) == ExitCode.OK
         assert json.loads((place / "r.json").read_text()) == found
 
 
@@ -137,8 +137,8 @@ def test_whatever_changes_a_figure_is_refused(place, capsys, monkeypatch, change
     line = words(place, "evaluate", *more)
     if change == "batch":
         line[line.index("-b") + 1] = "4"
-    assert main(line) == Exit.USAGE
-    what = {"crop": "preparation", "settings": "methods gtp alpha was 0.2 and is 0.3", "version": "version"}
+    assert main(line) == ExitCode.USAGE
+    what = {"crop": "preprocessing", "settings": "methods gtp alpha was 0.2 and is 0.3", "version": "version"}
     assert (
         f"different run: {what.get(change, 'batch_size' if change == 'batch' else 'images')}" in capsys.readouterr().err
     )
@@ -153,19 +153,19 @@ def test_the_same_weights_and_images_elsewhere_are_the_same_run(place, capsys):
     with pytest.MonkeyPatch.context() as monkey:
         run = evaluation._run
         monkey.setattr(evaluation, "_run", lambda *a: calls.append(1) or run(*a))
-        assert main(moved) == Exit.OK
+        assert main(moved) == ExitCode.OK
     assert len(calls) == 2  # of four
     capsys.readouterr()
 
 
 def test_learned_parts_of_a_method_are_part_of_the_identity(place):
     model = create_model("test_vit", num_classes=4)
-    dataset = InMemory(torch.zeros(2, 3, 160, 160), torch.zeros(2))
+    dataset = InMemoryDataset(torch.zeros(2, 3, 160, 160), torch.zeros(2))
     fast = patch(model, DynamicViT())
-    before = identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
+    before = run_identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
     with torch.no_grad():
         next(fast.reducer.parameters()).add_(1)
-    after = identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
+    after = run_identity("test_vit", {"unreduced": model, "dynamicvit": fast}, dataset)
     assert differences(before.to_dict(), after.to_dict()).startswith("learned dynamicvit was")
 
 
@@ -177,7 +177,7 @@ def test_what_a_model_does_with_its_weights_is_part_of_the_identity():
         torch.manual_seed(0)
         model = create_model("test_vit", num_classes=4)
         change(model)
-        return identity("test_vit", model, images).architecture
+        return run_identity("test_vit", model, images).architecture
 
     class Configuration:
         def __init__(self, theta, place):
@@ -208,7 +208,7 @@ def test_files_that_a_method_names_are_part_of_the_identity_by_their_content(tmp
 
     def of():
         named = {"method": "dynamicvit", "predictors": str(tmp_path / "link")}
-        return identity("test_vit", model, images, plans=[{"of": named}]).to_dict()
+        return run_identity("test_vit", model, images, plans=[{"of": named}]).to_dict()
 
     before = of()
     (tmp_path / "parts").write_bytes(b"2")
@@ -308,7 +308,7 @@ def test_data_sets_and_splits_in_one_folder_have_identities_of_their_own(tmp_pat
 
     def of(name, split):
         settings = DataSettings(data_dir=tmp_path, dataset=name, split=split, limit=5)
-        return images_identity(open_pictures(settings, None, (3, 8, 8))).images
+        return images_identity(open_with_transform(settings, None, (3, 8, 8))).images
 
     named = [("torch/mnist", "train"), ("torch/mnist", "validation"), ("torch/kmnist", "train")]
     assert len({of(*each) for each in named}) == 3
@@ -336,20 +336,20 @@ def test_a_file_that_is_no_journal_is_never_touched(place, capsys, command, cont
     if command == "tune":
         pictures(place / "data", 24)
     for more in ([], ["--restart"]):
-        assert main(words(place, command, *more)) == Exit.USAGE
+        assert main(words(place, command, *more)) == ExitCode.USAGE
         assert f"{path} exists and is no journal of this version" in capsys.readouterr().err
         assert path.read_bytes() == content
 
 
 def test_a_folder_in_place_of_the_journal(place, capsys):
     (place / "r.json.journal").mkdir()
-    assert main(words(place)) == Exit.USAGE
+    assert main(words(place)) == ExitCode.USAGE
     assert "is not a file" in capsys.readouterr().err
 
 
 def journal_of_three(path):
     with Journal(path, {"model": "a"}) as journal:
-        journal.keep = True
+        journal.keep_when_done = True
         for number in range(3):
             journal.append({"number": number})
     return path.read_bytes().splitlines(keepends=True)
@@ -362,15 +362,15 @@ def test_a_damaged_line_in_the_middle_is_reported(tmp_path, damage):
     lines[3] = {"no json": b"xx\n", "another digit": lines[3].replace(b":1", b":7"), "cut": lines[3][:12]}[damage]
     path.write_bytes(b"".join(lines))
     with Journal(path, {"model": "a"}) as journal:
-        journal.keep = True
+        journal.keep_when_done = True
         assert journal.entries == [{"number": 0}]
         kept, after = "1 finished pieces of work before it are kept", "it and 1 after it are dropped and measured again"
         after = after.replace("1 after", "0 after") if damage == "cut" else after  # it swallows the next line
-        assert f"line 4 of {path} is damaged: {kept}, {after}" in journal.note
+        assert f"line 4 of {path} is damaged: {kept}, {after}" in journal.damage_report
         journal.append({"number": 1})
     with Journal(path, {"model": "a"}) as journal:
         assert journal.entries == [{"number": 0}, {"number": 1}]
-        assert journal.note == ""
+        assert journal.damage_report == ""
 
 
 def test_the_command_says_what_it_dropped(place, capsys):
@@ -379,7 +379,7 @@ def test_the_command_says_what_it_dropped(place, capsys):
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:2], b"damaged\n", *lines[3:]]))
     capsys.readouterr()
-    assert main(words(place)) == Exit.OK
+    assert main(words(place)) == ExitCode.OK
     assert "line 3 of" in capsys.readouterr().err
     assert json.loads((place / "r.json").read_text())[0]["images"] == 12
 
@@ -390,7 +390,7 @@ def test_a_line_that_a_kill_cut_off_is_dropped_quietly(tmp_path):
     path.write_bytes(b"".join(lines)[:-5])
     with Journal(path, {"model": "a"}) as journal:
         assert journal.entries == [{"number": 0}, {"number": 1}]
-        assert journal.note == ""
+        assert journal.damage_report == ""
 
 
 def test_a_journal_without_its_first_line_is_refused(tmp_path):
@@ -474,7 +474,7 @@ def test_a_killed_run_resumes_at_once_although_its_readers_live_on(place):
     readers = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True, text=True, check=False).stdout
     assert readers.split(), "the readers are gone: this test would prove nothing"
     try:
-        assert main(line) == Exit.OK
+        assert main(line) == ExitCode.OK
     finally:
         subprocess.run(["pkill", "-KILL", "-g", str(child.pid)], check=False)
     assert json.loads((place / "r.json").read_text())[0]["images"] == 60
@@ -495,7 +495,7 @@ def test_a_full_disk_is_named_and_keeps_what_was_finished(place):
         "sys.exit(main(sys.argv[1:]))"
     )
     done = run_python(code, *words(place))
-    assert done.returncode == Exit.USAGE, done.stderr
+    assert done.returncode == ExitCode.USAGE, done.stderr
     assert done.stderr.strip().count("\n") == 0
     assert f"cannot write {journal}: File too large; choose another place or make room" in done.stderr
     assert journal.read_bytes() == before  # the part that fitted was taken back
@@ -503,7 +503,7 @@ def test_a_full_disk_is_named_and_keeps_what_was_finished(place):
     with pytest.MonkeyPatch.context() as monkey:
         run = evaluation._run
         monkey.setattr(evaluation, "_run", lambda *a: calls.append(1) or run(*a))
-        assert main(words(place)) == Exit.OK
+        assert main(words(place)) == ExitCode.OK
     assert len(calls) == 2  # of four
 
 
@@ -511,7 +511,7 @@ def test_processes_with_different_weights_are_refused(place, capsys, monkeypatch
     """Many machines, many copies of a checkpoint; each process tells the others what it has."""
     monkeypatch.setattr(distributed, "rank_and_world_size", lambda: (0, 2))
     monkeypatch.setattr(distributed, "all_gather", lambda value: [value, {**value, "weights": "0123456789abcdef"}])
-    assert main(words(place)) == Exit.USAGE
+    assert main(words(place)) == ExitCode.USAGE
     assert "process 0 and process 1 have different weights, images or settings" in capsys.readouterr().err
     assert not (place / "r.json.journal").exists()
 

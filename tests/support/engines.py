@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from gtp_vit.engines import ENGINES
-from gtp_vit.engines.program import OLDEST_TORCH, torch_can_export
+from gtp_vit.engines.program import MIN_TORCH, torch_can_export
 
 
 def lacking(engine):
     """Why an engine cannot be tested here; empty if it can."""
     if not torch_can_export():
-        return f"torch {torch.__version__} exports other programs, {OLDEST_TORCH} is needed"
+        return f"torch {torch.__version__} exports other programs, {MIN_TORCH} is needed"
     return ENGINES[engine].missing() or ""
 
 

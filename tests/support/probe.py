@@ -26,12 +26,12 @@ class ProbeReducer(Reducer):
     def adjust(self, layer, tokens):
         return PLAIN
 
-    def attend(self, attention):
+    def add_and_reduce(self, attention):
         if not self.method.in_parts:
-            return super().attend(attention)
+            return super().add_and_reduce(attention)
         probs = attention.map_only()
         queries = attention.tokens.prefix if attention.prefix_only else None
-        return attention.add(reference.weigh(probs[:, :, :queries], attention.values_only()))
+        return attention.add(reference.weighted_values(probs[:, :, :queries], attention.values_only()))
 
     def reduce(self, attention):
         attention.statistics(*self.method.statistics)

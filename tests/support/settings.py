@@ -14,7 +14,7 @@ GTP_OPTIONS = [
     GTP(propagate=5, select="diagonal", theta=0.5, score_from="dense", sparsify_rows=True, renormalise_rows=True),
 ]
 RIVAL_OPTIONS = [
-    GTPPlus(propagate=8, calibration=families.calibration()),
+    GTPPlus(remove=8, calibration=families.calibration()),
     ToMe(r="inflection:8:-1", prop_attn=False),
     EViT(keep_rate=0.5, fuse_token=False, drop_loc=(0, 3)),
     EvoViT(keep_ratio=0.4, representative_token=True, layer_wise=True),
@@ -25,11 +25,11 @@ RIVAL_OPTIONS = [
     MCTF(r=9, one_step_ahead=2, tau_info=0, pooling="size"),
     MCTF(r="keep:0.65:1:2", one_step_ahead=0, tau_sim=0.5, tau_size=0, pooling="mean", prop_attn=False),
     MCTF(r=(0, 7, 0, 5), bidirectional=False, pooling="max"),
-    PiToMe(r=7, modes="energy_first", margin=0.9, margin_falls=0.4, prop_attn=True),
-    ToFu(r="ratio:0.85:1", variant="pitome", split=1),
-    ToFu(r=6, split=0, sizes=True),
+    PiToMe(r=7, mode_order="energy_first", margin=0.9, margin_decay=0.4, prop_attn=True),
+    ToFu(r="ratio:0.85:1", variant="pitome", first_merging_layer=1),
+    ToFu(r=6, first_merging_layer=0, track_sizes=True),
     ATC(r=9, linkage="complete", variant="original"),
-    ATC(r="powers:0.7:1:2", linkage="single", prop_attn=False, by_size=False),
+    ATC(r="geometric:0.7:1:2", linkage="single", prop_attn=False, track_sizes=False),
 ]
 # Settings whose operators differ from those of all others: compilers and exporters see nothing new in the rest.
 OTHER_OPERATORS = [

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.output import OutputFlags, print_table_result
 from gtp_vit.cli.parser import Positional, Range
 
 
@@ -24,4 +24,4 @@ class Toy(OutputFlags):
 
 def main(words):
     flags = parse_flags(Toy, words)
-    answer_with_table(flags, words, "toy", ["said"], [[flags.word] * 1 for _ in range(flags.times)])
+    print_table_result(flags, words, "toy", ["said"], [[flags.word] * 1 for _ in range(flags.times)])

@@ -41,7 +41,14 @@ class ToyEngine(Engine):
     batch = 1
 
     def convert(
-        self, program: Program, path: Path, precision: str, images: Array | None, metadata: str, *, careful: bool = True
+        self,
+        program: Program,
+        path: Path,
+        precision: str,
+        images: Array | None,
+        metadata: str,
+        *,
+        tune_smoothing: bool = True,
     ) -> None:
         made = program.folder / "made.pt2"
         subprocess.run([sys.executable, "-c", CONVERTER, program.pt2, made, metadata], check=True)

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.backbones.modules import check_images, is_overridden
-from gtp_vit.core.attention import Projections
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.vit import ViTInfo
 
 
 class ToyBlock(nn.Module):
@@ -67,7 +67,7 @@ class Toys(Library):
     title = "the toys"
     prefix = "toy"
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return name in SIZES
 
     def create(
@@ -109,7 +109,7 @@ class ToyBackbone(Backbone):
     def matches(self, model: nn.Module) -> bool:
         return isinstance(model, ToyViT)
 
-    def refusal(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: Any) -> str | None:
         if type(model) is not ToyViT or is_overridden(model, hooks=False):
             return "the model's forward may be its own"
         for index, block in enumerate(model.layers):
@@ -117,9 +117,9 @@ class ToyBackbone(Backbone):
                 return f"layers[{index}] is not a plain ToyBlock"
         return None
 
-    def describe(self, model: Any) -> VitInfo:
+    def vit_info(self, model: Any) -> ViTInfo:
         dim, heads = model.stem.out_channels, model.layers[0].heads
-        return VitInfo(
+        return ViTInfo(
             depth=len(model.layers),
             dim=dim,
             heads=heads,
@@ -160,10 +160,10 @@ class ToyBackbone(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         y = block.before(tokens.x)
         q, k, v = block.split(block.q(y[:, :queries])), block.split(block.k(y)), block.split(block.v(y))
-        return Projections(q, k, v, scale=q.shape[-1] ** -0.5)
+        return QKV(q, k, v, scale=q.shape[-1] ** -0.5)
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         return block.out(out)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit.core.backbone import Output
-from gtp_vit.metrics.base import Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.base import Arrays, Bound, Measure, Metric, finite_rows, refuse_shape, to_array
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,20 @@ class ToyMeasure(Measure):
 
     name: ClassVar[str] = "toy"
     help: ClassVar[str] = "the first outputs alone"
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure("near", "near %", 1),
-        Figure("gap", "toy gap", 3),
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("near", "near %", 1),
+        Metric("gap", "toy gap", 3),
     )
     damage: ClassVar[str] = "gap"
-    searched: ClassVar[str] = "gap"
+    objective: ClassVar[str] = "gap"
     summary: ClassVar[tuple[str, ...]] = ("gap",)
     headline: ClassVar[str] = "near"
     bounds: ClassVar[tuple[Bound, ...]] = (
-        Bound("max_gap", "at most this gap", figure="gap"),
-        Bound("min_near", "at least this percentage of images nearly unchanged", figure="near", at_least=True),
+        Bound("max_gap", "at most this gap", metric="gap"),
+        Bound("min_near", "at least this percentage of images nearly unchanged", metric="near", at_least=True),
     )
-    shows: ClassVar[frozenset[str]] = frozenset({"classes"})
-    meaning: ClassVar[str] = "Toy gap: how far the first outputs are from the unreduced model's."
+    demo_sections: ClassVar[frozenset[str]] = frozenset({"classes"})
+    explanation: ClassVar[str] = "Toy gap: how far the first outputs are from the unreduced model's."
 
     first: int = field(default=2, metadata={"help": "how many outputs are read"})
 
@@ -41,7 +41,7 @@ class ToyMeasure(Measure):
         return output is not None and output.kind == "classes" and output.width == 10
 
     @classmethod
-    def refusal(cls, output: Output) -> str | None:
+    def unsupported_reason(cls, output: Output) -> str | None:
         return None if output.width == 10 else f"the model has {output.width} outputs, and the toy reads one of ten"
 
     def settings(self) -> dict[str, Any]:
@@ -52,11 +52,11 @@ class ToyMeasure(Measure):
             return output
         raise refuse_shape(name, output, images, "the toy reads ten outputs: [images, 10]")
 
-    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
         gap = (output - base)[:, : self.first].abs().mean(dim=1)
-        return {"gap": values(torch.where(finite_rows(base, output), gap, torch.nan))}
+        return {"gap": to_array(torch.where(finite_rows(base, output), gap, torch.nan))}
 
-    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         return {name: {"near": 100.0 * (own["gap"] < 0.1), "gap": own["gap"]} for name, own in stored.items()}
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:

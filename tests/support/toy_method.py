@@ -11,7 +11,7 @@ from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.vit import ViTInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -20,23 +20,23 @@ class Toy(Method):
 
     name: ClassVar[str] = "toy"
     source: ClassVar[Source] = Source("none", "tests/support/toy_method.py", "Apache-2.0")
-    learned: ClassVar[str] = "a weight for each channel"
-    schedule: ClassVar[str | None] = "dropped"
-    files: ClassVar[tuple[str, ...]] = ("channels",)
+    trained_parts: ClassVar[str] = "a weight for each channel"
+    schedule_field: ClassVar[str | None] = "dropped"
+    weight_file_fields: ClassVar[tuple[str, ...]] = ("channels",)
 
     dropped: Schedule = 4
     """Tokens dropped in each layer."""
     channels: str | None = None
     """A file with the weights of the channels; all are 1 without one."""
 
-    def build(self, vit: VitInfo) -> ToyReducer:
+    def build(self, vit: ViTInfo) -> ToyReducer:
         return ToyReducer(self, vit)
 
 
 class ToyReducer(Reducer):
     """The toy in a forward pass."""
 
-    def __init__(self, method: Toy, vit: VitInfo) -> None:
+    def __init__(self, method: Toy, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.channels = torch.nn.ParameterDict({"weight": torch.ones(vit.dim)})
         if method.channels is not None:
@@ -54,4 +54,4 @@ class ToyReducer(Reducer):
         # Gates of 1 through which the weights get a gradient.
         gates = norms / norms.detach().clamp(min=1e-9)
         prefix = torch.ones_like(tokens.x[:, : tokens.prefix, 0])
-        return tokens.but(x=tokens.x * torch.cat([prefix, gates], dim=1).unsqueeze(2)).keep(kept)
+        return tokens.replace(x=tokens.x * torch.cat([prefix, gates], dim=1).unsqueeze(2)).keep(kept)

@@ -31,33 +31,33 @@ from gtp_vit import (
     EvoViT,
     GTPError,
     ToMe,
-    Training,
+    TrainingConfig,
     TriLevel,
     finetune,
     macs,
     patch,
 )
 from gtp_vit.backbones import small_models
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.core.attention import PLAIN
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.transforms import make_transform
-from gtp_vit.metrics.classes import Classes
+from gtp_vit.metrics.classes import Classification
 from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.models import bundled
 from gtp_vit.runs import identity
 from gtp_vit.testing import families
 from gtp_vit.training import dynamicvit
-from gtp_vit.training.checkpoint import locked
-from gtp_vit.training.data import Draws, Mixer, open_training_images, order, parts_of
+from gtp_vit.training.checkpoint import lock_run_folder
+from gtp_vit.training.data import Mixer, SeededAugmentation, epoch_order, micro_batches_of, open_training_images
 from gtp_vit.training.log import Log, LogEntry
-from gtp_vit.training.loop import Output, check_processes
+from gtp_vit.training.loop import FinetuneOutput, check_processes
 from gtp_vit.training.protocols import Protocol, protocol_of
-from gtp_vit.training.trainer import NotFinite, Trainer, install
+from gtp_vit.training.trainer import NonFiniteError, Trainer, set_method
 from support.process import start_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
@@ -72,7 +72,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def images():
-    return InMemory(families.images("vit", 24), torch.arange(24) % 10)
+    return InMemoryDataset(families.images("vit", 24), torch.arange(24) % 10)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,9 @@ def words(folder, tmp_path_factory):
 
 
 def go(model, images, output, method=None, *, restart=False, **settings):
-    settings = Training(**QUICK | settings)
+    settings = TrainingConfig(**QUICK | settings)
     return finetune(
-        model, method or GTP(propagate=8), images, settings, output=Output(output, restart=restart), workers=0
+        model, method or GTP(propagate=8), images, settings, output=FinetuneOutput(output, restart=restart), workers=0
     )
 
 
@@ -139,7 +139,7 @@ def same(one, other):
 
 
 def trainer_of(model, method, **settings):
-    settings = Training(**{**QUICK, "batch_size": 4, **settings})
+    settings = TrainingConfig(**{**QUICK, "batch_size": 4, **settings})
     settings.check()
     found = Trainer(model, method, settings, 4)
     found.start_epoch(method)
@@ -154,11 +154,11 @@ def batch(family="vit", count=4):
 
 
 def test_the_defaults_are_the_papers():
-    settings, protocol = Training(), protocol_of(GTP(), Training())
+    settings, protocol = TrainingConfig(), protocol_of(GTP(), TrainingConfig())
     assert (settings.epochs, protocol.lr, protocol.min_lr, protocol.weight_decay) == (30, 1e-5, 1e-6, 0.05)
     assert (settings.mixup, settings.cutmix, settings.smoothing, settings.reprob) == (0.8, 1.0, 0.1, 0.25)
     assert settings.auto_augment == "rand-m9-mstd0.5-inc1"
-    assert protocol_of(GTP(), Training(lr=3e-4)).lr == 3e-4
+    assert protocol_of(GTP(), TrainingConfig(lr=3e-4)).lr == 3e-4
 
 
 # Without parameters, with parameters of its own, and with an order of tokens that it learns.
@@ -169,7 +169,7 @@ LEARN_DIFFERENTLY = ("gtp_plus", "dynamicvit", "evovit")
     "name", [pytest.param(name, marks=[] if name in LEARN_DIFFERENTLY else pytest.mark.slow) for name in METHODS]
 )
 def test_every_method_learns_from_the_unreduced_model_without_labels(model, images, tmp_path, name):
-    unlabelled = InMemory(images.images, torch.full((24,), -1))
+    unlabelled = InMemoryDataset(images.images, torch.full((24,), -1))
     method = METHODS[name]()
     lr = {"evit": 3e-4, "dynamicvit": 1e-4}.get(name, 1e-3)
     plain = {"mixup": 0, "cutmix": 0, "drop_path": 0.0, "epochs": 4, "warmup": 0.0}
@@ -272,20 +272,20 @@ def test_evovit_has_two_heads_in_training_and_one_outside(model, head):
     wanted = sum(0.5 * torch.nn.functional.cross_entropy(each, batch().labels) for each in logits)
     torch.testing.assert_close(loss, wanted)
     assert own.eval_model().state_dict().keys() == model.state_dict().keys()
-    protocol = protocol_of(method, Training())
+    protocol = protocol_of(method, TrainingConfig())
     assert protocol.method_at(method, 0.5).layer_wise
     assert not protocol.method_at(method, 0.7).layer_wise
 
 
 def test_reduction_can_grow(model):
     vit = patch(model, GTP()).reduction.vit
-    assert EViT(keep_rate=0.6).weakened(vit, 0.5).keep_rate == pytest.approx(0.8)
-    assert TriLevel(keep_ratio=0.6, attn_ratio=0.2).weakened(vit, 0.5).attn_ratio == pytest.approx(0.6)
-    assert GTP(propagate="linear:2:8").weakened(vit, 0.5).propagate == (1, 2, 3, 4)
-    assert ToMe(r=8).weakened(vit, 0.25).r == 2
-    assert ToMe(r=8).weakened(vit, 1.0) == ToMe(r=8)
+    assert EViT(keep_rate=0.6).scaled(vit, 0.5).keep_rate == pytest.approx(0.8)
+    assert TriLevel(keep_ratio=0.6, attn_ratio=0.2).scaled(vit, 0.5).attn_ratio == pytest.approx(0.6)
+    assert GTP(propagate="linear:2:8").scaled(vit, 0.5).propagate == (1, 2, 3, 4)
+    assert ToMe(r=8).scaled(vit, 0.25).r == 2
+    assert ToMe(r=8).scaled(vit, 1.0) == ToMe(r=8)
     with pytest.raises(GTPError, match="ats has no strength that could grow"):
-        ATS().weakened(vit, 0.5)
+        ATS().scaled(vit, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -304,7 +304,7 @@ class ToyReducer(Reducer):
         super().__init__(vit)
         self.method, self.inner = method, torch.nn.Linear(1, 1)
         self.register_buffer("seen", torch.zeros(()))
-        self.register_buffer("share", torch.tensor(method.r / 10), persistent=False)
+        self.register_buffer("fraction", torch.tensor(method.r / 10), persistent=False)
         self.plan = self.removals(vit.grid)
 
     def removals(self, grid):
@@ -327,7 +327,7 @@ def test_a_growing_reduction_is_the_one_that_the_model_carries(model, method):
         value.add_(1)
     learned = {key: id(value) for key, value in before.state_dict(keep_vars=True).items()}
     half = dataclasses.replace(method, **{"propagate" if isinstance(method, GTP) else "r": 4})
-    install(own, half)
+    set_method(own, half)
     assert own.reduction.method == own.reducer.method == half
     assert own.reducer.plan == half.build(own.reduction.vit).plan == (4,) * 4
     assert macs(own).total == macs(patch(model, half)).total
@@ -340,7 +340,7 @@ def test_a_growing_reduction_is_the_one_that_the_model_carries(model, method):
     with torch.no_grad():
         assert len(run(own, images).image[0]) == 64 - 4 * 4
     again = own.reducer
-    install(own, half)
+    set_method(own, half)
     assert own.reducer is again
 
 
@@ -349,7 +349,7 @@ def test_growing_reduction_is_used_and_the_whole_one_is_evaluated(model, images,
     begin = Trainer.start_epoch
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(Trainer, "start_epoch", lambda self, method: seen.append(method) or begin(self, method))
-        found = go(model, images, tmp_path, EViT(keep_rate=0.5), epochs=3, shrink_start=1, shrink_epochs=1)
+        found = go(model, images, tmp_path, EViT(keep_rate=0.5), epochs=3, ramp_start=1, ramp_epochs=1)
     assert [method.keep_rate for method in seen] == [1.0, 1.0, 0.5]
     assert found.model.reducer.method.keep_rate == 0.5
 
@@ -368,37 +368,37 @@ def test_bfloat16_and_checkpointing_and_average_and_clipping(model, images, tmp_
 
 
 def test_each_image_is_drawn_once_an_epoch_by_exactly_one_process():
-    settings = Training(**QUICK)
-    parts = [list(parts_of(24, settings, 1, 0, (rank, 2))) for rank in range(2)]
+    settings = TrainingConfig(**QUICK)
+    parts = [list(micro_batches_of(24, settings, 1, 0, (rank, 2))) for rank in range(2)]
     assert sorted(place for own in parts for part in own for _, place in part) == list(range(24))
-    alone = list(parts_of(24, settings, 1, 0, (0, 1)))
+    alone = list(micro_batches_of(24, settings, 1, 0, (0, 1)))
     assert [part for pair in zip(*parts, strict=True) for part in pair] == alone
-    assert list(parts_of(24, settings, 1, 1, (0, 1))) == alone[2:]  # resumed in the middle
-    assert order(24, settings, 0).tolist() != order(24, settings, 1).tolist()
-    repeated = order(24, Training(**QUICK | {"repeats": 3}), 0)
+    assert list(micro_batches_of(24, settings, 1, 1, (0, 1))) == alone[2:]  # resumed in the middle
+    assert epoch_order(24, settings, 0).tolist() != epoch_order(24, settings, 1).tolist()
+    repeated = epoch_order(24, TrainingConfig(**QUICK | {"repeats": 3}), 0)
     assert repeated.unique(return_counts=True)[1].tolist() == [3] * 8
 
 
 def test_the_draws_of_an_epoch_are_made_one_part_at_a_time():
     tracemalloc.start()  # which sees Python's objects, not the order itself, a tensor
-    part = next(iter(parts_of(300_000, Training(), 0, 0, (0, 1))))
+    part = next(iter(micro_batches_of(300_000, TrainingConfig(), 0, 0, (0, 1))))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [draw for draw, _ in part] == list(range(0, 512, 8))
-    assert [place for _, place in part] == order(300_000, Training(), 0)[:512:8].tolist()
+    assert [place for _, place in part] == epoch_order(300_000, TrainingConfig(), 0)[:512:8].tolist()
     assert peak < 500_000
 
 
 def test_augmentation_depends_on_the_draw_alone(folder):
     model = timm.create_model("test_vit", num_classes=4)
-    dataset = open_training_images(model, DataSettings(data_dir=folder, split="train"), Training())
-    draws = Draws(dataset, 0, 1)
+    dataset = open_training_images(model, DataSettings(data_dir=folder, split="train"), TrainingConfig())
+    draws = SeededAugmentation(dataset, 0, 1)
     first = draws[(3, 7)].image
     before = torch.random.get_rng_state()
     torch.rand(3)
     assert torch.equal(draws[(3, 7)].image, first)
     assert not torch.equal(draws[(4, 7)].image, first)
-    assert not torch.equal(Draws(dataset, 0, 2)[(3, 7)].image, first)
+    assert not torch.equal(SeededAugmentation(dataset, 0, 2)[(3, 7)].image, first)
     torch.random.set_rng_state(before)
     draws[(5, 1)]
     assert torch.equal(torch.random.get_rng_state(), before)  # the user's own numbers are left alone
@@ -420,13 +420,13 @@ def test_grey_images_of_torchvisions_data_sets(tmp_path):
     assert len(plain) == 12
     torch.testing.assert_close(plain[3].image, bundled.normalise(torch.from_numpy(pixels[3:4]))[0])
     assert plain[3].label == 3
-    augmented = open_training_images(model, dataclasses.replace(data, split="train"), Training())
-    assert not augmented[3].problem
+    augmented = open_training_images(model, dataclasses.replace(data, split="train"), TrainingConfig())
+    assert not augmented[3].error
     assert augmented[3].image.shape == (1, 28, 28)
-    assert {Draws(augmented, 0, 0)[(draw, 5)].problem for draw in range(30)} == {""}
-    before = identity.identity("m", model, plain).images.images
+    assert {SeededAugmentation(augmented, 0, 0)[(draw, 5)].error for draw in range(30)} == {""}
+    before = identity.run_identity("m", model, plain).images.images
     (raw / "t10k-labels-idx1-ubyte").unlink()
-    assert identity.identity("m", model, plain).images.images != before
+    assert identity.run_identity("m", model, plain).images.images != before
     with pytest.raises(GTPError, match=r"no images in .*: Dataset not found"):
         open_images(model, data)
 
@@ -439,17 +439,19 @@ def test_parts_of_one_image(model, images, tmp_path):
 
 
 def test_mixing_copes_with_an_image_that_could_not_be_read():
-    mixer = Mixer(Training(), 10)
+    mixer = Mixer(TrainingConfig(), 10)
     images, labels = mixer(families.images("vit", 3), torch.arange(3))
     assert len(images) == len(labels) == 2
-    images, labels = Mixer(Training(mixup=0, cutmix=0, smoothing=0.0), 10)(families.images("vit", 3), torch.arange(3))
+    images, labels = Mixer(TrainingConfig(mixup=0, cutmix=0, smoothing=0.0), 10)(
+        families.images("vit", 3), torch.arange(3)
+    )
     assert labels.argmax(1).tolist() == [0, 1, 2]
 
 
 def test_processes_that_read_images_change_nothing(model, images, tmp_path):
     found = []
     for workers in (0, 1):
-        settings = Training(**QUICK | {"epochs": 1})
+        settings = TrainingConfig(**QUICK | {"epochs": 1})
         finetune(model, GTP(propagate=8), images, settings, output=tmp_path / str(workers), workers=workers)
         found.append(state(tmp_path / str(workers)))
     assert same(found[0]["student"], found[1]["student"])
@@ -485,7 +487,7 @@ def test_a_stopped_run_resumes_bit_for_bit(model, images, tmp_path, name):
 def test_the_unreduced_model_runs_once_over_the_validation_images(model, images, tmp_path):
     """And the figures are those of a run that keeps nothing of it, also after a stop."""
     held_out, unreadable = Pictures(7), Pictures(7, unreadable=3)
-    settings, method = Training(**QUICK | {"epochs": 3}), GTP(propagate=8)
+    settings, method = TrainingConfig(**QUICK | {"epochs": 3}), GTP(propagate=8)
 
     def figures(name, data, most_bytes, stop=None):
         calls = []
@@ -497,7 +499,7 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
         compute = OutputCache.compute
         with pytest.MonkeyPatch.context() as monkey:
             monkey.setattr(OutputCache, "compute", count)
-            monkey.setattr("gtp_vit.metrics.output_cache.MOST_BYTES", most_bytes)
+            monkey.setattr("gtp_vit.metrics.output_cache.MAX_BYTES", most_bytes)
             with stopped_at(stop) if stop else contextlib.nullcontext():
                 finetune(model, method, images, settings, output=tmp_path / name, validation=data, workers=0)
             if stop:
@@ -515,13 +517,13 @@ def test_the_unreduced_model_runs_once_over_the_validation_images(model, images,
 
 
 def test_kept_outputs_are_those_of_the_same_images_only(model):
-    cache, images = OutputCache(model, Classes()), families.images("vit", 4)
+    cache, images = OutputCache(model, Classification()), families.images("vit", 4)
     half = batch()._replace(images=images.bfloat16())  # a type that numpy does not know
     with torch.no_grad():
         first = cache(half, images)
         assert cache(half, torch.zeros(0)) is first
         assert not torch.equal(cache(half._replace(images=half.images.flip(-1)), images.flip(-1)), first)
-        assert cache(half._replace(place=half.place + 1), images) is not first
+        assert cache(half._replace(indices=half.indices + 1), images) is not first
 
 
 class Pictures(torch.utils.data.Dataset):
@@ -542,18 +544,18 @@ class Pictures(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("label", [-1, 10])
 def test_validation_images_need_no_labels_where_nobody_reads_them(model, images, tmp_path, label):
-    settings = Training(**QUICK | {"epochs": 1, "labels": False})
+    settings = TrainingConfig(**QUICK | {"epochs": 1, "labels": False})
     pictures = Pictures(5, label=label)
-    for number, held_out in enumerate((InMemory(pictures.images, torch.full((5,), label)), pictures)):
+    for number, held_out in enumerate((InMemoryDataset(pictures.images, torch.full((5,), label)), pictures)):
         found = finetune(model, GTP(), images, settings, output=tmp_path / str(number), validation=held_out, workers=0)
         assert found.validations()[-1].figures.keys() == {"agreement", "kl"}
 
 
 def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
     plain = timm.create_model("test_vit", num_classes=4)
-    images = InMemory(torch.randn(8, 3, 160, 160), torch.arange(8) % 4)
+    images = InMemoryDataset(torch.randn(8, 3, 160, 160), torch.arange(8) % 4)
     found = finetune(
-        plain, DynamicViT(keep_ratio=0.5), images, Training(**QUICK | {"epochs": 1}), output=tmp_path, workers=0
+        plain, DynamicViT(keep_ratio=0.5), images, TrainingConfig(**QUICK | {"epochs": 1}), output=tmp_path, workers=0
     )
     file = tmp_path / "weights.safetensors"
     loaded = timm.create_model("test_vit", num_classes=4, checkpoint_path=str(file))
@@ -571,7 +573,7 @@ def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
 @pytest.mark.slow
 def test_the_command_writes_weights_log_and_page_and_evaluate_reads_them(words, folder, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main([*words, "--propagate", "4", "--output", str(out), "--distill", "0.5"]) == Exit.OK
+    assert main([*words, "--propagate", "4", "--output", str(out), "--distill", "0.5"]) == ExitCode.OK
     printed = capsys.readouterr().out
     assert "Top-1" in printed
     assert "KL to the unreduced model" in printed
@@ -584,7 +586,7 @@ def test_the_command_writes_weights_log_and_page_and_evaluate_reads_them(words, 
     assert page.count("<svg") >= 4
     weights = str(out / "weights.safetensors")
     evaluate = ["evaluate", "test_vit", "--num-classes", "4", "--checkpoint", weights, "--method", weights]
-    assert main([*evaluate, "--data-dir", str(folder / "val"), "--workers", "0", "--json"]) == Exit.OK
+    assert main([*evaluate, "--data-dir", str(folder / "val"), "--workers", "0", "--json"]) == ExitCode.OK
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows[1]["settings"]["propagate"] == 4
     assert rows[1]["top1"] == pytest.approx(lines[2]["top1"])
@@ -621,9 +623,11 @@ def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
         (flat / f"{number}.png").write_bytes(path.read_bytes())
     place = words.index("--data-dir")
     words = [*words[: place + 1], str(flat), *words[place + 2 :]]
-    assert main([*words, "--no-labels", "--output", str(tmp_path / "o"), "--val-dir", str(folder / "val")]) == Exit.OK
+    assert (
+        main([*words, "--no-labels", "--output", str(tmp_path / "o"), "--val-dir", str(folder / "val")]) == ExitCode.OK
+    )
     assert "agreement" in capsys.readouterr().out
-    assert main([*words, "--output", str(tmp_path / "p")]) == Exit.USAGE
+    assert main([*words, "--output", str(tmp_path / "p")]) == ExitCode.USAGE
     assert "has 1 classes, but the model has 4" in capsys.readouterr().err
 
 
@@ -631,14 +635,14 @@ def test_labels_are_not_needed_by_the_command(words, folder, tmp_path, capsys):
 def test_the_embedded_model_learns_from_the_embedded_images(tmp_path, monkeypatch, capsys):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (16, 28, 28), generator=generator, dtype=torch.uint8)
-    monkeypatch.setattr(bundled, "test_images", lambda: (pixels, torch.arange(16) % 10))
+    monkeypatch.setattr(bundled, "sample_images", lambda: (pixels, torch.arange(16) % 10))
     save_file(bundled.create(pretrained=False).state_dict(), tmp_path / "w.safetensors")
     words = ["finetune", "--checkpoint", str(tmp_path / "w.safetensors"), "--epochs", "1", "--batch-size", "6"]
-    assert main([*words, "--workers", "0", "--output", str(tmp_path / "o"), "--json"]) == Exit.OK
+    assert main([*words, "--workers", "0", "--output", str(tmp_path / "o"), "--json"]) == ExitCode.OK
     log = json.loads(capsys.readouterr().out)["log"]
     assert log[-1] | {"step": 2, "epoch": 1} == log[-1]  # 12 to learn from, 4 to evaluate on
     words += ["--limit", "6", "--val-limit", "2"]
-    assert main([*words, "--workers", "0", "--output", str(tmp_path / "less"), "--json"]) == Exit.OK
+    assert main([*words, "--workers", "0", "--output", str(tmp_path / "less"), "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["log"][-1]["step"] == 1
 
 
@@ -652,7 +656,7 @@ def test_unreadable_images_are_left_out_and_named(words, folder, tmp_path, capsy
     (tmp_path / "data" / "train" / "class1" / "3.png").write_bytes(b"no picture")
     place = words.index("--data-dir")
     words = [*words[: place + 1], str(tmp_path / "data"), *words[place + 2 :]]
-    assert main([*words, "--output", str(tmp_path / "o")]) == Exit.INCOMPLETE
+    assert main([*words, "--output", str(tmp_path / "o")]) == ExitCode.INCOMPLETE
     assert "1 of the images could not be read and were left out: " in capsys.readouterr().err
     assert (tmp_path / "o" / "weights.safetensors").exists()
 
@@ -672,7 +676,7 @@ def test_unreadable_images_are_left_out_and_named(words, folder, tmp_path, capsy
         ({"micro_batch": 3}, "micro_batch 3 does not divide batch_size 8"),
         ({"batch_size": 3, "micro_batch": 3}, "mix pairs: give an even number"),
         ({"epochs": 0}, "epochs is 0"),
-        ({"shrink_epochs": 3}, "full strength after 3 epochs, and there are 2"),
+        ({"ramp_epochs": 3}, "full strength after 3 epochs, and there are 2"),
         ({"ema": 1.0}, "ema is 1.0"),
         ({"amp": "float8"}, "unknown amp 'float8'"),
     ],
@@ -691,11 +695,11 @@ def test_models_and_labels_that_do_not_fit(model, images, tmp_path):
     with pytest.raises(GTPError, match="an output for every token"):
         go(families.make("all_tokens"), images, tmp_path)
     with pytest.raises(GTPError, match="an image has label 10; the model has classes 0 to 9"):
-        go(model, InMemory(images.images, torch.full((24,), 10)), tmp_path)
+        go(model, InMemoryDataset(images.images, torch.full((24,), 10)), tmp_path)
     with pytest.raises(GTPError, match="keep_ratio is 1: no token ever leaves"):
         go(model, images, tmp_path, DynamicViT(keep_ratio=1.0))
     with pytest.raises(GTPError, match="DynamicViT reaches keep_ratio by its loss"):
-        go(model, images, tmp_path, DynamicViT(), shrink_epochs=1)
+        go(model, images, tmp_path, DynamicViT(), ramp_epochs=1)
     with pytest.raises(GTPError, match="has no stochastic depth"):
         go(families.make("lvvit"), images, tmp_path, drop_path=0.2)
 
@@ -707,12 +711,12 @@ def test_a_class_without_images_is_named(words, tmp_path, capsys):
             Image.new("RGB", (40, 40)).save(tmp_path / "data" / f"class{label}" / "0.png")
     place = words.index("--data-dir")
     words = [*words[: place + 1], str(tmp_path / "data"), *words[place + 2 :]]
-    assert main([*words, "--output", str(tmp_path / "o")]) == Exit.USAGE
+    assert main([*words, "--output", str(tmp_path / "o")]) == ExitCode.USAGE
     assert "class class2 has no images in" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(model, images, tmp_path):
-    terms = Protocol.terms
+    terms = Protocol.loss_terms
     calls = []
 
     def poisoned(self, *arguments):
@@ -721,9 +725,9 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(model, ima
         return {**found, "loss": found["loss"] * float("nan")} if len(calls) == 10 else found  # step 5
 
     with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(Protocol, "terms", poisoned)
+        monkey.setattr(Protocol, "loss_terms", poisoned)
         with pytest.raises(
-            NotFinite, match=r"the loss is nan in step 5 of 6 \(epoch 2\); .*of step 3, is kept"
+            NonFiniteError, match=r"the loss is nan in step 5 of 6 \(epoch 2\); .*of step 3, is kept"
         ) as caught:
             go(model, images, tmp_path)
     assert "\n" not in str(caught.value)
@@ -744,7 +748,7 @@ def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):
 
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(Trainer, "train_step", explode)
-        with pytest.raises(NotFinite, match=r"a weight is not finite any more; .*of step 3, is kept"):
+        with pytest.raises(NonFiniteError, match=r"a weight is not finite any more; .*of step 3, is kept"):
             go(model, images, tmp_path)
     assert state(tmp_path)["step"] == 3
 
@@ -765,7 +769,7 @@ def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path
     other.head.bias.data += 1
     with pytest.raises(GTPError, match="different run: weights was"):
         go(other, images, tmp_path, epochs=1)
-    changed = InMemory(images.images + 1e-3, images.labels)  # as many images, and different ones
+    changed = InMemoryDataset(images.images + 1e-3, images.labels)  # as many images, and different ones
     with pytest.raises(GTPError, match="different run: images was"):
         go(model, changed, tmp_path, epochs=1)
     with monkeypatch.context() as other_version:
@@ -816,11 +820,11 @@ def test_a_restarted_run_begins_anew_and_loses_nothing_before_its_first_checkpoi
 @pytest.mark.slow
 def test_the_command_restarts(words, tmp_path, capsys):
     words = [*words, "--propagate", "4", "--output", str(tmp_path)]
-    assert main(words) == Exit.OK
-    assert main([*words, "--lr", "1e-4"]) == Exit.USAGE
+    assert main(words) == ExitCode.OK
+    assert main([*words, "--lr", "1e-4"]) == ExitCode.USAGE
     assert "different run: lr was None and is 0.0001; --restart discards it" in capsys.readouterr().err
-    assert main([*words, "--lr", "1e-4", "--restart"]) == Exit.OK
-    assert main([*words, "--lr", "1e-4"]) == Exit.OK  # nothing left to do
+    assert main([*words, "--lr", "1e-4", "--restart"]) == ExitCode.OK
+    assert main([*words, "--lr", "1e-4"]) == ExitCode.OK  # nothing left to do
     capsys.readouterr()
     assert state(tmp_path)["run"]["lr"] == 1e-4
 
@@ -853,7 +857,7 @@ def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
     assert state(tmp_path / "o")["step"] == 2
-    assert main(words) == Exit.OK
+    assert main(words) == ExitCode.OK
     assert state(tmp_path / "o")["step"] == 3
     capsys.readouterr()
 
@@ -882,32 +886,32 @@ def test_no_space_left(model, images, tmp_path):
 
 
 def test_two_runs_do_not_write_into_one_folder(model, images, tmp_path):
-    with locked(tmp_path), pytest.raises(GTPError, match="another run is writing"):
+    with lock_run_folder(tmp_path), pytest.raises(GTPError, match="another run is writing"):
         go(model, images, tmp_path)
 
 
 def test_a_number_of_processes_that_does_not_fit(monkeypatch):
     monkeypatch.setattr("gtp_vit.runs.distributed.rank_and_world_size", lambda: (0, 3))
     with pytest.raises(GTPError, match=r"3 processes cannot share the 2 parts of a step.*start 1 or 2, or change"):
-        check_processes(Training(**QUICK))
+        check_processes(TrainingConfig(**QUICK))
 
 
 def test_the_command_wants_weights_and_images(words, tmp_path, capsys):
-    assert main(["finetune", "test_vit", "--data-dir", str(tmp_path)]) == Exit.USAGE
+    assert main(["finetune", "test_vit", "--data-dir", str(tmp_path)]) == ExitCode.USAGE
     assert "random weights" in capsys.readouterr().err
     place = words.index("--data-dir")
-    assert main([*words[:place], *words[place + 2 :]]) == Exit.USAGE
+    assert main([*words[:place], *words[place + 2 :]]) == ExitCode.USAGE
     assert "needs images: give --data-dir" in capsys.readouterr().err
     (tmp_path / "val").mkdir()
-    assert main([*words[: place + 1], str(tmp_path), *words[place + 2 :]]) == Exit.USAGE
+    assert main([*words[: place + 1], str(tmp_path), *words[place + 2 :]]) == ExitCode.USAGE
     assert "has images to evaluate on, but no folder train to learn from" in capsys.readouterr().err
-    assert main([*words, "--device", "nothing"]) == Exit.USAGE
+    assert main([*words, "--device", "nothing"]) == ExitCode.USAGE
     assert "device 'nothing' cannot be used" in capsys.readouterr().err
 
 
 def test_the_strongest_augmentation_is_no_unreadable_image():
     config = {"input_size": (3, 64, 64), "mean": (0.5,) * 3, "std": (0.5,) * 3, "interpolation": "bicubic"}
-    transform = make_transform(config, Training(auto_augment="rand-m10-inc1").augment())
+    transform = make_transform(config, TrainingConfig(auto_augment="rand-m10-inc1").augment())
     operations = next(step.ops for step in transform.transforms if hasattr(step, "ops"))
     (strongest,) = [each for each in operations if each.name == "PosterizeIncreasing"]
     strongest.prob = 1.0

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from gtp_vit import read_recipe
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.cli.commands import compare as command
-from gtp_vit.tuning.all_methods import searchable
+from gtp_vit.tuning.all_methods import tunable_methods
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,12 @@ def test_methods_are_compared_as_published_and_as_tuned(words, tmp_path, capsys,
     real = command.run
     with monkeypatch.context() as patched:  # killed after the searches
         patched.setattr(command, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert main(line) == Exit.INTERRUPTED
+        assert main(line) == ExitCode.INTERRUPTED
     assert (tmp_path / "tuning.journal").exists()
     with monkeypatch.context() as patched:  # nothing is measured again
         patched.setattr(command, "run", real)
-        patched.setattr("gtp_vit.tuning.local_search.encoded", None)  # called for what is new
-        assert main(line) == Exit.OK
+        patched.setattr("gtp_vit.tuning.local_search.encode_arrays", None)  # called for what is new
+        assert main(line) == ExitCode.OK
     assert not list(tmp_path.glob("*.journal"))
     capsys.readouterr()
     rows = json.loads((tmp_path / "results.json").read_text())
@@ -63,7 +63,7 @@ def test_methods_are_compared_as_published_and_as_tuned(words, tmp_path, capsys,
 def test_a_method_out_of_reach_as_published_is_compared_as_tuned(words, tmp_path, capsys, monkeypatch):
     there = words.index("--macs") + 1
     line = ["compare", *words[:there], "0.5", *words[there + 1 :], "--tuned", "--json"]
-    assert main([*line, "--methods", "tome", "--output", str(tmp_path)]) == Exit.OK
+    assert main([*line, "--methods", "tome", "--output", str(tmp_path)]) == ExitCode.OK
     found = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in found["rows"][1:]] == ["tome, tuned"]
     (why,) = found["left_out"]
@@ -71,10 +71,10 @@ def test_a_method_out_of_reach_as_published_is_compared_as_tuned(words, tmp_path
     monkeypatch.setattr(command, "tune_all", None)  # refused before anything is searched
     line[line.index("0.5")] = "0.3"
     for method, message in (("evit", "evit cannot be compared here"), ("nope", "unknown method 'nope'")):
-        assert main([*line, "--methods", "tome", method]) == Exit.USAGE
+        assert main([*line, "--methods", "tome", method]) == ExitCode.USAGE
         assert message in capsys.readouterr().err
     monkeypatch.setattr(command, "tune_all", lambda *_: ([], ["tome, tuned: not"]))
-    assert main([*line, "--methods", "tome"]) == Exit.USAGE
+    assert main([*line, "--methods", "tome"]) == ExitCode.USAGE
     assert "no method can be compared here: tome at" in capsys.readouterr().err
 
 
@@ -90,10 +90,10 @@ def test_flags_of_tuning_that_make_no_sense_are_refused(words, capsys):
         ([*words[: words.index("--search-passes")], "--tuned", "--search-passes", "0"], "--search-passes is 0"),
     ]
     for line, message in cases:
-        assert main(["compare", *line]) == Exit.USAGE
+        assert main(["compare", *line]) == ExitCode.USAGE
         assert message in capsys.readouterr().err
 
 
 def test_every_method_with_a_schedule_can_be_tuned():
-    assert searchable(()) == ["gtp", "gtp_plus", "tome", "mctf", "pitome", "tofu", "atc"]
-    assert searchable(["evit", "atc"]) == ["atc"]
+    assert tunable_methods(()) == ["gtp", "gtp_plus", "tome", "mctf", "pitome", "tofu", "atc"]
+    assert tunable_methods(["evit", "atc"]) == ["atc"]

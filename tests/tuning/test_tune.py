@@ -28,11 +28,11 @@ from gtp_vit import (
     save_checkpoint,
     tune,
 )
-from gtp_vit.cli.app import Exit, main
+from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.cli.commands import tune as tune_command
-from gtp_vit.kernels.arguments import ConserveInputs
-from gtp_vit.methods.gtp_plus.merge import conserve
-from gtp_vit.metrics.classes import Classes
+from gtp_vit.kernels.arguments import GTPPlusMergeInputs
+from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge
+from gtp_vit.metrics.classes import Classification
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.benchmark import Timing
 from gtp_vit.recipes import recipe as recipe_files
@@ -40,7 +40,7 @@ from gtp_vit.runs.journal import Journal
 from gtp_vit.testing import families
 from gtp_vit.tuning import local_search, speed_meter
 from gtp_vit.tuning import tune as tuning
-from gtp_vit.tuning.space import Space, cheapest
+from gtp_vit.tuning.space import ScheduleSpace, min_macs
 from reproduction.measure import find_weights
 
 IMAGES = families.images("vit", 40)
@@ -64,7 +64,7 @@ def shape(recipe):
 def test_the_cost_is_met_and_the_damage_is_the_least_of_what_was_tried(model, method):
     seen = []
     found = quick(model, method=method, progress=seen.append)
-    cost = macs(model, found.method, lossless=True).total
+    cost = macs(model, found.method, shorten_last_block=True).total
     assert cost == found.measured.macs
     assert 0.6 * macs(model).total < cost <= 0.7 * macs(model).total
     assert [now.damage for now in seen] == sorted((now.damage for now in seen), reverse=True)
@@ -79,13 +79,13 @@ def test_the_cost_is_met_and_the_damage_is_the_least_of_what_was_tried(model, me
 
 
 def test_the_hand_made_schedules_are_its_starts(model):
-    space = Space(host_of(model).costs(), GTPPlus(), ScheduleLimits())
-    target = 0.7 * space.whole
-    starts = list(space.starts(target))
+    space = ScheduleSpace(host_of(model).costs(), GTPPlus(), ScheduleLimits())
+    target = 0.7 * space.unreduced_macs
+    starts = list(space.starting_points(target))
     assert len(starts) >= 6  # of the seven, "late" cannot be that cheap in four layers
     for start in starts:
-        assert 0.6 * space.whole < space.cost(space.plan_of(start)) <= target
-    ruler = local_search.Ruler(model, IMAGES[:32], 32, None, Classes())
+        assert 0.6 * space.unreduced_macs < space.cost(space.plan_of(start)) <= target
+    ruler = local_search.DamageEvaluator(model, IMAGES[:32], 32, None, Classification())
     best = min(ruler.damage(start, 0, 32).mean for start in starts)
     assert quick(model).measured.figures["kl"] <= best + 1e-6
 
@@ -146,7 +146,7 @@ def test_targets_of_damage(model):
     bound = (mild.measured.figures["kl"] * strong.measured.figures["kl"]) ** 0.5
     found = quick(model, "max_kl", bound, passes=18)
     assert found.measured.figures["kl"] <= bound
-    assert strong.measured.share < found.measured.share < mild.measured.share + 0.05
+    assert strong.measured.fraction < found.measured.fraction < mild.measured.fraction + 0.05
     found = quick(model, "min_agreement", 50.0)
     assert found.measured.figures["agreement"] >= 50
 
@@ -329,13 +329,13 @@ def test_no_such_recipe(model):
         patch(model, "nothing.json")
 
 
-@pytest.mark.parametrize("name", recipe_files.shipped_recipes())
+@pytest.mark.parametrize("name", recipe_files.packaged_recipes())
 def test_shipped_recipes_fit_their_model_and_cost_what_they_say(name):
     recipe = read_recipe(name)
     with torch.device("meta"):
         model = timm.create_model(recipe.model)
     recipe.check(host_of(model))
-    whole, cost = macs(model).total, macs(model, recipe.method, lossless=True).total
+    whole, cost = macs(model).total, macs(model, recipe.method, shorten_last_block=True).total
     assert cost == recipe.measured.macs
     assert recipe.provenance.target["macs"] - 0.01 < cost / whole <= recipe.provenance.target["macs"]
     assert recipe.provenance.data == "calibration"  # never validation images
@@ -343,7 +343,7 @@ def test_shipped_recipes_fit_their_model_and_cost_what_they_say(name):
 
 def test_recipes_ship_for_both_models_at_three_costs():
     names = {f"{m}_tiny_patch16_224-{share}" for m in ("deit", "vit") for share in ("0.8", "0.65", "0.55")}
-    assert names <= set(recipe_files.shipped_recipes())
+    assert names <= set(recipe_files.packaged_recipes())
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_tiny_patch16_224", "deit_small_patch16_224", "lvvit_t"])
@@ -396,25 +396,25 @@ def words(tmp_path_factory):
 @pytest.mark.slow
 def test_the_command_writes_a_recipe_that_other_commands_take(words, tmp_path, capsys):
     recipe, page = tmp_path / "r.json", tmp_path / "r.html"
-    more = ["--macs", "0.8", "--search-passes", "8", "--output", str(recipe), "--report", str(page)]
-    assert main(["tune", *words, *more]) == Exit.OK
+    more = ["--macs", "0.8", "--search-passes", "8", "--output", str(recipe), "--html", str(page)]
+    assert main(["tune", *words, *more]) == ExitCode.OK
     assert "KL to unreduced and agreement %: against the unreduced model" in " ".join(capsys.readouterr().out.split())
     assert isinstance(read_recipe(recipe), Recipe)
     assert "held-out KL" in page.read_text()
     assert not list(tmp_path.glob("*.journal"))
-    assert main(["evaluate", *words, "--method", str(recipe), "--json"]) == Exit.OK
+    assert main(["evaluate", *words, "--method", str(recipe), "--json"]) == ExitCode.OK
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows[1]["settings"] == json.loads(json.dumps(read_recipe(recipe).method.to_dict()))
-    assert main(["macs", "test_vit", "--method", str(recipe)]) == Exit.OK
+    assert main(["macs", "test_vit", "--method", str(recipe)]) == ExitCode.OK
     capsys.readouterr()
-    assert main(["macs", "deit_tiny_patch16_224", "--method", str(recipe)]) == Exit.USAGE
+    assert main(["macs", "deit_tiny_patch16_224", "--method", str(recipe)]) == ExitCode.USAGE
     assert "the recipe is for test_vit" in capsys.readouterr().err
 
 
 def test_the_command_tunes_a_method_that_has_a_seed_of_its_own(words, capsys):
     assert (
         main(["tune", *words, "--method", "gtp", "--seed", "3", "--search-seed", "1", "--search-passes", "7"])
-        == Exit.OK
+        == ExitCode.OK
     )
     capsys.readouterr()
 
@@ -430,11 +430,11 @@ def test_the_command_draws_a_curve(words, tmp_path, capsys):
         "7",
         "--output",
         str(out),
-        "--report",
+        "--html",
         str(page),
         "--json",
     ]
-    assert main(["tune", *words, *more]) == Exit.OK
+    assert main(["tune", *words, *more]) == ExitCode.OK
     assert len(json.loads(capsys.readouterr().out)) == 5
     files = sorted(tmp_path.glob("curve-0.*.json"))
     assert [read_recipe(path).method.name for path in files] == ["tome"] * 5
@@ -450,9 +450,9 @@ def test_bad_flags_of_the_command(words, capsys):
         (["--images", "5"], "5 images are too few"),
         (["--max-layers", "0"], "--max-layers is 0"),
     ):
-        assert main(["tune", *words, *more]) == Exit.USAGE
+        assert main(["tune", *words, *more]) == ExitCode.USAGE
         assert message in capsys.readouterr().err
-    assert main(["tune", "deit_tiny_patch16_224"]) == Exit.USAGE
+    assert main(["tune", "deit_tiny_patch16_224"]) == ExitCode.USAGE
     assert "random weights" in capsys.readouterr().err
 
 
@@ -481,29 +481,31 @@ def test_a_model_of_two_layers_has_one_place_only():
 def test_starts_survive_a_limit_of_layers(layers):
     with torch.device("meta"):
         deit = timm.create_model("deit_tiny_patch16_224")
-    space = Space(host_of(deit).costs(), GTPPlus(), ScheduleLimits(max_layers=layers))
-    starts = [space.plan_of(start) for start in space.starts(0.65 * space.whole)]
+    space = ScheduleSpace(host_of(deit).costs(), GTPPlus(), ScheduleLimits(max_layers=layers))
+    starts = [space.plan_of(start) for start in space.starting_points(0.65 * space.unreduced_macs)]
     assert len(starts) >= 6  # "late" cannot be that cheap
-    assert all(space.respected(plan) for plan in starts)
+    assert all(space.respects_limits(plan) for plan in starts)
 
 
 def test_the_cheapest_schedule_is_what_the_method_can_do():
     with torch.device("meta"):
         deit = timm.create_model("deit_tiny_patch16_224")
-    tome = Space(host_of(deit).costs(), ToMe(), ScheduleLimits())
-    assert cheapest(tome) / tome.whole < 0.2  # it halves the tokens in every layer
-    eights = Space(host_of(deit).costs(), ToMe(), ScheduleLimits(multiple_of=8))
-    plan = eights.settle([150.0] + [0.0] * 11)
-    assert plan is None or eights.respected(plan)
-    eights = Space(host_of(deit).costs(), GTPPlus(), ScheduleLimits(multiple_of=8))
-    assert eights.settle([196.0] + [0.0] * 11) == [189] + [0] * 11  # 7 image tokens and the class token
+    tome = ScheduleSpace(host_of(deit).costs(), ToMe(), ScheduleLimits())
+    assert min_macs(tome) / tome.unreduced_macs < 0.2  # it halves the tokens in every layer
+    eights = ScheduleSpace(host_of(deit).costs(), ToMe(), ScheduleLimits(multiple_of=8))
+    plan = eights.snap([150.0] + [0.0] * 11)
+    assert plan is None or eights.respects_limits(plan)
+    eights = ScheduleSpace(host_of(deit).costs(), GTPPlus(), ScheduleLimits(multiple_of=8))
+    assert eights.snap([196.0] + [0.0] * 11) == [189] + [0] * 11  # 7 image tokens and the class token
 
 
 def test_what_is_not_a_number_is_no_improvement(model):
-    ruler = local_search.Ruler(model, IMAGES[:8], 8, None, Classes())
-    fine = ruler.damage(GTPPlus(propagate=4), 0, 8)
-    ruler.damage = lambda _, first, last: local_search.Damage(Classes(), {}, {"kl": np.full(last - first, np.nan)})
-    assert local_search.race(ruler, GTPPlus(propagate=5), 8, fine) is None
+    ruler = local_search.DamageEvaluator(model, IMAGES[:8], 8, None, Classification())
+    fine = ruler.damage(GTPPlus(remove=4), 0, 8)
+    ruler.damage = lambda _, first, last: local_search.Damage(
+        Classification(), {}, {"kl": np.full(last - first, np.nan)}
+    )
+    assert local_search.evaluate_or_abandon(ruler, GTPPlus(remove=5), 8, fine) is None
     wrong = families.make("vit")
     torch.nn.init.constant_(wrong.head.bias, torch.nan)
     with pytest.raises(GTPError, match="outputs are not finite"):
@@ -526,7 +528,7 @@ def test_an_interrupted_command_can_go_on(words, tmp_path, capsys, monkeypatch):
     small, images = timm.create_model("test_vit").eval(), torch.randn(20, 3, 160, 160)
     recipe = tune(small, images, Target("macs", 0.8), search=SearchConfig(passes=7))
     monkeypatch.setattr(tune_command, "curve", interrupted)
-    assert main(["tune", *words, "--output", str(tmp_path / "r.json")]) == Exit.OK
+    assert main(["tune", *words, "--output", str(tmp_path / "r.json")]) == ExitCode.OK
     assert "the best so far" in capsys.readouterr().out
     assert (tmp_path / "r.json.journal").exists()
 
@@ -537,7 +539,7 @@ def test_folders_without_the_models_classes_will_do(words, capsys):
     save_file(timm.create_model("test_vit", num_classes=7).state_dict(), other)
     changed = [other if word == weights else word for word in words]
     changed[changed.index("--num-classes") + 1] = "7"
-    assert main(["tune", *changed, "--search-passes", "7"]) == Exit.OK
+    assert main(["tune", *changed, "--search-passes", "7"]) == ExitCode.OK
     capsys.readouterr()
 
 
@@ -545,17 +547,17 @@ def test_half_precision_does_not_change_who_is_merged():
     x, importance, size = torch.randn(2, 50, 32), torch.rand(2, 49), torch.ones(2, 49)
     arguments = (x, torch.zeros_like(x), importance, size, 12, 0.5, True, None, None, 0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = conserve.twin(ConserveInputs(*arguments))
-    for one, other in zip(half[3:], conserve.twin(ConserveInputs(*arguments))[3:], strict=True):
+        half = gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments))
+    for one, other in zip(half[3:], gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments))[3:], strict=True):
         assert torch.equal(one, other)
 
 
 def test_whatever_an_error_says_can_be_reached_is_reached():
     """ToMe merges half of the tokens of a layer at most, so that few shapes are that cheap."""
     model = gtp_vit.create_model("fashion_vit")
-    space = Space(host_of(model).costs(), ToMe(), ScheduleLimits())
+    space = ScheduleSpace(host_of(model).costs(), ToMe(), ScheduleLimits())
     for share in (0.14, 0.185, 0.3):
-        costs = [space.cost(space.plan_of(start)) for start in space.starts(share * space.whole)]
+        costs = [space.cost(space.plan_of(start)) for start in space.starting_points(share * space.unreduced_macs)]
         assert costs
-        assert max(costs) <= share * space.whole
-    assert not list(space.starts(0.12 * space.whole))
+        assert max(costs) <= share * space.unreduced_macs
+    assert not list(space.starting_points(0.12 * space.unreduced_macs))

@@ -13,12 +13,12 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEModelOutput
 from transformers.utils.output_capturing import _active_collector
 
-from gtp_vit.backbones.hf_spelling import Spelling, spelling_of
-from gtp_vit.backbones.hf_vit import HuggingFaceViT, mask_refusal, pooler_output
+from gtp_vit.backbones.hf_architectures import ArchitectureSpec, spec_of
+from gtp_vit.backbones.hf_vit import HuggingFaceViT, mask_unsupported_reason, pooler_output
 from gtp_vit.core.loop import PatchedModel, run
-from gtp_vit.core.restoring import restored
+from gtp_vit.core.restoring import restore_patches
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadInput
+from gtp_vit.errors import InputError
 from gtp_vit.tensors import select_rows
 
 
@@ -48,27 +48,27 @@ class HuggingFaceForwards(PatchedModel):
         With restore they have all patches; what the model pools is pooled from the tokens that remain.
         """
         if pixel_values is None:
-            raise BadInput("there are no pixel_values; give them, [batch, channels, height, width]")
+            raise InputError("there are no pixel_values; give them, [batch, channels, height, width]")
         for name, mask in (("attention_mask", attention_mask), ("bool_masked_pos", bool_masked_pos)):
             if mask is not None:
-                raise BadInput(f"{name} cannot be combined with token reduction; call the original model for these")
+                raise InputError(f"{name} cannot be combined with token reduction; call the original model for these")
         if patch_attention_mask is not None and not bool(patch_attention_mask.all()):
-            raise BadInput(
+            raise InputError(
                 "patch_attention_mask hides padding, which cannot be combined with token reduction; give images of one "
                 "size, or one image at a time"
             )
         if output_attentions or (output_attentions is None and getattr(self.config, "output_attentions", False)):
-            raise BadInput(
+            raise InputError(
                 "attention maps of a reduced model change their size; output_attentions=True needs the original"
             )
         if output_hidden_states is None:
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
-        names = spelling_of(self)
+        names = spec_of(self)
         if not names.interpolates:  # such models ignore it: they take images of any size
             interpolate_pos_encoding = None
-        hidden_patches = mask_refusal(self)
+        hidden_patches = mask_unsupported_reason(self)
         if hidden_patches is not None:
-            raise BadInput(hidden_patches)
+            raise InputError(hidden_patches)
         options: dict[str, Any] = {"interpolate_pos_encoding": interpolate_pos_encoding, "noise": noise}
         options = {name: value for name, value in options.items() if value is not None and value is not False}
         outputs = self._outputs(pixel_values, output_hidden_states, options, names)
@@ -81,14 +81,14 @@ class HuggingFaceForwards(PatchedModel):
         images: Tensor,
         wanted: bool | int | list[int] | None,
         options: dict[str, Any],
-        names: Spelling,
+        names: ArchitectureSpec,
     ) -> Any:
         reduction, model = self.reduction, self
         backbone = reduction.backbone
         is_shuffled = names.model == "vit_mae"
         depth, all_layers = reduction.vit.depth, len(backbone.blocks(model))
         seen: list[Tokens] = []
-        chosen = _chosen(wanted, all_layers, depth)
+        chosen = _layers_to_return(wanted, all_layers, depth)
         # Hooks on the blocks would add our hidden states to those of a model around this one.
         token = _active_collector.set({})
         try:
@@ -121,13 +121,13 @@ class HuggingFaceForwards(PatchedModel):
 
 def _all(tokens: Tokens, order: Tensor | None) -> Tensor:
     """Features of all tokens; restored patches are in the `order` of their cells [B, M0], if that is not the grid's."""
-    x = restored(tokens)
+    x = restore_patches(tokens)
     if order is None or x is tokens.x:
         return x
     return torch.cat([x[:, : tokens.prefix], select_rows(x[:, tokens.prefix :], order)], dim=1)
 
 
-def _chosen(wanted: bool | int | list[int] | None, all_layers: int, used: int) -> set[int]:
+def _layers_to_return(wanted: bool | int | list[int] | None, all_layers: int, used: int) -> set[int]:
     """Which hidden states to return: 0 is the embedding, then one for each layer."""
     if wanted is None or wanted is False:
         return set()
@@ -136,7 +136,7 @@ def _chosen(wanted: bool | int | list[int] | None, all_layers: int, used: int) -
     listed = [wanted] if isinstance(wanted, int) else list(wanted)
     found = {index % (all_layers + 1) for index in listed if -all_layers - 1 <= index <= all_layers}
     if any(index > used for index in found):
-        raise BadInput(
+        raise InputError(
             f"hidden state {max(found)} was asked for, and only {used} layers are run, as the model around this ViT "
             "reads no more; set its config.vision_feature_layer, then patch again"
         )

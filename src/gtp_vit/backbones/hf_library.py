@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.hf_spelling import set_image_size
-from gtp_vit.backbones.host import find
+from gtp_vit.backbones.hf_architectures import set_image_size
+from gtp_vit.backbones.host import find_vit
 from gtp_vit.core.backbone import Library, Transform
-from gtp_vit.errors import BadSetting, GTPError, first_line
+from gtp_vit.errors import GTPError, SettingError, first_line
 
 # Where `from_pretrained` looks for files.
-WHERE = ("revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download")
+LOOKUP_OPTIONS = ("revision", "subfolder", "cache_dir", "token", "local_files_only", "force_download")
 # Hugging Face's models of images and texts: their image part is what commands run.
-IMAGES_ONLY = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+VISION_ONLY_CLASSES = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
-class HuggingFace(Library):
+class HuggingFaceLibrary(Library):
     """transformers: a folder, or a name on the hub."""
 
     title, prefix, has_weights = "Hugging Face", "hf", True
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return True  # what is on the hub cannot be listed
 
     def create(
@@ -34,19 +34,19 @@ class HuggingFace(Library):
     ) -> nn.Module:
         own = [*sizes, *(["checkpoint"] if checkpoint is not None else [])]
         if own:
-            raise BadSetting(f"hf:{name} has its own weights and sizes; leave out {' and '.join(own)}")
+            raise SettingError(f"hf:{name} has its own weights and sizes; leave out {' and '.join(own)}")
         if meta:
-            config, kind = configured_class(name, IMAGES_ONLY)
+            config, kind = configured_class(name, VISION_ONLY_CLASSES)
             with torch.device("meta"):
                 model = kind(config).eval()
         else:
-            model = load_model(name, IMAGES_ONLY)
+            model = load_model(name, VISION_ONLY_CLASSES)
         with contextlib.suppress(GTPError):  # without a processor the configuration's size counts
-            set_image_size(model, self._processed(name).size())
+            set_image_size(model, self._image_transform(name).size())
         return model
 
     def transform(self, name: str, model: nn.Module) -> Transform | None:
-        processor, size = self._processed(name), find(model).inputs.size
+        processor, size = self._image_transform(name), find_vit(model).inputs.size
         if processor.size() != size:
             raise GTPError(
                 f"the processor of hf:{name} makes images of {processor.size()}, and the model takes {size}; repair "
@@ -54,13 +54,13 @@ class HuggingFace(Library):
             )
         return processor
 
-    def preparation(self, name: str) -> dict[str, Any] | None:
-        return self._processed(name).in_words()
+    def preprocessing(self, name: str) -> dict[str, Any] | None:
+        return self._image_transform(name).preprocessing()
 
-    def _processed(self, name: str) -> Processed:
+    def _image_transform(self, name: str) -> HFImageTransform:
         library = transformers_library()
         try:
-            return Processed(library.AutoImageProcessor.from_pretrained(name))
+            return HFImageTransform(library.AutoImageProcessor.from_pretrained(name))
         except (OSError, ValueError) as error:
             raise GTPError(
                 f"hf:{name} says not how images are prepared ({first_line(error)}); add its preprocessor_config.json"
@@ -70,7 +70,7 @@ class HuggingFace(Library):
         return Path(name).resolve().name if Path(name).is_dir() else name
 
 
-class Processed:
+class HFImageTransform:
     """A Hugging Face image processor as a transform of one picture."""
 
     def __init__(self, processor: Any) -> None:
@@ -89,7 +89,7 @@ class Processed:
         height, width = self(Image.new("RGB", (600, 500))).shape[1:]
         return height, width
 
-    def in_words(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, Any]:
         """What it does, as timm calls it; as it is, if timm has no words for all of it."""
         from PIL import Image
 
@@ -110,7 +110,7 @@ class Processed:
         return {**found, "interpolation": Image.Resampling(stored["resample"]).name.lower()}
 
 
-HUGGING_FACE = HuggingFace()
+HUGGING_FACE = HuggingFaceLibrary()
 
 
 def transformers_library() -> Any:
@@ -124,15 +124,18 @@ def transformers_library() -> Any:
     return transformers
 
 
-def load_model(name: str, instead: Mapping[str, str] | None = None, **options: Any) -> Any:
-    """A Hugging Face model in eval mode, of the class that its configuration names, or that stands `instead` of it.
+def load_model(name: str, replacements: Mapping[str, str] | None = None, **options: Any) -> Any:
+    """A Hugging Face model in eval mode, of the class that its configuration names, or that stands `replacements` of
+    it.
 
     Weights that the checkpoint lacks would be random: refused. A pooler without weights is left out.
     """
-    config, kind = configured_class(name, instead or {}, **{key: options[key] for key in WHERE if key in options})
+    config, kind = configured_class(
+        name, replacements or {}, **{key: options[key] for key in LOOKUP_OPTIONS if key in options}
+    )
     options = {"config": config, **options}
     try:
-        with _quiet():
+        with _without_progress_bars():
             model, info = kind.from_pretrained(name, **options, output_loading_info=True)
             if info["missing_keys"] and all(key.startswith("pooler.") for key in info["missing_keys"]):
                 model, info = kind.from_pretrained(name, **options, add_pooling_layer=False, output_loading_info=True)
@@ -147,28 +150,29 @@ def load_model(name: str, instead: Mapping[str, str] | None = None, **options: A
     return model.eval()
 
 
-def configured_class(name: str, instead: Mapping[str, str], **where: Any) -> tuple[Any, Any]:
-    """The configuration in a folder or on the hub, and the class that it names, or that stands `instead` of that."""
+def configured_class(name: str, replacements: Mapping[str, str], **where: Any) -> tuple[Any, Any]:
+    """The configuration in a folder or on the hub, and the class that it names, or that stands `replacements` of
+    that."""
     library = transformers_library()
     try:
         config = library.AutoConfig.from_pretrained(name, **where)
     except (OSError, ValueError) as error:
         raise GTPError(f"transformers cannot open {name!r}: {first_line(error)}") from error
     named = config.architectures or []
-    known = [each for each in named if hasattr(library, instead.get(each, each))]
+    known = [each for each in named if hasattr(library, replacements.get(each, each))]
     if not known:
         listed = ", ".join(named) or "no class"
         raise GTPError(f"the configuration of {name!r} names {listed}, which transformers {library.__version__} lacks")
-    if known[0] in instead:  # the image part of a model of images and texts
+    if known[0] in replacements:  # the image part of a model of images and texts
         width = getattr(config, "projection_dim", None)
         config = config.vision_config
         if width is not None:
             config.projection_dim = width
-    return config, getattr(library, instead.get(known[0], known[0]))
+    return config, getattr(library, replacements.get(known[0], known[0]))
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _without_progress_bars() -> Iterator[None]:
     """Without transformers' progress bars and its list of weights of a text model that are not needed."""
     logging = transformers_library().logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

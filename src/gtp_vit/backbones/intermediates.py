@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gtp_vit.core.loop import run
-from gtp_vit.core.restoring import restored
+from gtp_vit.core.restoring import restore_patches
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import SettingError
 
 
 class Intermediates(NamedTuple):
@@ -38,12 +38,12 @@ def intermediates(
     `norm` is applied to them; with `stop_early` no block behind the last of them is run.
     """
     if output_fmt not in ("NCHW", "NLC"):
-        raise BadSetting(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
+        raise SettingError(f"output_fmt is {output_fmt!r}; it must be 'NCHW' or 'NLC'")
     chosen = block_indices(len(model.reduction.backbone.blocks(model)), indices)
     layers: list[Tokens] = []
     depth = max(chosen) + 1 if stop_early else None
     last = run(model, images, layers=depth, observe=layers.append, restore=model.reduction.restore)
-    features = [restored(layers[index + 1]) for index in chosen]  # layers[0] is the embedding
+    features = [restore_patches(layers[index + 1]) for index in chosen]  # layers[0] is the embedding
     features = features if norm is None else [norm(each) for each in features]
     of_images = [feature[:, last.prefix :] for feature in features]
     if output_fmt == "NCHW":
@@ -58,7 +58,7 @@ def block_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:
     listed = list(range(depth - indices, depth)) if isinstance(indices, int) else [int(index) for index in indices]
     wrong = [index for index in listed if not -depth <= index < depth]
     if wrong or not listed:
-        raise BadSetting(f"indices {indices!r} do not fit; the model has blocks 0 to {depth - 1}")
+        raise SettingError(f"indices {indices!r} do not fit; the model has blocks 0 to {depth - 1}")
     return sorted({index % depth for index in listed})
 
 
@@ -66,7 +66,7 @@ def to_grid(image: Tensor, grid: tuple[int, int]) -> Tensor:
     """[B, M, C] -> [B, C, rows, columns], possible only while all tokens are there."""
     rows, columns = grid
     if image.shape[1] != rows * columns:
-        raise BadSetting(
+        raise SettingError(
             f"output_fmt 'NCHW' needs all {rows * columns} image tokens, but {image.shape[1]} remain after this "
             "block; patch with restore=True, which gives every patch a feature, or use output_fmt='NLC'"
         )

@@ -16,16 +16,16 @@ from torch import nn
 
 from gtp_vit.backbones import lvvit
 from gtp_vit.core.backbone import Library, Transform
-from gtp_vit.errors import BadSetting, GTPError, UnknownName, first_line, shown
+from gtp_vit.errors import GTPError, SettingError, UnknownNameError, first_line, short_repr
 from gtp_vit.weights import load_weights
 
 
-class Timm(Library):
+class TimmLibrary(Library):
     """timm: its own names, and those with a prefix of timm's, such as hf-hub:."""
 
     title = "timm"
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         import timm
 
         base = name.split(".", 1)[0]
@@ -57,10 +57,10 @@ class Timm(Library):
     def resize(self, model: nn.Module, img_size: int | tuple[int, int]) -> None:
         resize: Any = getattr(model, "set_input_size", None)
         if resize is None:
-            raise BadSetting(f"timm cannot resample the positions of {type(model).__name__}; leave out img_size")
+            raise SettingError(f"timm cannot resample the positions of {type(model).__name__}; leave out img_size")
         resize(img_size=img_size if isinstance(img_size, tuple) else (img_size, img_size))
 
-    def outline(self, name: str) -> nn.Module:
+    def create_without_weights(self, name: str) -> nn.Module:
         """With one block: timm makes all blocks of a model alike, and this is about 15 times as fast."""
         import timm
 
@@ -71,12 +71,12 @@ class Timm(Library):
                 return timm.create_model(name)
 
 
-class LVViTs(Library):
+class LVViTLibrary(Library):
     """The LV-ViTs of lvvit.py."""
 
     title = "gtp_vit"
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return name in lvvit.SIZES
 
     def create(
@@ -90,7 +90,7 @@ class LVViTs(Library):
             return lvvit.create(name, checkpoint_path=checkpoint, **sizes)
 
 
-class OpenCLIP(Library):
+class OpenCLIPLibrary(Library):
     """open_clip: the image tower of NAME, or of NAME/TAG with the weights called TAG."""
 
     title = prefix = "open_clip"
@@ -98,7 +98,7 @@ class OpenCLIP(Library):
     def names(self) -> list[str]:
         return sorted(_open_clip().list_models())
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return name.partition("/")[0] in self.names()
 
     def create(
@@ -106,12 +106,14 @@ class OpenCLIP(Library):
     ) -> nn.Module:
         library, (base, _, tag) = _open_clip(), name.partition("/")
         if "num_classes" in sizes:
-            raise BadSetting(f"open_clip:{base} has no classes; leave out num_classes")
+            raise SettingError(f"open_clip:{base} has no classes; leave out num_classes")
         tags = library.list_pretrained_tags_by_model(base)
         if tag and tag not in tags:
-            raise UnknownName(f"open_clip:{base} has no weights called {shown(tag)}; there are {', '.join(tags)}")
+            raise UnknownNameError(
+                f"open_clip:{base} has no weights called {short_repr(tag)}; there are {', '.join(tags)}"
+            )
         if pretrained and not tag:
-            raise BadSetting(f"say which weights: open_clip:{base}/TAG with one of {', '.join(tags) or 'none'}")
+            raise SettingError(f"say which weights: open_clip:{base}/TAG with one of {', '.join(tags) or 'none'}")
         weights = str(checkpoint) if checkpoint is not None else tag if pretrained else None
         size = sizes.get("img_size")
         try:
@@ -146,7 +148,7 @@ def _open_clip() -> Any:
     return open_clip
 
 
-class Torchvision(Library):
+class TorchvisionLibrary(Library):
     """torchvision's vision transformers, with their default weights."""
 
     title = prefix = "torchvision"
@@ -156,7 +158,7 @@ class Torchvision(Library):
 
         return list_models(include="vit_*")
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return name in self.names()
 
     def create(
@@ -181,4 +183,4 @@ class Torchvision(Library):
         return get_model_weights(name).DEFAULT.transforms()
 
 
-TIMM, LVVITS, OPEN_CLIP, TORCHVISION = Timm(), LVViTs(), OpenCLIP(), Torchvision()
+TIMM, LVVITS, OPEN_CLIP, TORCHVISION = TimmLibrary(), LVViTLibrary(), OpenCLIPLibrary(), TorchvisionLibrary()

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, project
+from gtp_vit.backbones.modules import check_images, class_unsupported_reason, is_overridden, project
 from gtp_vit.backbones.timm_vit import TimmViT
-from gtp_vit.core.attention import Projections
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Backbone, Library, Part
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.errors import SettingError, check_name
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
 # name -> sizes; skip_lam divides both branches of a block, crop is the share of the image that is evaluated
@@ -42,7 +42,7 @@ class Stem(nn.Module):
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         self.patch_size = (patch_size, patch_size)
         if self.img_size[0] % patch_size or self.img_size[1] % patch_size or patch_size % 2:
-            raise BadSetting(
+            raise SettingError(
                 f"img_size is {self.img_size} and patch_size {patch_size}; patch_size must be even, and img_size a "
                 "multiple of it"
             )
@@ -212,8 +212,8 @@ class LVViTBackbone(TimmViT):
     def matches(self, model: nn.Module) -> bool:
         return isinstance(model, LVViT)
 
-    def refusal(self, model: Any) -> str | None:
-        reason = class_refusal(model, LVViT)
+    def unsupported_reason(self, model: Any) -> str | None:
+        reason = class_unsupported_reason(model, LVViT)
         if reason is not None:
             return reason
         for index, block in enumerate(model.blocks):
@@ -243,9 +243,9 @@ class LVViTBackbone(TimmViT):
         cell = torch.arange(x.shape[1] - 1, device=x.device)
         return Tokens(x, cell.expand(x.shape[0], -1), 1, self.grid(model))
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         q, k, v = project(block.attn, block.norm1(tokens.x), queries, part)
-        return Projections(q, k, v, block.attn.scale)
+        return QKV(q, k, v, block.attn.scale)
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         return block.attn.proj(out) / block.skip_lam
@@ -258,10 +258,10 @@ class LVViTBackbone(TimmViT):
 
     remove_classifier = Backbone.remove_classifier  # both of its heads are read
 
-    def drop_paths(self, model: Any, rate: float) -> bool:
+    def set_drop_path(self, model: Any, rate: float) -> bool:
         return False
 
-    def undecayed(self, model: Any) -> set[str]:
+    def no_weight_decay(self, model: Any) -> set[str]:
         return set()
 
     def token_classifier(self, model: Any) -> nn.Module | None:

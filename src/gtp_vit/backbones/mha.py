@@ -12,11 +12,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import is_overridden, project_packed, unknown_part
-from gtp_vit.core.attention import Projections
+from gtp_vit.backbones.modules import is_overridden, project_packed, unexpected_member
+from gtp_vit.core.attention import QKV
 
 
-def refusal(attn: Any) -> str | None:
+def unsupported_reason(attn: Any) -> str | None:
     """None if it is self-attention as `project` and `output` repeat it, else what it has, to be read after its name."""
     if type(attn) is not nn.MultiheadAttention:
         return f" is {type(attn).__module__}.{type(attn).__name__}; supported: torch.nn.MultiheadAttention"
@@ -26,7 +26,7 @@ def refusal(attn: Any) -> str | None:
         return " adds keys of its own (add_bias_kv, add_zero_attn); supported: neither"
     if not attn.batch_first:
         return " wants tokens before the batch; supported: batch_first=True"
-    unknown = unknown_part(attn, {"out_proj"}, {"in_proj_weight", "in_proj_bias"})
+    unknown = unexpected_member(attn, {"out_proj"}, {"in_proj_weight", "in_proj_bias"})
     if unknown is not None:
         return f".{unknown}"
     if not isinstance(attn.out_proj, nn.Linear):
@@ -36,10 +36,10 @@ def refusal(attn: Any) -> str | None:
     return None
 
 
-def project(attn: Any, y: Tensor, queries: int | None) -> Projections:
+def project(attn: Any, y: Tensor, queries: int | None) -> QKV:
     """Queries, keys and values of the normed features y [B, N, C]; only the first queries if asked."""
     q, k, v = project_packed(attn.in_proj_weight, attn.in_proj_bias, y, attn.num_heads, queries)
-    return Projections(q, k, v, attn.head_dim**-0.5, attn.dropout if attn.training else 0.0)
+    return QKV(q, k, v, attn.head_dim**-0.5, attn.dropout if attn.training else 0.0)
 
 
 def output(attn: Any, out: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.core.backbone import Part
-from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import BadInput
+from gtp_vit.core.vit import ViTInfo
+from gtp_vit.errors import InputError
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -29,33 +29,33 @@ def check_images(images: Any, first: nn.Conv2d, size: tuple[int, int] | None, pa
         patch: what height and width must be multiples of; None = nothing.
     """
     if not isinstance(images, Tensor):
-        raise BadInput(f"images are a {type(images).__name__}; give a float tensor [batch, channels, height, width]")
+        raise InputError(f"images are a {type(images).__name__}; give a float tensor [batch, channels, height, width]")
     shape, channels = tuple(images.shape), first.in_channels
     if images.ndim != 4:
-        raise BadInput(f"images have shape {shape}; give [batch, channels, height, width], for one image x[None]")
+        raise InputError(f"images have shape {shape}; give [batch, channels, height, width], for one image x[None]")
     if not images.is_floating_point():
-        raise BadInput(f"images are {images.dtype}; convert them to float and normalise them as the model expects")
+        raise InputError(f"images are {images.dtype}; convert them to float and normalise them as the model expects")
     if shape[1] != channels:
-        raise BadInput(f"images have {shape[1]} channels, but the model takes {channels}")
+        raise InputError(f"images have {shape[1]} channels, but the model takes {channels}")
     weight = first.weight
     if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
-        raise BadInput(
+        raise InputError(
             f"images are {images.dtype}, but the model is {weight.dtype}; convert one of them, or use autocast"
         )
     if images.device != weight.device:
-        raise BadInput(f"images are on {images.device}, but the model is on {weight.device}; move one of them")
+        raise InputError(f"images are on {images.device}, but the model is on {weight.device}; move one of them")
     if min(shape[2:]) == 0:
-        raise BadInput(f"images are {shape[2]} x {shape[3]}; they have no pixels")
+        raise InputError(f"images are {shape[2]} x {shape[3]}; they have no pixels")
     if size is not None and shape[2:] != size:
-        raise BadInput(
+        raise InputError(
             f"images are {shape[2]} x {shape[3]}, but the model takes {size[0]} x {size[1]}; resize them, or create "
             f"the model with img_size={shape[2:]} (or, if it is one of timm's, dynamic_img_size=True)"
         )
     if patch is not None and (shape[2] % patch[0] or shape[3] % patch[1]):
-        raise BadInput(f"images are {shape[2]} x {shape[3]}; both must be multiples of the patch size {patch}")
+        raise InputError(f"images are {shape[2]} x {shape[3]}; both must be multiples of the patch size {patch}")
 
 
-def shell(module: Module) -> Module:
+def shallow_copy(module: Module) -> Module:
     """A new module with its own dictionaries of parameters, buffers and children, whose entries are shared."""
     found = type(module).__new__(type(module))
     for name, value in vars(module).items():
@@ -64,21 +64,23 @@ def shell(module: Module) -> Module:
     return found
 
 
-def quiet_copy(module: Module) -> Module:
+def hookless_eval_copy(module: Module) -> Module:
     """Shells of all modules in eval mode, with buffers of their own and without hooks.
 
     For running parts of a user's model: its hooks expect real images, and its buffers are not ours to change.
     """
-    copy = shell(module)
+    copy = shallow_copy(module)
     copy.training = False
     copy._forward_hooks.clear()
     copy._forward_pre_hooks.clear()
     copy._buffers.update({name: each.clone() for name, each in module._buffers.items() if each is not None})
-    copy._modules.update({name: quiet_copy(child) for name, child in module._modules.items() if child is not None})
+    copy._modules.update(
+        {name: hookless_eval_copy(child) for name, child in module._modules.items() if child is not None}
+    )
     return copy
 
 
-def through(module: nn.Module, x: Tensor) -> Tensor:
+def call_unless_identity(module: nn.Module, x: Tensor) -> Tensor:
     """module(x), but modules that do nothing are not called: at batch 1 such calls are a percent of the time."""
     idle = type(module) is nn.Identity or (type(module) is nn.Dropout and not module.training)
     return x if idle and not module._forward_hooks and not module._forward_pre_hooks else module(x)
@@ -98,7 +100,7 @@ def has_hooks(module: nn.Module, besides: str = "") -> bool:
     return any(getattr(hook, "__module__", None) != besides for hook in every) if besides else bool(every)
 
 
-def class_refusal(model: nn.Module, *kinds: type) -> str | None:
+def class_unsupported_reason(model: nn.Module, *kinds: type) -> str | None:
     """None if the model is of one of these classes itself (the first names the family) and runs its own forward."""
     if type(model) not in kinds:
         sharded = "; patch first, then shard" if type(model).__name__.startswith("FSDP") else ""
@@ -108,13 +110,13 @@ def class_refusal(model: nn.Module, *kinds: type) -> str | None:
     return None
 
 
-def no_features(vit: VitInfo, model: nn.Module) -> Tensor:
+def zero_features(vit: ViTInfo, model: nn.Module) -> Tensor:
     """Zeros in place of the features of all tokens, to see what a head makes of them."""
     weight = next(model.parameters())
     return torch.zeros(1, vit.prefix + vit.image_tokens, vit.dim, dtype=weight.dtype, device=weight.device)
 
 
-def unknown_part(module: nn.Module, children: Collection[str], tensors: Collection[str] = ()) -> str | None:
+def unexpected_member(module: nn.Module, children: Collection[str], tensors: Collection[str] = ()) -> str | None:
     """The first child or tensor of a module whose name is not one of these; None if all are known."""
     for name, child in module.named_children():
         if name not in children:
@@ -125,7 +127,7 @@ def unknown_part(module: nn.Module, children: Collection[str], tensors: Collecti
     return None
 
 
-def plain_norm(norm: nn.Module, kinds: Collection[type[nn.Module]]) -> nn.LayerNorm | None:
+def plain_layer_norm(norm: nn.Module, kinds: Collection[type[nn.Module]]) -> nn.LayerNorm | None:
     """The norm itself, if it is a LayerNorm of one of these classes that a kernel may compute instead of calling it."""
     if type(norm) not in kinds or not isinstance(norm, nn.LayerNorm) or is_overridden(norm, hooks=True):
         return None

@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
 from gtp_vit.backbones.modules import (
+    call_unless_identity,
     check_images,
-    class_refusal,
+    class_unsupported_reason,
     is_overridden,
-    plain_norm,
+    plain_layer_norm,
     project_packed,
-    through,
-    unknown_part,
+    unexpected_member,
 )
-from gtp_vit.core.attention import Projections
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
 from gtp_vit.core.loop import PatchedModel, run
-from gtp_vit.core.restoring import restored
+from gtp_vit.core.restoring import restore_patches
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.vit import ViTInfo
 from gtp_vit.errors import GTPError
 
 # Children and tensors that the copied forward knows.
@@ -62,9 +62,9 @@ class OpenClipForwards(PatchedModel):
         restore = self.reduction.restore and returns_tokens
         short = not restore and self.reduction.may_skip_image_tokens(self)
         tokens_left = run(self, x, prefix_only=short, restore=restore)
-        pooled, tokens = _finished(self, tokens_left)
+        pooled, tokens = _model_output(self, tokens_left)
         if restore:
-            whole, tokens = _pooled(self, _last_norm(self)(restored(tokens_left)))
+            whole, tokens = _pooled(self, _last_norm(self)(restore_patches(tokens_left)))
             pooled = whole if pooled.ndim == 3 else pooled  # of a model that does not pool
         return (pooled, tokens) if self.output_tokens else pooled
 
@@ -87,7 +87,7 @@ class OpenClipForwards(PatchedModel):
         if output_extra_tokens:
             result["image_intermediates_prefix"] = prefixes
         if not intermediates_only:
-            result["image_features"] = _finished(self, last)[0]
+            result["image_features"] = _model_output(self, last)[0]
         return result
 
     def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ class OpenClipForwards(PatchedModel):
         raise GTPError("prune_intermediate_layers does not fit the schedule; call it on the original, then patch again")
 
 
-def _finished(model: Any, tokens: Tokens) -> tuple[Tensor, Tensor]:
+def _model_output(model: Any, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """What a patched model returns for these tokens: pooled and projected, and as tokens."""
     return _pooled(model, model.reducer.finish(tokens, _last_norm(model)))
 
@@ -126,12 +126,12 @@ class OpenClipViT(Backbone):
         library = sys.modules.get("open_clip.transformer")
         return library is not None and isinstance(model, library.VisionTransformer)
 
-    def refusal(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: Any) -> str | None:
         library = sys.modules["open_clip.transformer"]
-        reason = class_refusal(model, library.VisionTransformer)
+        reason = class_unsupported_reason(model, library.VisionTransformer)
         if reason is not None:
             return reason
-        unknown = unknown_part(model, MODEL, MODEL_TENSORS)
+        unknown = unexpected_member(model, MODEL, MODEL_TENSORS)
         if unknown is not None:
             return f"the model's {unknown}"
         if not isinstance(model.conv1, nn.Conv2d):
@@ -147,7 +147,7 @@ class OpenClipViT(Backbone):
         transformer = model.transformer
         if type(transformer) is not library.Transformer:
             return f"transformer is {type(transformer).__name__}; supported: Transformer"
-        unknown = unknown_part(transformer, {"resblocks"})
+        unknown = unexpected_member(transformer, {"resblocks"})
         if unknown is not None:
             return f"transformer.{unknown}"
         if is_overridden(transformer, hooks=True):
@@ -155,43 +155,47 @@ class OpenClipViT(Backbone):
         if not transformer.batch_first:
             return "transformer wants tokens before the batch; supported: batch_first=True"
         for index, block in enumerate(transformer.resblocks):
-            reason = self._block_refusal(block, library)
+            reason = self._block_unsupported_reason(block, library)
             if reason is not None:
                 return f"transformer.resblocks[{index}]{reason}"
         return None
 
-    def _block_refusal(self, block: Any, library: Any) -> str | None:
+    def _block_unsupported_reason(self, block: Any, library: Any) -> str | None:
         plain, custom = library.ResidualAttentionBlock, library.CustomResidualAttentionBlock
         if type(block) not in (plain, custom):
             return f" is {type(block).__name__}; supported: {plain.__name__}, {custom.__name__}"
-        unknown = unknown_part(block, BLOCK if type(block) is plain else {*BLOCK, "ln_attn"})
+        unknown = unexpected_member(block, BLOCK if type(block) is plain else {*BLOCK, "ln_attn"})
         if unknown is not None:
             return f".{unknown}"
         if is_overridden(block, hooks=True):
             return " has hooks or a forward of its own, which a reduced layer would not call; remove them"
         if type(block.mlp) is not nn.Sequential:
             return f".mlp is {type(block.mlp).__name__}; supported: Sequential"
-        unknown = unknown_part(block.mlp, MLP)
+        unknown = unexpected_member(block.mlp, MLP)
         if unknown is not None:
             return f".mlp.{unknown}"
-        reason = mha.refusal(block.attn) if type(block) is plain else self._attention_refusal(block.attn, library)
+        reason = (
+            mha.unsupported_reason(block.attn)
+            if type(block) is plain
+            else self._attention_unsupported_reason(block.attn, library)
+        )
         return None if reason is None else f".attn{reason}"
 
-    def _attention_refusal(self, attn: Any, library: Any) -> str | None:
+    def _attention_unsupported_reason(self, attn: Any, library: Any) -> str | None:
         if type(attn) is not library.Attention:
             return f" is {type(attn).__name__}; supported: Attention"
         if attn.logit_scale is not None:
             return " is scaled cosine attention, which open_clip itself cannot run; supported: scaled_cosine_attn=False"
-        unknown = unknown_part(attn, ATTENTION, ATTENTION_TENSORS)
+        unknown = unexpected_member(attn, ATTENTION, ATTENTION_TENSORS)
         if unknown is not None:
             return f".{unknown}"
         if is_overridden(attn, hooks=True):
             return " has hooks or a forward of its own, which a reduced layer would not call; remove them"
         return None
 
-    def describe(self, model: Any) -> VitInfo:
+    def vit_info(self, model: Any) -> ViTInfo:
         attn = model.transformer.resblocks[0].attn
-        return VitInfo(
+        return ViTInfo(
             depth=len(model.transformer.resblocks),
             dim=model.conv1.out_channels,
             heads=attn.num_heads,
@@ -214,7 +218,7 @@ class OpenClipViT(Backbone):
             patch=tuple(model.patch_size),
             channels=model.conv1.in_channels,
             classes=0,
-            preparation={
+            preprocessing={
                 "input_size": (model.conv1.in_channels, rows, columns),
                 "mean": known.get("mean") or getattr(model, "image_mean", None) or constants.OPENAI_DATASET_MEAN,
                 "std": known.get("std") or getattr(model, "image_std", None) or constants.OPENAI_DATASET_STD,
@@ -250,29 +254,29 @@ class OpenClipViT(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         attn, y = block.attn, block.ln_1(tokens.x)
         if type(attn) is nn.MultiheadAttention:
             return mha.project(attn, y, queries)
         q, k, v = project_packed(attn.in_proj_weight, attn.in_proj_bias, y, attn.num_heads, queries)
         dropout = attn.attn_drop.p if attn.training else 0.0
-        return Projections(through(attn.ln_q, q), through(attn.ln_k, k), v, attn.scale, dropout)
+        return QKV(call_unless_identity(attn.ln_q, q), call_unless_identity(attn.ln_k, k), v, attn.scale, dropout)
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         attn = block.attn
         if type(attn) is nn.MultiheadAttention:
-            return through(block.ls_1, mha.output(attn, out))
+            return call_unless_identity(block.ls_1, mha.output(attn, out))
         if attn.head_scale is not None:  # [H, 1, 1], of outputs [B, H, N, D]
             out = (out.unflatten(2, (attn.num_heads, -1)) * attn.head_scale.squeeze(2)).flatten(2)
-        out = through(attn.out_drop, attn.out_proj(through(attn.ln_inner, out)))
-        return through(block.ls_1, through(block.ln_attn, out))
+        out = call_unless_identity(attn.out_drop, attn.out_proj(call_unless_identity(attn.ln_inner, out)))
+        return call_unless_identity(block.ls_1, call_unless_identity(block.ln_attn, out))
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
         # Not LayerNormFp32, which computes in float32 whatever the dtype.
-        return plain_norm(block.ln_2, {nn.LayerNorm, sys.modules["open_clip.transformer"].LayerNorm})
+        return plain_layer_norm(block.ln_2, {nn.LayerNorm, sys.modules["open_clip.transformer"].LayerNorm})
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
-        return through(block.ls_2, block.mlp(block.ln_2(x) if normed is None else normed))
+        return call_unless_identity(block.ls_2, block.mlp(block.ln_2(x) if normed is None else normed))
 
     def norm(self, model: Any) -> nn.Module:
         return _last_norm(model)
@@ -280,13 +284,13 @@ class OpenClipViT(Backbone):
     def head(self, model: Any, features: Tensor) -> Tensor:
         return _pooled(model, features)[0]
 
-    def saves_memory(self, model: Any) -> bool:
+    def uses_grad_checkpointing(self, model: Any) -> bool:
         return model.transformer.grad_checkpointing
 
-    def save_memory(self, model: Any, on: bool) -> None:
-        model.set_grad_checkpointing(on)
+    def set_grad_checkpointing(self, model: Any, enable: bool) -> None:
+        model.set_grad_checkpointing(enable)
 
-    def undecayed(self, model: Any) -> set[str]:
+    def no_weight_decay(self, model: Any) -> set[str]:
         return set(model.no_weight_decay())
 
     def embedding_parameters(self, model: Any) -> set[str]:
@@ -298,15 +302,15 @@ class OpenClipViT(Backbone):
 
 def _pooled(model: Any, features: Tensor) -> tuple[Tensor, Tensor]:
     """The features pooled and projected, and what open_clip calls the tokens."""
-    pooled, tokens = (model._pool if _norms_what_is_pooled(model) else model._global_pool)(features)
+    pooled, tokens = (model._pool if _norm_after_pooling(model) else model._global_pool)(features)
     return pooled if model.proj is None else pooled @ model.proj, tokens
 
 
 def _last_norm(model: Any) -> nn.Module:
     """The norm of all tokens behind the blocks."""
-    return NO_NORM if _norms_what_is_pooled(model) else model.ln_post
+    return NO_NORM if _norm_after_pooling(model) else model.ln_post
 
 
-def _norms_what_is_pooled(model: Any) -> bool:
+def _norm_after_pooling(model: Any) -> bool:
     """Does the last norm come after pooling?"""
     return model.attn_pool is not None or model.final_ln_after_pool

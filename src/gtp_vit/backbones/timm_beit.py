@@ -16,20 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import class_refusal
-from gtp_vit.backbones.timm_blocks import Kinds, attention_dropout, blocks_refusal
+from gtp_vit.backbones.modules import class_unsupported_reason
+from gtp_vit.backbones.timm_blocks import SupportedTypes, attention_dropout, blocks_unsupported_reason
 from gtp_vit.backbones.timm_eva import ATTENTION, BLOCK, TimmEva, queries_keys_values
 from gtp_vit.backbones.timm_vit import MODEL
-from gtp_vit.core.attention import Projections, attend
+from gtp_vit.core.attention import QKV, attend
 from gtp_vit.core.backbone import Part
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.tensors import behind_prefix
+from gtp_vit.tensors import with_prefix_rows
 
 POOLS = {"", "avg", "token"}
-OF_BIAS = {"relative_position_bias_table", "relative_position_index"}
+BIAS_TENSORS = {"relative_position_bias_table", "relative_position_index"}
 
 
-class Biases(NamedTuple):
+class BiasTable(NamedTuple):
     """What the layers share, and the cells of all patches."""
 
     shared: Tensor | None  # [H, 1 + M0, 1 + M0]: added in every layer; None = nothing is
@@ -47,11 +47,13 @@ class TimmBeit(TimmEva):
 
         return timm_beits(depth)
 
-    def refusal(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: Any) -> str | None:
         beit = sys.modules["timm.models.beit"]
-        kinds = Kinds((beit.Block,), (beit.Attention,), BLOCK, ATTENTION | OF_BIAS)
-        around = class_refusal(model, beit.Beit) or self._model_refusal(model, {*MODEL, "rel_pos_bias"}, POOLS)
-        return around or self._tensors_refusal(model) or blocks_refusal(model.blocks, kinds)
+        kinds = SupportedTypes((beit.Block,), (beit.Attention,), BLOCK, ATTENTION | BIAS_TENSORS)
+        around = class_unsupported_reason(model, beit.Beit) or self._model_unsupported_reason(
+            model, {*MODEL, "rel_pos_bias"}, POOLS
+        )
+        return around or self._tensors_unsupported_reason(model) or blocks_unsupported_reason(model.blocks, kinds)
 
     def any_size(self, model: Any) -> bool:
         return False
@@ -62,31 +64,31 @@ class TimmBeit(TimmEva):
         x = model.pos_drop(x if model.pos_embed is None else x + model.pos_embed)
         shared = None if model.rel_pos_bias is None else model.rel_pos_bias()
         cell = self.cells(x, grid)
-        return Tokens(x, cell, model.num_prefix_tokens, grid, table=Biases(shared, cell))
+        return Tokens(x, cell, model.num_prefix_tokens, grid, position_table=BiasTable(shared, cell))
 
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
-        if tokens.cell is tokens.table.cells:
-            return block(tokens.x, shared_rel_pos_bias=tokens.table.shared)
+        if tokens.cell is tokens.position_table.cells:
+            return block(tokens.x, shared_rel_pos_bias=tokens.position_table.shared)
         out, _ = attend(self.project(block, layer, tokens, None), ops=tokens.ops)
         x = tokens.x + self.attention_branch(block, out)
         return x + self.mlp_branch(block, x, None)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         attn = block.attn
         q, k, v = queries_keys_values(attn, block.norm1(tokens.x), queries)
-        return Projections(q, k, v, attn.scale, attention_dropout(attn), _bias(attn, tokens, queries))
+        return QKV(q, k, v, attn.scale, attention_dropout(attn), _bias(attn, tokens, queries))
 
 
 def _bias(attn: Any, tokens: Tokens, queries: int | None) -> Tensor | None:
     """What is added to the logits of each pair of tokens, [B or 1, H, Q, N]."""
     own = None if attn.relative_position_bias_table is None else attn._get_rel_pos_bias()[0]
-    shared, cells = tokens.table
+    shared, cells = tokens.position_table
     bias = own if shared is None else shared if own is None else own + shared  # [H, 1 + M0, 1 + M0]
     if bias is None:
         return None
     if tokens.cell is cells:
         return bias[None, :, :queries]
     # A token in no cell is at no distance from any other: its biases are 0, as a query and as a key.
-    bias, places = F.pad(bias, (0, 1, 0, 1)), behind_prefix(tokens.cell, tokens.prefix)
+    bias, places = F.pad(bias, (0, 1, 0, 1)), with_prefix_rows(tokens.cell, tokens.prefix)
     pairs = places[:, :queries, None] * bias.shape[2] + places[:, None]
     return bias.flatten(1).index_select(1, pairs.flatten()).unflatten(1, pairs.shape).transpose(0, 1)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import is_overridden, through
+from gtp_vit.backbones.modules import call_unless_identity, is_overridden
 
 POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")  # x + norm(attention(x)), x + norm(mlp(x))
 # Token-wise MLPs; GlobalResponseNormMlp, for one, mixes tokens.
@@ -16,25 +16,25 @@ MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked")
 PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 
 
-class Kinds(NamedTuple):
+class SupportedTypes(NamedTuple):
     """What blocks may be made of."""
 
     blocks: tuple[type, ...]
     attentions: tuple[type, ...]
-    of_block: set[str]  # children and tensors of a block
-    of_attention: set[str]  # children and tensors of its attention
+    block_children: set[str]  # children and tensors of a block
+    attention_children: set[str]  # children and tensors of its attention
 
 
-def blocks_refusal(blocks: Sequence[Any], kinds: Kinds) -> str | None:
+def blocks_unsupported_reason(blocks: Sequence[Any], kinds: SupportedTypes) -> str | None:
     """None if every block is made of known parts, else what is not known."""
     for index, block in enumerate(blocks):
-        reason = _block_refusal(block, kinds)
+        reason = _block_unsupported_reason(block, kinds)
         if reason is not None:
             return f"blocks[{index}]{reason}"
     return None
 
 
-def _block_refusal(block: Any, kinds: Kinds) -> str | None:
+def _block_unsupported_reason(block: Any, kinds: SupportedTypes) -> str | None:
     if type(block) not in kinds.blocks:
         return f" is {type(block).__name__}; supported: {', '.join(kind.__name__ for kind in kinds.blocks)}"
     if type(block.attn) not in kinds.attentions:
@@ -42,7 +42,7 @@ def _block_refusal(block: Any, kinds: Kinds) -> str | None:
         return f".attn is {type(block.attn).__name__}; supported: {supported}"
     if not any(is_timm_layer(block.mlp, name) for name in MLPS):
         return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(MLPS)}"
-    for known, owner, path in ((kinds.of_block, block, ""), (kinds.of_attention, block.attn, ".attn")):
+    for known, owner, path in ((kinds.block_children, block, ""), (kinds.attention_children, block.attn, ".attn")):
         for name, child in owner.named_children():
             if name not in known:
                 return f"{path}.{name} ({type(child).__name__}) is not known"
@@ -58,7 +58,7 @@ def _block_refusal(block: Any, kinds: Kinds) -> str | None:
     return None
 
 
-def before_attention(block: Any, x: Tensor) -> Tensor:
+def attention_input(block: Any, x: Tensor) -> Tensor:
     """What a block's attention gets."""
     return x if is_post_norm(block) else block.norm1(x)
 
@@ -66,8 +66,8 @@ def before_attention(block: Any, x: Tensor) -> Tensor:
 def attention_output(attn: Any, out: Tensor) -> Tensor:
     """The rest of timm's attention after the product with the values."""
     if hasattr(attn, "norm"):
-        out = through(attn.norm, out)
-    return through(attn.proj_drop, attn.proj(out))
+        out = call_unless_identity(attn.norm, out)
+    return call_unless_identity(attn.proj_drop, attn.proj(out))
 
 
 def attention_dropout(attn: Any) -> float:

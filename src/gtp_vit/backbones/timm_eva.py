@@ -12,20 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import class_refusal, project, project_packed, split_heads, through
-from gtp_vit.backbones.rotary import Rotations, read_by_methods, rotated
+from gtp_vit.backbones.modules import (
+    call_unless_identity,
+    class_unsupported_reason,
+    project,
+    project_packed,
+    split_heads,
+)
+from gtp_vit.backbones.rotary import RotaryTable, keys_for_methods, rotate
 from gtp_vit.backbones.timm_blocks import (
-    Kinds,
+    SupportedTypes,
     attention_dropout,
+    attention_input,
     attention_output,
-    before_attention,
-    blocks_refusal,
+    blocks_unsupported_reason,
     is_post_norm,
     is_timm_layer,
     mlp_output,
 )
 from gtp_vit.backbones.timm_vit import MODEL, TimmViT
-from gtp_vit.core.attention import Projections
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Part
 from gtp_vit.core.tokens import Tokens
 
@@ -49,14 +55,16 @@ class TimmEva(TimmViT):
 
         return timm_evas(depth)
 
-    def refusal(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: Any) -> str | None:
         eva, layers = sys.modules["timm.models.eva"], sys.modules["timm.layers"]
-        kinds = Kinds((eva.EvaBlock, eva.EvaBlockPostNorm), (eva.EvaAttention, layers.AttentionRope), BLOCK, ATTENTION)
-        reason = class_refusal(model, eva.Eva) or self._model_refusal(model, {*MODEL, "rope"})
-        around = reason or self._tensors_refusal(model)
-        return around or self._rotary_refusal(model) or blocks_refusal(model.blocks, kinds)
+        kinds = SupportedTypes(
+            (eva.EvaBlock, eva.EvaBlockPostNorm), (eva.EvaAttention, layers.AttentionRope), BLOCK, ATTENTION
+        )
+        reason = class_unsupported_reason(model, eva.Eva) or self._model_unsupported_reason(model, {*MODEL, "rope"})
+        around = reason or self._tensors_unsupported_reason(model)
+        return around or self._rotary_unsupported_reason(model) or blocks_unsupported_reason(model.blocks, kinds)
 
-    def _tensors_refusal(self, model: Any) -> str | None:
+    def _tensors_unsupported_reason(self, model: Any) -> str | None:
         for name in [*model._parameters, *model._buffers]:
             if name not in TENSORS:
                 return f"the model has a tensor {name} that is not known"
@@ -65,7 +73,7 @@ class TimmEva(TimmViT):
                 return f"blocks[{index}].attn.qkv_bias_separate is True; supported: False"
         return None
 
-    def _rotary_refusal(self, model: Any) -> str | None:
+    def _rotary_unsupported_reason(self, model: Any) -> str | None:
         if model.rope is not None and not any(is_timm_layer(model.rope, name) for name in ROPES):
             return f"rope is {type(model.rope).__name__}; supported: {', '.join(ROPES)}"
         if model.global_pool == "token" and model.num_prefix_tokens == 0:
@@ -87,32 +95,37 @@ class TimmEva(TimmViT):
         x, rope = model._pos_embed(x)
         x, prefix = model.norm_pre(x), model.num_prefix_tokens
         cell = self.cells(x, grid)
-        table = None if rope is None else Rotations.of_cells(rope, prefix, cell)
-        return Tokens(x, cell, prefix, grid, table=table)
+        table = None if rope is None else RotaryTable.from_cells(rope, prefix, cell)
+        return Tokens(x, cell, prefix, grid, position_table=table)
 
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
-        return block(tokens.x, rope=None if tokens.table is None else tokens.table.of_image(layer, tokens))
+        return block(
+            tokens.x,
+            rope=None if tokens.position_table is None else tokens.position_table.for_image_tokens(layer, tokens),
+        )
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         attn = block.attn
-        q, k, v = queries_keys_values(attn, before_attention(block, tokens.x), queries)
-        q, k = through(attn.q_norm, q), through(attn.k_norm, k)
+        q, k, v = queries_keys_values(attn, attention_input(block, tokens.x), queries)
+        q, k = call_unless_identity(attn.q_norm, q), call_unless_identity(attn.k_norm, k)
         dropout = attention_dropout(attn)
-        if tokens.table is None:
-            return Projections(q, k, v, attn.scale, dropout)
-        rows, half = tokens.table.of_all(layer, tokens), getattr(attn, "rotate_half", False)
+        if tokens.position_table is None:
+            return QKV(q, k, v, attn.scale, dropout)
+        rows, half = tokens.position_table.for_all_tokens(layer, tokens), getattr(attn, "rotate_half", False)
         if queries is None or queries > tokens.prefix:
-            q = rotated(q, rows[..., : q.shape[2], :], half)
-        turned, metric = rotated(k, rows, half).to(v.dtype), read_by_methods(k.to(v.dtype))
-        return Projections(q.to(v.dtype), turned, v, attn.scale, dropout, metric=metric)
+            q = rotate(q, rows[..., : q.shape[2], :], half)
+        turned, metric = rotate(k, rows, half).to(v.dtype), keys_for_methods(k.to(v.dtype))
+        return QKV(q.to(v.dtype), turned, v, attn.scale, dropout, method_keys=metric)
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         out = attention_output(block.attn, out)
-        return through(block.drop_path1, block.norm1(out) if is_post_norm(block) else _scaled(block.gamma_1, out))
+        return call_unless_identity(
+            block.drop_path1, block.norm1(out) if is_post_norm(block) else _layer_scale(block.gamma_1, out)
+        )
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         out = mlp_output(block, x, normed)
-        return through(block.drop_path2, out if is_post_norm(block) else _scaled(block.gamma_2, out))
+        return call_unless_identity(block.drop_path2, out if is_post_norm(block) else _layer_scale(block.gamma_2, out))
 
 
 def queries_keys_values(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
@@ -126,6 +139,6 @@ def queries_keys_values(attn: Any, y: Tensor, queries: int | None) -> tuple[Tens
     return project_packed(attn.qkv.weight, bias, y, attn.num_heads, queries)
 
 
-def _scaled(gamma: Tensor | None, out: Tensor) -> Tensor:
+def _layer_scale(gamma: Tensor | None, out: Tensor) -> Tensor:
     """LayerScale."""
     return out if gamma is None else gamma * out

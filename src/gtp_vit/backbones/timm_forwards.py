@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from gtp_vit.core.loop import PatchedModel, all_features, run
-from gtp_vit.core.restoring import restored
-from gtp_vit.errors import BadInput, GTPError
+from gtp_vit.core.restoring import restore_patches
+from gtp_vit.errors import GTPError, InputError
 
 
 class TimmForwards(PatchedModel):
@@ -60,10 +60,10 @@ class TimmForwards(PatchedModel):
             if with_prefix:
                 result["image_intermediates_prefix"] = prefixes
             if not intermediates_only:
-                result["image_features"] = self.norm(restored(last))
+                result["image_features"] = self.norm(restore_patches(last))
             return result
         features: list[Any] = list(zip(images, prefixes, strict=True)) if with_prefix else images
-        return features if intermediates_only else (self.norm(restored(last)), features)
+        return features if intermediates_only else (self.norm(restore_patches(last)), features)
 
     def get_intermediate_layers(
         self,
@@ -101,4 +101,4 @@ def _returns_tokens(model: Any) -> bool:
 
 def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
     if attn_mask is not None or is_causal:
-        raise BadInput("attention masks cannot be combined with token reduction; call the original model for these")
+        raise InputError("attention masks cannot be combined with token reduction; call the original model for these")

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import class_refusal, unknown_part
-from gtp_vit.backbones.rotary import Rotations
-from gtp_vit.backbones.timm_blocks import Kinds, blocks_refusal, is_timm_layer
+from gtp_vit.backbones.modules import class_unsupported_reason, unexpected_member
+from gtp_vit.backbones.rotary import RotaryTable
+from gtp_vit.backbones.timm_blocks import SupportedTypes, blocks_unsupported_reason, is_timm_layer
 from gtp_vit.backbones.timm_eva import ATTENTION, BLOCK, TimmEva
 from gtp_vit.backbones.timm_forwards import TimmForwards
 from gtp_vit.core.backbone import Output
@@ -82,18 +82,18 @@ class TimmQwen(TimmEva):
 
         return timm_qwens(depth)
 
-    def refusal(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: Any) -> str | None:
         qwen, eva, layers = (sys.modules[f"timm.{name}"] for name in ("models.qwen3_vit", "models.eva", "layers"))
-        unknown = unknown_part(model, {"patch_embed", "rope", "blocks", "merger"}, {"pos_embed"})
-        reason = class_refusal(model, qwen.Qwen3VitEncoder) or unknown
+        unknown = unexpected_member(model, {"patch_embed", "rope", "blocks", "merger"}, {"pos_embed"})
+        reason = class_unsupported_reason(model, qwen.Qwen3VitEncoder) or unknown
         if reason is None and not is_timm_layer(model.patch_embed, "PatchEmbed"):
             reason = f"patch_embed is {type(model.patch_embed).__name__}; supported: PatchEmbed"
         if reason is None and model.merger is not None and type(model.merger) is not qwen.Qwen3VitPatchMerger:
             reason = f"merger is {type(model.merger).__name__}; supported: Qwen3VitPatchMerger"
-        kinds = Kinds((eva.EvaBlock,), (eva.EvaAttention, layers.AttentionRope), BLOCK, ATTENTION)
-        return reason or self._rotary_refusal(model) or blocks_refusal(model.blocks, kinds)
+        kinds = SupportedTypes((eva.EvaBlock,), (eva.EvaAttention, layers.AttentionRope), BLOCK, ATTENTION)
+        return reason or self._rotary_unsupported_reason(model) or blocks_unsupported_reason(model.blocks, kinds)
 
-    def needs_grid(self, model: Any) -> str | None:
+    def needs_all_patches(self, model: Any) -> str | None:
         if model.merger is not None:
             return "joins the channels of neighbouring patches"
         return None if model.global_pool == "avg" else "returns a feature map"
@@ -109,7 +109,7 @@ class TimmQwen(TimmEva):
         x, grid = self.patches(model, images)
         x, rope = model._pos_embed(x)
         cell = self.cells(x, grid)
-        return Tokens(x, cell, 0, grid, table=Rotations.of_cells(rope, 0, cell))
+        return Tokens(x, cell, 0, grid, position_table=RotaryTable.from_cells(rope, 0, cell))
 
     def norm(self, model: Any) -> nn.Module:
         return nn.Identity()

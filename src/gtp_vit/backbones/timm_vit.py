@@ -1,8 +1,8 @@
 """timm's VisionTransformer: ViT, DeiT (also distilled), DeiT-3, AugReg, CLIP, DINOv2, SigLIP, GAP models, EVA-L, and
 hybrids, whose patches are the features of a ResNet or of MobileCLIP's convolutions.
 
-The arithmetic of timm's block is repeated here, because attention must return statistics. `refusal` compares every
-class and child module with what this copy supports and refuses anything else.
+The arithmetic of timm's block is repeated here, because attention must return statistics. `unsupported_reason` compares
+every class and child module with what this copy supports and refuses anything else.
 
 This file never imports timm: whoever created a timm model has imported it already.
 
@@ -19,29 +19,29 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones.modules import (
+    call_unless_identity,
     check_images,
-    class_refusal,
-    no_features,
-    plain_norm,
+    class_unsupported_reason,
+    hookless_eval_copy,
+    plain_layer_norm,
     project,
-    quiet_copy,
-    through,
+    zero_features,
 )
 from gtp_vit.backbones.timm_blocks import (
-    Kinds,
+    SupportedTypes,
     attention_dropout,
+    attention_input,
     attention_output,
-    before_attention,
-    blocks_refusal,
+    blocks_unsupported_reason,
     is_post_norm,
     is_timm_layer,
     mlp_output,
 )
 from gtp_vit.backbones.timm_forwards import TimmForwards
-from gtp_vit.core.attention import Projections
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.vit import ViTInfo
 
 # Children that the copied forward calls. `norm` of attention appeared during timm 1.0.
 BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
@@ -51,10 +51,10 @@ MODEL = {
     *("head_drop", "head", "head_dist"),
 }
 EMBEDDINGS = ("PatchEmbed", "HybridEmbed")
-POOLS_OF_PREFIX = {"token"}
+PREFIX_POOLS = {"token"}
 CLIP = ("clip", "_mci_", "_pe_core_")  # in timm's names of models whose output is compared with texts
-FINETUNED = "_ft_in"  # in timm's names of weights that were trained on classes afterwards
-POOLS_OF_IMAGE = {"", "avg", "avgmax", "max", "map"}
+FINETUNED_TAG = "_ft_in"  # in timm's names of weights that were trained on classes afterwards
+IMAGE_POOLS = {"", "avg", "avgmax", "max", "map"}
 
 
 class TimmViT(Backbone):
@@ -84,13 +84,13 @@ class TimmViT(Backbone):
 
         return TIMM.names_with(self.module, self.classes[0])
 
-    def refusal(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: Any) -> str | None:
         models, vit = sys.modules["timm.models"], sys.modules["timm.models.vision_transformer"]
-        reason = class_refusal(model, vit.VisionTransformer, models.VisionTransformerDistilled)
-        return reason or self._model_refusal(model, MODEL) or self._blocks_refusal(model)
+        reason = class_unsupported_reason(model, vit.VisionTransformer, models.VisionTransformerDistilled)
+        return reason or self._model_unsupported_reason(model, MODEL) or self._blocks_unsupported_reason(model)
 
-    def _model_refusal(
-        self, model: Any, known: set[str], pools: set[str] = POOLS_OF_PREFIX | POOLS_OF_IMAGE
+    def _model_unsupported_reason(
+        self, model: Any, known: set[str], pools: set[str] = PREFIX_POOLS | IMAGE_POOLS
     ) -> str | None:
         """What is around the blocks; `known`: children that the model's class has."""
         for name, child in model.named_children():
@@ -107,14 +107,14 @@ class TimmViT(Backbone):
             return f"attn_pool is {type(attn_pool).__name__}; supported: AttentionPoolLatent"
         return None
 
-    def _blocks_refusal(self, model: Any) -> str | None:
+    def _blocks_unsupported_reason(self, model: Any) -> str | None:
         vit = sys.modules["timm.models.vision_transformer"]
-        kinds = Kinds((vit.Block, vit.ResPostBlock), (vit.Attention,), BLOCK, ATTENTION)
-        return blocks_refusal(model.blocks, kinds)
+        kinds = SupportedTypes((vit.Block, vit.ResPostBlock), (vit.Attention,), BLOCK, ATTENTION)
+        return blocks_unsupported_reason(model.blocks, kinds)
 
-    def describe(self, model: Any) -> VitInfo:
+    def vit_info(self, model: Any) -> ViTInfo:
         attn = model.blocks[0].attn
-        return VitInfo(
+        return ViTInfo(
             depth=len(model.blocks),
             dim=model.embed_dim,
             heads=attn.num_heads,
@@ -137,13 +137,13 @@ class TimmViT(Backbone):
             channels=self.first_layer(model).in_channels,
             classes=model.num_classes,
             weights=str(known.get("tag") or ""),
-            preparation=known,
+            preprocessing=known,
         )
 
     def output(self, model: Any) -> Output:
-        vit = self.describe(model)
+        vit = self.vit_info(model)
         with torch.no_grad():
-            shape = self.head(quiet_copy(model), no_features(vit, model)).shape
+            shape = self.head(hookless_eval_copy(model), zero_features(vit, model)).shape
         if len(shape) == 3:
             return Output("tokens", shape[2])
         if isinstance(model.head, nn.Identity) or shape[1] == 0:
@@ -156,8 +156,8 @@ class TimmViT(Backbone):
         name = f"{inputs.name}.{inputs.weights}"
         return (
             any(part in name for part in CLIP)
-            and FINETUNED not in name
-            and outputs == (inputs.preparation or {}).get("num_classes")
+            and FINETUNED_TAG not in name
+            and outputs == (inputs.preprocessing or {}).get("num_classes")
             and (bias is None or bias.is_meta or not bool(bias.any()))
         )
 
@@ -182,7 +182,7 @@ class TimmViT(Backbone):
         return model.global_pool == "avg" and not getattr(model, "pool_include_prefix", False)
 
     def head_reads_image_tokens(self, model: Any) -> bool:
-        return model.global_pool not in POOLS_OF_PREFIX or getattr(model, "attn_pool", None) is not None
+        return model.global_pool not in PREFIX_POOLS or getattr(model, "attn_pool", None) is not None
 
     def embed(self, model: Any, images: Tensor) -> Tokens:
         """Patches, position embedding and prefix tokens, by the model's own modules."""
@@ -208,25 +208,33 @@ class TimmViT(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         attn = block.attn
-        q, k, v = project(attn, before_attention(block, tokens.x), queries, part)
+        q, k, v = project(attn, attention_input(block, tokens.x), queries, part)
         if part == "values":
-            return Projections(q, k, v, attn.scale)
-        return Projections(through(attn.q_norm, q), through(attn.k_norm, k), v, attn.scale, attention_dropout(attn))
+            return QKV(q, k, v, attn.scale)
+        return QKV(
+            call_unless_identity(attn.q_norm, q),
+            call_unless_identity(attn.k_norm, k),
+            v,
+            attn.scale,
+            attention_dropout(attn),
+        )
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
         out = attention_output(block.attn, out)
-        out = block.norm1(out) if is_post_norm(block) else through(block.ls1, out)
-        return through(block.drop_path1, out)
+        out = block.norm1(out) if is_post_norm(block) else call_unless_identity(block.ls1, out)
+        return call_unless_identity(block.drop_path1, out)
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
-        norm = plain_norm(block.norm2, {nn.LayerNorm, sys.modules["timm.layers"].LayerNorm})
+        norm = plain_layer_norm(block.norm2, {nn.LayerNorm, sys.modules["timm.layers"].LayerNorm})
         return None if is_post_norm(block) else norm
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         out = mlp_output(block, x, normed)
-        return through(block.drop_path2, out if is_post_norm(block) else through(block.ls2, out))
+        return call_unless_identity(
+            block.drop_path2, out if is_post_norm(block) else call_unless_identity(block.ls2, out)
+        )
 
     def norm(self, model: Any) -> nn.Module:
         return model.norm
@@ -237,20 +245,20 @@ class TimmViT(Backbone):
     def remove_classifier(self, model: Any) -> None:
         model.reset_classifier(0)
 
-    def saves_memory(self, model: Any) -> bool:
+    def uses_grad_checkpointing(self, model: Any) -> bool:
         return model.grad_checkpointing
 
-    def save_memory(self, model: Any, on: bool) -> None:
-        model.set_grad_checkpointing(on)
+    def set_grad_checkpointing(self, model: Any, enable: bool) -> None:
+        model.set_grad_checkpointing(enable)
 
-    def drop_paths(self, model: Any, rate: float) -> bool:
+    def set_drop_path(self, model: Any, rate: float) -> bool:
         drop_path = sys.modules["timm.layers"].DropPath
         for index, block in enumerate(model.blocks):
             own = rate * index / max(len(model.blocks) - 1, 1)
             block.drop_path1, block.drop_path2 = (drop_path(own) if own else nn.Identity() for _ in range(2))
         return True
 
-    def undecayed(self, model: Any) -> set[str]:
+    def no_weight_decay(self, model: Any) -> set[str]:
         return set(model.no_weight_decay())
 
     def embedding_parameters(self, model: Any) -> set[str]:

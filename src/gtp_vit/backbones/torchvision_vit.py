@@ -16,17 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
-from gtp_vit.backbones.modules import check_images, class_refusal, is_overridden, plain_norm, through, unknown_part
-from gtp_vit.core.attention import Projections
+from gtp_vit.backbones.modules import (
+    call_unless_identity,
+    check_images,
+    class_unsupported_reason,
+    is_overridden,
+    plain_layer_norm,
+    unexpected_member,
+)
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
 from gtp_vit.core.loop import PatchedModel, run
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.vit import ViTInfo
 
 # The model does not know its weights. Those of torchvision for 224 pixels are prepared as its own training does, those
 # for larger images (SWAG) without a margin.
 PREPARATION = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-WITH_MARGIN = {"crop_pct": 224 / 256, "interpolation": "bilinear"}
+CENTER_CROP = {"crop_pct": 224 / 256, "interpolation": "bilinear"}
 SWAG = {"crop_pct": 1.0, "interpolation": "bicubic"}
 SWAG_SIZES = (384, 512, 518)
 
@@ -69,12 +76,12 @@ class TorchvisionViT(Backbone):
         library = sys.modules.get("torchvision.models.vision_transformer")
         return library is not None and isinstance(model, library.VisionTransformer)
 
-    def refusal(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: Any) -> str | None:
         library = sys.modules["torchvision.models.vision_transformer"]
-        reason = class_refusal(model, library.VisionTransformer)
+        reason = class_unsupported_reason(model, library.VisionTransformer)
         if reason is not None:
             return reason
-        unknown = unknown_part(model, {"conv_proj", "encoder", "heads"}, {"class_token"})
+        unknown = unexpected_member(model, {"conv_proj", "encoder", "heads"}, {"class_token"})
         if unknown is not None:
             return f"the model's {unknown}"
         if not any(isinstance(module, nn.Conv2d) for module in model.conv_proj.modules()):
@@ -82,37 +89,37 @@ class TorchvisionViT(Backbone):
         encoder = model.encoder
         if type(encoder) is not library.Encoder:
             return f"encoder is {type(encoder).__name__}; supported: Encoder"
-        unknown = unknown_part(encoder, {"dropout", "layers", "ln"}, {"pos_embedding"})
+        unknown = unexpected_member(encoder, {"dropout", "layers", "ln"}, {"pos_embedding"})
         if unknown is not None:
             return f"encoder.{unknown}"
         for path, module in (("encoder", encoder), ("encoder.layers", encoder.layers)):
             if is_overridden(module, hooks=True):
                 return f"{path} has hooks or a forward of its own, which a reduced model would not call; remove them"
         for index, block in enumerate(encoder.layers):
-            reason = self._block_refusal(block, library)
+            reason = self._block_unsupported_reason(block, library)
             if reason is not None:
                 return f"encoder.layers[{index}]{reason}"
         return None
 
-    def _block_refusal(self, block: Any, library: Any) -> str | None:
+    def _block_unsupported_reason(self, block: Any, library: Any) -> str | None:
         if type(block) is not library.EncoderBlock:
             return f" is {type(block).__name__}; supported: EncoderBlock"
-        unknown = unknown_part(block, {"ln_1", "self_attention", "dropout", "ln_2", "mlp"})
+        unknown = unexpected_member(block, {"ln_1", "self_attention", "dropout", "ln_2", "mlp"})
         if unknown is not None:
             return f".{unknown}"
         if is_overridden(block, hooks=True):
             return " has hooks or a forward of its own, which a reduced layer would not call; remove them"
         if type(block.mlp) is not library.MLPBlock:
             return f".mlp is {type(block.mlp).__name__}; supported: MLPBlock"
-        unknown = unknown_part(block.mlp, "01234")  # two linear layers, an activation and two dropouts
+        unknown = unexpected_member(block.mlp, "01234")  # two linear layers, an activation and two dropouts
         if unknown is not None:
             return f".mlp.{unknown}"
-        reason = mha.refusal(block.self_attention)
+        reason = mha.unsupported_reason(block.self_attention)
         return None if reason is None else f".self_attention{reason}"
 
-    def describe(self, model: Any) -> VitInfo:
+    def vit_info(self, model: Any) -> ViTInfo:
         attn = model.encoder.layers[0].self_attention
-        return VitInfo(
+        return ViTInfo(
             depth=len(model.encoder.layers),
             dim=model.hidden_dim,
             heads=attn.num_heads,
@@ -134,10 +141,10 @@ class TorchvisionViT(Backbone):
             patch=(model.patch_size, model.patch_size),
             channels=self.first_layer(model).in_channels,
             classes=width if kind == "classes" else 0,
-            preparation={
+            preprocessing={
                 "input_size": (3, size, size),
                 **PREPARATION,
-                **(SWAG if size in SWAG_SIZES else WITH_MARGIN),
+                **(SWAG if size in SWAG_SIZES else CENTER_CROP),
             },
         )
 
@@ -163,7 +170,7 @@ class TorchvisionViT(Backbone):
         check_images(images, self.first_layer(model), (model.image_size, model.image_size), None)
         patches = model._process_input(images)
         x = torch.cat([model.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        x = through(model.encoder.dropout, x + model.encoder.pos_embedding)
+        x = call_unless_identity(model.encoder.dropout, x + model.encoder.pos_embedding)
         cell = torch.arange(patches.shape[1], device=x.device)
         return Tokens(x, cell.expand(x.shape[0], -1), 1, self.grid(model))
 
@@ -173,14 +180,14 @@ class TorchvisionViT(Backbone):
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         return block(tokens.x)
 
-    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> Projections:
+    def project(self, block: Any, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         return mha.project(block.self_attention, block.ln_1(tokens.x), queries)
 
     def attention_branch(self, block: Any, out: Tensor) -> Tensor:
-        return through(block.dropout, mha.output(block.self_attention, out))
+        return call_unless_identity(block.dropout, mha.output(block.self_attention, out))
 
     def mlp_norm(self, block: Any) -> nn.LayerNorm | None:
-        return plain_norm(block.ln_2, {nn.LayerNorm})
+        return plain_layer_norm(block.ln_2, {nn.LayerNorm})
 
     def mlp_branch(self, block: Any, x: Tensor, normed: Tensor | None) -> Tensor:
         return block.mlp(block.ln_2(x) if normed is None else normed)
@@ -194,13 +201,13 @@ class TorchvisionViT(Backbone):
     def remove_classifier(self, model: Any) -> None:
         model.heads = nn.Identity()
 
-    def saves_memory(self, model: Any) -> bool:
+    def uses_grad_checkpointing(self, model: Any) -> bool:
         return getattr(model, "grad_checkpointing", False)  # not torchvision's: `save_memory` sets it
 
-    def save_memory(self, model: Any, on: bool) -> None:
-        model.grad_checkpointing = on
+    def set_grad_checkpointing(self, model: Any, enable: bool) -> None:
+        model.grad_checkpointing = enable
 
-    def undecayed(self, model: Any) -> set[str]:
+    def no_weight_decay(self, model: Any) -> set[str]:
         return self.embedding_parameters(model)
 
     def embedding_parameters(self, model: Any) -> set[str]:

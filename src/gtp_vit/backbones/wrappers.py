@@ -13,42 +13,42 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import UnsupportedBackbone
+from gtp_vit.core.vit import ViTInfo
+from gtp_vit.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True)
-class Root:
+class Wrapper:
     """What a class of models does with the ViT in it."""
 
     path: str  # of the ViT, or of a root further inside
     # Which tokens it reads, where the ViT alone would not know; mean: the plain mean of the image tokens.
-    reads: Literal["as the ViT", "prefix", "all", "mean"] = "as the ViT"
+    reads_image_tokens: Literal["as the ViT", "prefix", "all", "mean"] = "as the ViT"
     # (model, the ViT's features, what its own head makes of them) -> output; None: there is nothing behind the ViT
     head: Callable[[Any, Tensor, Tensor], Tensor] | None = None
     kind: Literal["classes", "embedding", "as the ViT"] | None = None  # of its output; None: it takes more than images
     layers: Callable[[Any, int], int] | None = None  # (model, depth) -> how many layers of the ViT it uses; None: all
     # Why no patch may be missing, so that it can be patched with restore only; of a model, if that depends on it.
-    needs_grid: str | Callable[[Any], str | None] | None = None
+    needs_all_patches: str | Callable[[Any], str | None] | None = None
 
-    def why_grid(self, model: Any) -> str | None:
-        return self.needs_grid(model) if callable(self.needs_grid) else self.needs_grid
+    def why_all_patches(self, model: Any) -> str | None:
+        return self.needs_all_patches(model) if callable(self.needs_all_patches) else self.needs_all_patches
 
     def remove_classifier(self, model: nn.Module) -> None:
         """Let the model return what its classifier reads."""
         for name in _classifiers(model):
             setattr(model, name, nn.Identity())
 
-    def describe(self, model: nn.Module, vit: VitInfo) -> VitInfo:
+    def describe(self, model: nn.Module, vit: ViTInfo) -> ViTInfo:
         """The sizes of the ViT as this model, right around it, uses it."""
         depth = vit.depth if self.layers is None else self.layers(model, vit.depth)
-        if self.reads == "as the ViT":
+        if self.reads_image_tokens == "as the ViT":
             return dataclasses.replace(vit, depth=depth)
         return dataclasses.replace(
             vit,
             depth=depth,
-            head_reads_image_tokens=self.reads != "prefix",
-            head_averages_image_tokens=self.reads == "mean",
+            head_reads_image_tokens=self.reads_image_tokens != "prefix",
+            head_averages_image_tokens=self.reads_image_tokens == "mean",
         )
 
 
@@ -102,35 +102,37 @@ def _last_layer_read(model: Any, depth: int) -> int:
     layers = _layers_read(model)
     used = [layer if layer >= 0 else depth + 1 + layer for layer in layers]
     if not all(0 <= layer <= depth for layer in used) or not any(used):
-        raise UnsupportedBackbone(
+        raise UnsupportedModelError(
             f"config.vision_feature_layer is {model.config.vision_feature_layer}, and the ViT has {depth} layers; give "
             f"{'one' if len(layers) == 1 else 'each'} from {-depth} to -1"
         )
     return max(used)
 
 
-def _joins_layers(model: Any) -> str | None:
+def _concatenates_layers(model: Any) -> str | None:
     layers = _layers_read(model)
     return None if len(layers) == 1 else f"joins the channels of layers {layers} of its ViT"
 
 
-def _hf(family: str, names: dict[str, Root]) -> dict[str, Root]:
+def _hf(family: str, names: dict[str, Wrapper]) -> dict[str, Wrapper]:
     return {f"transformers.models.{family}.modeling_{family}.{name}": root for name, root in names.items()}
 
 
-def _classifier(path: str, reads: Any, head: Any) -> Root:
-    return Root(path, reads, head, "classes")
+def _classifier(path: str, reads: Any, head: Any) -> Wrapper:
+    return Wrapper(path, reads, head, "classes")
 
 
-def _vlm(family: str, name: str, path: str = "vision_tower", **more: Any) -> dict[str, Root]:
+def _vlm(family: str, name: str, path: str = "vision_tower", **more: Any) -> dict[str, Wrapper]:
     """A model of images and language: `path` is its ViT."""
-    return _hf(family, {f"{name}ForConditionalGeneration": Root("model"), f"{name}Model": Root(path, "all", **more)})
+    return _hf(
+        family, {f"{name}ForConditionalGeneration": Wrapper("model"), f"{name}Model": Wrapper(path, "all", **more)}
+    )
 
 
-GRID = "puts the tokens of its ViT back on a grid"
+NEEDS_GRID = "puts the tokens of its ViT back on a grid"
 
 # Qualified class name -> what it does. A root may contain another root.
-ROOTS: dict[str, Root] = {
+WRAPPERS: dict[str, Wrapper] = {
     **_hf("vit", {"ViTForImageClassification": _classifier("vit", "prefix", _class_token)}),
     **_hf(
         "deit",
@@ -144,15 +146,15 @@ ROOTS: dict[str, Root] = {
     **_hf(
         "clip",
         {
-            "CLIPModel": Root("vision_model", "all"),
-            "CLIPVisionModelWithProjection": Root("vision_model", "all", _clip_embedding, "embedding"),
+            "CLIPModel": Wrapper("vision_model", "all"),
+            "CLIPVisionModelWithProjection": Wrapper("vision_model", "all", _clip_embedding, "embedding"),
             "CLIPForImageClassification": _classifier("vision_model", "mean", _mean_behind_class_token),
         },
     ),
     **_hf(
         "siglip",
         {
-            "SiglipModel": Root("vision_model", "all"),
+            "SiglipModel": Wrapper("vision_model", "all"),
             "SiglipForImageClassification": _classifier("vision_model", "mean", _mean),
         },
     ),
@@ -168,29 +170,31 @@ ROOTS: dict[str, Root] = {
     **_hf(
         "timm_wrapper",
         {
-            "TimmWrapperModel": Root("timm_model", "all", kind="as the ViT"),
-            "TimmWrapperForImageClassification": Root("timm_model", kind="as the ViT"),
+            "TimmWrapperModel": Wrapper("timm_model", "all", kind="as the ViT"),
+            "TimmWrapperForImageClassification": Wrapper("timm_model", kind="as the ViT"),
         },
     ),
-    **_vlm("llava", "Llava", layers=_last_layer_read, needs_grid=_joins_layers),
-    **_vlm("vipllava", "VipLlava", layers=_last_layer_read, needs_grid=_joins_layers),
-    **_vlm("llava_next", "LlavaNext", layers=_last_layer_read, needs_grid=GRID),
-    **_vlm("llava_next_video", "LlavaNextVideo", layers=_last_layer_read, needs_grid=GRID),
-    **_vlm("llava_onevision", "LlavaOnevision", layers=_last_layer_read, needs_grid=GRID),
-    **_vlm("aya_vision", "AyaVision", layers=_last_layer_read, needs_grid=GRID),
-    **_vlm("cohere2_vision", "Cohere2Vision", needs_grid=GRID),
-    **_vlm("gemma3", "Gemma3", needs_grid=GRID),
+    **_vlm("llava", "Llava", layers=_last_layer_read, needs_all_patches=_concatenates_layers),
+    **_vlm("vipllava", "VipLlava", layers=_last_layer_read, needs_all_patches=_concatenates_layers),
+    **_vlm("llava_next", "LlavaNext", layers=_last_layer_read, needs_all_patches=NEEDS_GRID),
+    **_vlm("llava_next_video", "LlavaNextVideo", layers=_last_layer_read, needs_all_patches=NEEDS_GRID),
+    **_vlm("llava_onevision", "LlavaOnevision", layers=_last_layer_read, needs_all_patches=NEEDS_GRID),
+    **_vlm("aya_vision", "AyaVision", layers=_last_layer_read, needs_all_patches=NEEDS_GRID),
+    **_vlm("cohere2_vision", "Cohere2Vision", needs_all_patches=NEEDS_GRID),
+    **_vlm("gemma3", "Gemma3", needs_all_patches=NEEDS_GRID),
     **_vlm("paligemma", "PaliGemma"),
-    **_vlm("perception_lm", "PerceptionLM", needs_grid=GRID),
-    **_vlm("idefics2", "Idefics2", "vision_model", needs_grid="masks all patches once more behind its ViT"),
-    **_vlm("idefics3", "Idefics3", "vision_model", needs_grid=GRID),
-    **_vlm("smolvlm", "SmolVLM", "vision_model", needs_grid=GRID),
-    "timm.models.qwen3_vit.Qwen3VitClassifier": Root("encoder", "mean", _after_mean, "classes", needs_grid=_qwen),
-    "timm.models._features.FeatureGetterNet": Root("model", "all", needs_grid="returns feature maps"),
-    "open_clip.model.CLIP": Root("visual"),
-    "open_clip.model.CustomTextCLIP": Root("visual"),
-    "open_clip.coca_model.CoCa": Root("visual"),
-    "open_clip.timm_model.TimmModel": Root("trunk", head=_projection, kind="embedding"),
+    **_vlm("perception_lm", "PerceptionLM", needs_all_patches=NEEDS_GRID),
+    **_vlm("idefics2", "Idefics2", "vision_model", needs_all_patches="masks all patches once more behind its ViT"),
+    **_vlm("idefics3", "Idefics3", "vision_model", needs_all_patches=NEEDS_GRID),
+    **_vlm("smolvlm", "SmolVLM", "vision_model", needs_all_patches=NEEDS_GRID),
+    "timm.models.qwen3_vit.Qwen3VitClassifier": Wrapper(
+        "encoder", "mean", _after_mean, "classes", needs_all_patches=_qwen
+    ),
+    "timm.models._features.FeatureGetterNet": Wrapper("model", "all", needs_all_patches="returns feature maps"),
+    "open_clip.model.CLIP": Wrapper("visual"),
+    "open_clip.model.CustomTextCLIP": Wrapper("visual"),
+    "open_clip.coca_model.CoCa": Wrapper("visual"),
+    "open_clip.timm_model.TimmModel": Wrapper("trunk", head=_projection, kind="embedding"),
 }
 
 _PACKED = "packs the patches of all images into one sequence, which has no images to remove as many tokens from each of"
@@ -204,7 +208,7 @@ REFUSED: dict[str, str] = {
 }
 
 
-def refused(model: nn.Module) -> str | None:
+def unsupported_reason(model: nn.Module) -> str | None:
     """Why this model around a ViT is refused as a whole; None if nothing is known against it."""
     parts = type(model).__module__.split(".")
     reason = REFUSED.get(parts[2]) if parts[:2] == ["transformers", "models"] and len(parts) > 2 else None

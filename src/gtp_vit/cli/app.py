@@ -17,8 +17,8 @@ from enum import IntEnum
 from typing import TextIO
 
 from gtp_vit.cli.help import listing
-from gtp_vit.cli.sources import check_spelling
-from gtp_vit.errors import GTPError, Incomplete, check_name, printable, shown
+from gtp_vit.cli.sources import check_flag_names
+from gtp_vit.errors import GTPError, IncompleteError, check_name, printable, short_repr
 from gtp_vit.version import __version__
 
 COMMANDS = {
@@ -54,7 +54,7 @@ commands (gtp-vit COMMAND --help shows its flags):
 """
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Exit codes of the command."""
 
     OK = 0
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(_run_command, words, lambda: _resume_flag(words[0]))
 
 
-def exit_code(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: Callable[[], str | None]) -> int:
+def exit_code(run: Callable[[list[str]], None], arguments: Sequence[str], resume_flag: Callable[[], str | None]) -> int:
     """Run a program on its words, and print what went wrong in one line.
 
     `resume_flag` is asked after an interruption: which flag says where the program resumes from, if it does?
@@ -78,16 +78,16 @@ def exit_code(run: Callable[[list[str]], None], words: Sequence[str], resume_fla
     if sys.stderr is None:  # closed by whoever started the command
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
     if sys.stdout is None:
-        _complain("standard output is closed, so nothing can be answered; send it to a file, or to /dev/null")
-        return Exit.FAILED
+        _print_error("standard output is closed, so nothing can be answered; send it to a file, or to /dev/null")
+        return ExitCode.FAILED
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            code = _attempt(run, words, resume_flag)
+            code = _run_with_errors(run, arguments, resume_flag)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
     except BrokenPipeError:  # the reader has enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
-        return Exit.FAILED
+        return ExitCode.FAILED
     return code
 
 
@@ -100,56 +100,58 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning on one line, without the place in our source."""
-    _complain(str(message))
+    _print_error(str(message))
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """A line on standard error; names of files may have anything in them."""
     print(printable(f"gtp-vit: {text}".replace("\n", " ")), file=sys.stderr)
 
 
-def _run_command(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
+def _run_command(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP.format(commands=listing(COMMANDS.items())))
-        raise SystemExit(Exit.OK if words else Exit.USAGE)
-    if words[0] == "--version":
+        raise SystemExit(ExitCode.OK if arguments else ExitCode.USAGE)
+    if arguments[0] == "--version":
         print(f"gtp-vit {__version__}")
         return
-    name = check_name("command", words[0], COMMANDS)
-    check_spelling(name, words[1:])
-    importlib.import_module(f"gtp_vit.cli.commands.{name}").main(words[1:])
+    name = check_name("command", arguments[0], COMMANDS)
+    check_flag_names(name, arguments[1:])
+    importlib.import_module(f"gtp_vit.cli.commands.{name}").main(arguments[1:])
 
 
-def _attempt(run: Callable[[list[str]], None], words: Sequence[str], resume_flag: Callable[[], str | None]) -> Exit:
-    debug = "--debug" in words
+def _run_with_errors(
+    run: Callable[[list[str]], None], arguments: Sequence[str], resume_flag: Callable[[], str | None]
+) -> ExitCode:
+    debug = "--debug" in arguments
     try:
-        run([word for word in words if word != "--debug"])
-    except Incomplete as error:
-        _complain(str(error))
-        return Exit.INCOMPLETE
+        run([word for word in arguments if word != "--debug"])
+    except IncompleteError as error:
+        _print_error(str(error))
+        return ExitCode.INCOMPLETE
     except GTPError as error:
         if debug:
             raise
-        _complain(str(error))
-        return Exit.USAGE
+        _print_error(str(error))
+        return ExitCode.USAGE
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
         flag = resume_flag()
         kept = f"with {flag} what was finished is kept, and the same command resumes from there"
         print(f"gtp-vit: interrupted; {kept if flag else 'run it again'}", file=sys.stderr)
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except SystemExit as stop:  # help was printed
-        return Exit.OK if stop.code in (0, None) else Exit.USAGE
+        return ExitCode.OK if stop.code in (0, None) else ExitCode.USAGE
     except Exception as error:
         if debug:
             raise
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # asking whether it exists is enough
-            _complain(f"{shown(error.filename)} is too long for the name of a file; give a shorter one")
-            return Exit.USAGE
-        _complain(f"{type(error).__name__}: {error} (--debug shows where)")
-        return Exit.FAILED
-    return Exit.OK
+            _print_error(f"{short_repr(error.filename)} is too long for the name of a file; give a shorter one")
+            return ExitCode.USAGE
+        _print_error(f"{type(error).__name__}: {error} (--debug shows where)")
+        return ExitCode.FAILED
+    return ExitCode.OK
 
 
 def _resume_flag(command: str) -> str | None:

@@ -10,10 +10,10 @@ from typing import Annotated, TypeVar
 
 from torch import nn
 
-from gtp_vit.cli.flags import Chosen
+from gtp_vit.cli.flags import MethodChoice
 from gtp_vit.cli.model_flags import DataFlags, ModelFlags, data_settings, embedded_images
 from gtp_vit.cli.parser import Choices
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
+from gtp_vit.data.dataset import ImageDataset, InMemoryDataset, StreamingImageDataset
 from gtp_vit.engines import ENGINES, TORCH, check_precision, engine_names, precisions
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.file_images import bundled_for_file, open_for_file
@@ -44,11 +44,13 @@ def check_engine(engine: str, precision: str, device: str) -> None:
         raise GTPError(f"--precision is {precision}, which is for engines; give --engine, or in torch --dtype")
 
 
-def named_file(flags: ModelFlags, chosen: Chosen | None, words: Sequence[str], *own: str) -> ExportedFile:
+def exported_file_of(
+    flags: ModelFlags, choice: MethodChoice | None, arguments: Sequence[str], *own: str
+) -> ExportedFile:
     """The exported file that the flags name in place of a model; `own` are more flags that it answers itself."""
     path = Path(flags.model)
-    wrong = [word for word in words if word.partition("=")[0] in ("--method", "--img-size", "--num-classes", *own)]
-    wrong += [f"--{name.replace('_', '-')}" for name in sorted(chosen.given if chosen else ())]
+    wrong = [word for word in arguments if word.partition("=")[0] in ("--method", "--img-size", "--num-classes", *own)]
+    wrong += [f"--{name.replace('_', '-')}" for name in sorted(choice.given_settings if choice else ())]
     if wrong:
         raise GTPError(f"{wrong[0].partition('=')[0]} was fixed when {path.name} was exported; leave it out")
     device = getattr(flags, "device", "cpu")
@@ -92,10 +94,10 @@ def flags_with_sizes(flags: Flags, file: ExportedFile) -> Flags:
 
 def images_for_file(
     flags: DataFlags, file: ExportedFile, *, labels: bool, model: nn.Module | None = None
-) -> InMemory | ImageFiles | ImageStream:
+) -> InMemoryDataset | ImageDataset | StreamingImageDataset:
     """The images of the flags, prepared as a file says; --crop-pct and --interpolation go before that."""
     own = embedded_images(dataclasses.replace(flags, model=file.metadata.model))
     if own is None:
         return open_for_file(file, data_settings(flags, labels=labels), model, flags.model)
     own, count = bundled_for_file(file, own), flags.limit or len(own)
-    return InMemory(own.images[:count], own.labels[:count])
+    return InMemoryDataset(own.images[:count], own.labels[:count])

@@ -48,10 +48,10 @@ def help_text(command: type[Any], flags: Sequence[Flag]) -> str:
 
 
 def _group(heading: str, flags: Sequence[Flag]) -> str:
-    return "\n".join([f"{heading}:", *(entry(_written(flag), _explained(flag), COLUMN) for flag in flags)])
+    return "\n".join([f"{heading}:", *(entry(_spelling(flag), _help_of(flag), COLUMN) for flag in flags)])
 
 
-def _written(flag: Flag) -> str:
+def _spelling(flag: Flag) -> str:
     if flag.positional:
         return flag.metavar
     if flag.switch:
@@ -59,7 +59,7 @@ def _written(flag: Flag) -> str:
     return f"{', '.join([*flag.shorts, flag.spelling])} {flag.metavar}"
 
 
-def _explained(flag: Flag) -> str:
+def _help_of(flag: Flag) -> str:
     """The text of a flag, and its default if that says something."""
     default = flag.default
     if default is True:

@@ -11,7 +11,7 @@ from torch import nn
 
 from gtp_vit.cli.parser import Choices
 from gtp_vit.metrics.base import Measure
-from gtp_vit.metrics.registry import MEASURES, measure_of
+from gtp_vit.metrics.registry import MEASURES, select_measure
 
 Command = TypeVar("Command")
 
@@ -53,7 +53,7 @@ def _flag(measure: str, field: dataclasses.Field[Any], hints: dict[str, Any]) ->
     return field.name, kind, dataclasses.field(default=field.default, metadata={"help": text, "group": "measure"})
 
 
-def chosen_measure(flags: MeasureFlags, model: nn.Module) -> Measure:
+def measure_of_flags(flags: MeasureFlags, model: nn.Module) -> Measure:
     """The measure of the flags for this model."""
     settings = {
         field.name: getattr(flags, field.name)
@@ -61,4 +61,4 @@ def chosen_measure(flags: MeasureFlags, model: nn.Module) -> Measure:
         for field in _settings(each)
         if getattr(flags, field.name) != field.default
     }
-    return measure_of(model, flags.measure, **settings)
+    return select_measure(model, flags.measure, **settings)

@@ -13,17 +13,17 @@ from torch import nn
 
 from gtp_vit.cli.parser import Choices, Positional, Short
 from gtp_vit.core.ranges import Range
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
-from gtp_vit.data.loader import batches, spread_images
+from gtp_vit.data.dataset import ImageDataset, InMemoryDataset, StreamingImageDataset
+from gtp_vit.data.loader import batches, evenly_spaced_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.transforms import INTERPOLATIONS
-from gtp_vit.errors import GTPError, UnsupportedBackbone
+from gtp_vit.errors import GTPError, UnsupportedModelError
 from gtp_vit.models import bundled
-from gtp_vit.models.factory import check_model_name, create_model, has_own_weights, refusal
+from gtp_vit.models.factory import create_model, has_own_weights, require_known_model, unsupported_reason
 from gtp_vit.models.sources import transform_of
 from gtp_vit.runs import distributed
 
-CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+NUM_CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class DataFlags(ModelFlags):
     """Split of the data set."""
     batch_size: Annotated[int, Short("-b"), Range(1, 65536)] = 64
     """Images in a batch."""
-    workers: Annotated[int, Short("-j"), Range(0, 256)] = CORES
+    workers: Annotated[int, Short("-j"), Range(0, 256)] = NUM_CORES
     """Processes that read images; by default as many as there are cores, at most 8."""
     limit: Annotated[int, Range(0, 10**9)] = 0
     """Only the first images, at most this many; 0 = all."""
-    crop_pct: Annotated[float | None, Range(0, 1, above_low=True)] = None
+    crop_pct: Annotated[float | None, Range(0, 1, exclude_low=True)] = None
     """Share of the image that is evaluated, if different from the checkpoint's own."""
     interpolation: Annotated[str, Choices(INTERPOLATIONS)] = ""
     """How images are resized, if different from the checkpoint's own."""
@@ -80,9 +80,9 @@ def make_model(flags: ModelFlags) -> nn.Module:
     """The model of the flags, in eval mode, on their device."""
     if flags.threads:
         torch.set_num_threads(flags.threads)
-    reason = refusal(flags.model) if flags.pretrained and ":" not in flags.model else None
+    reason = unsupported_reason(flags.model) if flags.pretrained and ":" not in flags.model else None
     if reason is not None:  # before anything is downloaded
-        raise UnsupportedBackbone(reason)
+        raise UnsupportedModelError(reason)
     model = create_model(
         flags.model,
         pretrained=flags.pretrained,
@@ -94,12 +94,14 @@ def make_model(flags: ModelFlags) -> nn.Module:
     return model.to(distributed.device_of(getattr(flags, "device", "cpu")))
 
 
-def make_dataset(flags: DataFlags, model: nn.Module, *, labels: bool = True) -> ImageFiles | ImageStream | InMemory:
+def make_dataset(
+    flags: DataFlags, model: nn.Module, *, labels: bool = True
+) -> ImageDataset | StreamingImageDataset | InMemoryDataset:
     """The images of the flags, prepared as the model wants them; without `labels`, folders need not be classes."""
     own = embedded_images(flags)
     if own is not None:
         count = flags.limit or len(own)
-        return InMemory(own.images[:count], own.labels[:count])
+        return InMemoryDataset(own.images[:count], own.labels[:count])
     transform = transform_of(flags.model, model)
     if transform is not None:
         changed = [name for name in ("crop_pct", "interpolation") if getattr(flags, name)]
@@ -112,8 +114,8 @@ def make_dataset(flags: DataFlags, model: nn.Module, *, labels: bool = True) -> 
 
 def read_images(flags: DataFlags, model: nn.Module, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:
     """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
-    dataset = spread_images(make_dataset(flags, model, labels=False), count)
-    if isinstance(dataset, InMemory):
+    dataset = evenly_spaced_images(make_dataset(flags, model, labels=False), count)
+    if isinstance(dataset, InMemoryDataset):
         return dataset.images, []
     found: list[torch.Tensor] = []
     problems: list[str] = []
@@ -133,14 +135,14 @@ def read_images(flags: DataFlags, model: nn.Module, count: int, fewest: int) -> 
     return torch.cat(found)[:count], problems
 
 
-def embedded_images(flags: DataFlags) -> InMemory | None:
+def embedded_images(flags: DataFlags) -> InMemoryDataset | None:
     """The images inside the package where the flags name none, which only their model can take; else None."""
     if flags.data_dir is not None or flags.dataset:
         return None
     if flags.model != bundled.NAME:
         raise GTPError(f"{flags.model} needs images: give --data-dir, a folder with one folder for each class")
-    images, classes = bundled.test_images()
-    return InMemory(bundled.normalise(images), classes)
+    images, classes = bundled.sample_images()
+    return InMemoryDataset(bundled.normalise(images), classes)
 
 
 def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
@@ -161,7 +163,7 @@ def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
 
 def check_weights(flags: ModelFlags) -> None:
     """Refuse unknown models, and random weights, which make accuracy meaningless."""
-    check_model_name(flags.model)
+    require_known_model(flags.model)
     real = flags.pretrained or flags.checkpoint is not None or has_own_weights(flags.model)
     if not real:
         raise GTPError(f"{flags.model} has random weights; give --pretrained or --checkpoint FILE")

@@ -16,9 +16,9 @@ from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.help import program_of
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.open import DataSettings
-from gtp_vit.errors import GTPError, Incomplete, Unreadable
+from gtp_vit.errors import GTPError, IncompleteError, UnreadableImagesError
 from gtp_vit.jsonable import jsonable
 from gtp_vit.metrics.evaluate import Evaluation
 from gtp_vit.patching import host_of
@@ -26,7 +26,7 @@ from gtp_vit.profiling.environment import commit, environment
 from gtp_vit.report.page import Section, table, write_report
 from gtp_vit.report.scores import ModelColumns
 from gtp_vit.runs import distributed
-from gtp_vit.runs.identity import identity
+from gtp_vit.runs.identity import run_identity
 from gtp_vit.runs.journal import Journal
 
 
@@ -43,7 +43,7 @@ class JsonFlags:
 class OutputFlags(JsonFlags):
     """Where the answer goes."""
 
-    report: Path | None = None
+    html: Path | None = None
     """Write an HTML page here."""
 
 
@@ -55,21 +55,21 @@ class ResumeFlags:
     """Discard what an interrupted run has finished, and start over instead of resuming it."""
 
 
-def answer_with_table(
+def print_table_result(
     flags: OutputFlags,
-    words: Sequence[str],
+    arguments: Sequence[str],
     title: str,
     columns: list[str],
     rows: list[list[str]],
     result: object = None,
 ) -> None:
     """Answer with one table, or `result` as JSON (the table's rows if None), and write the page if one is wanted."""
-    write_page(flags, words, flags.report, title, "", [Section("Found", table(columns, rows))])
+    write_page(flags, arguments, flags.html, title, "", [Section("Found", table(columns, rows))])
     result = [dict(zip(columns, row, strict=True)) for row in rows] if result is None else result
-    answer(flags, result, (title, columns, rows))
+    print_result(flags, result, (title, columns, rows))
 
 
-def answer(
+def print_result(
     flags: JsonFlags, result: object, *tables: tuple[str, Sequence[str], Sequence[Sequence[str]]], text: str = ""
 ) -> None:
     """Print the result as JSON if the flags want that, else tables (title, columns, rows) and the text below them."""
@@ -79,13 +79,13 @@ def answer(
     for each in tables:
         render.print_table(*each)
     if text:
-        render.say(text)
+        render.print_text(text)
 
 
 def model_columns(name: str, model: nn.Module, settings: DataSettings) -> ModelColumns:
     """What a results file says of a model, and of how its images were prepared."""
     inputs = host_of(model).inputs
-    prepared = inputs.preparation or {}
+    prepared = inputs.preprocessing or {}
     return ModelColumns(
         model=name,
         param_count=round(sum(p.numel() for p in model.parameters()) / 1e6, 2),
@@ -97,11 +97,11 @@ def model_columns(name: str, model: nn.Module, settings: DataSettings) -> ModelC
 
 
 def write_page(
-    flags: object, words: Sequence[str], path: Path | None, title: str, lead: str, sections: Sequence[Section]
+    flags: object, arguments: Sequence[str], path: Path | None, title: str, lead: str, sections: Sequence[Section]
 ) -> None:
     """Write a page, with the command as it was typed, unless there is no path."""
     if path is not None:
-        command = f"{program_of(type(flags))} {shlex.join(words)}".rstrip()
+        command = f"{program_of(type(flags))} {shlex.join(arguments)}".rstrip()
         date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         made = {"command": command, "date": date, "commit": commit(), **dataclasses.asdict(environment())}
         write_report(path, title, lead, sections, made)
@@ -113,19 +113,19 @@ def check_results_file(path: Path | None) -> None:
         raise GTPError(f"--results-file is {path}; its name must end in .csv or .json")
 
 
-def check_complete(found: Evaluation) -> None:
+def check_complete(evaluation: Evaluation) -> None:
     """Let the exit code say that something was left out, or is no number."""
-    if found.not_finite():
-        more = f"; {len(found.unreadable)} of the images could not be read" if found.unreadable else ""
-        raise Incomplete(f"{'; '.join(found.not_finite())}{more}")
-    check_readable(found.unreadable)
+    if evaluation.not_finite():
+        more = f"; {len(evaluation.unreadable)} of the images could not be read" if evaluation.unreadable else ""
+        raise IncompleteError(f"{'; '.join(evaluation.not_finite())}{more}")
+    check_readable(evaluation.unreadable)
 
 
 def check_readable(unreadable: Sequence[str]) -> None:
     """Let the exit code say that images were left out."""
     if unreadable:
         names = "; ".join(unreadable[:5])
-        raise Unreadable(f"{len(unreadable)} of the images could not be read and were left out: {names}")
+        raise UnreadableImagesError(f"{len(unreadable)} of the images could not be read and were left out: {names}")
 
 
 def open_journal(
@@ -141,14 +141,14 @@ def open_journal(
     All processes call this, and are refused if they were started with different weights, images or settings. Runs over
     images in memory take seconds and need no journal.
     """
-    needed = results is not None and not isinstance(dataset, InMemory)
+    needed = results is not None and not isinstance(dataset, InMemoryDataset)
     if not needed and distributed.rank_and_world_size()[1] == 1:
         return nullcontext()
-    run = identity(name, models, dataset, **jsonable(settings)).to_dict()
-    distributed.check_same("weights, images or settings", run)
+    run = run_identity(name, models, dataset, **jsonable(settings)).to_dict()
+    distributed.check_same_on_all_ranks("weights, images or settings", run)
     if results is None or not needed or not distributed.is_rank_zero():
         return nullcontext()
     journal = Journal(results.with_name(f"{results.name}.journal"), run, restart=flags.restart)
-    if journal.note:
-        print(f"gtp-vit: {journal.note}", file=sys.stderr)
+    if journal.damage_report:
+        print(f"gtp-vit: {journal.damage_report}", file=sys.stderr)
     return journal

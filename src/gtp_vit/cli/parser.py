@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from gtp_vit.cli.sources import looks_like_flag, read_source, spelled
+from gtp_vit.cli.sources import flag_spelling, looks_like_flag, read_source
 from gtp_vit.cli.values import kind_of, metavar_of, takes_many, value_of_type
 from gtp_vit.core.ranges import Range
-from gtp_vit.errors import BadSetting, UnknownName, check_name, shown, unknown_flag
+from gtp_vit.errors import SettingError, UnknownNameError, check_name, short_repr, unknown_flag
 
 Value = TypeVar("Value")
 Command = TypeVar("Command")
 
 
-class Place:
+class PositionalMarker:
     """Marks a field whose value is written without a flag in front."""
 
 
-Positional = Annotated[Value, Place()]
+Positional = Annotated[Value, PositionalMarker()]
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Flag:
 
     @property
     def positional(self) -> bool:
-        return any(isinstance(extra, Place) for extra in self.extras)
+        return any(isinstance(extra, PositionalMarker) for extra in self.extras)
 
     @property
     def switch(self) -> bool:
         return self.hint is bool
 
     @property
-    def many(self) -> bool:
+    def takes_many(self) -> bool:
         """Does it take several values?"""
         return takes_many(self.hint)
 
@@ -111,15 +111,15 @@ class Flag:
             name = f"{{{','.join(self.choices)}}}"
         else:
             return metavar_of(self.hint)
-        return f"{name} ..." if self.many else name
+        return f"{name} ..." if self.takes_many else name
 
-    def read(self, written: str, words: Sequence[str]) -> Any:
-        """The value that `words` stand for, behind `written`."""
-        if not words:
-            raise BadSetting(f"{written} needs a value: {self.kind}")
-        for word in words if self.choices else ():
+    def read(self, written: str, arguments: Sequence[str]) -> Any:
+        """The value that `arguments` stand for, behind `written`."""
+        if not arguments:
+            raise SettingError(f"{written} needs a value: {self.kind}")
+        for word in arguments if self.choices else ():
             check_name(written, word, self.choices)
-        value = value_of_type(written, words, self.hint)
+        value = value_of_type(written, arguments, self.hint)
         self._check_range(value)
         return value
 
@@ -149,9 +149,9 @@ def flags_of(source: object, *, group: str = "", taken: Iterable[str] = (), pref
         if nested is not None:
             flags += _nested_flags(each.name, default, nested)
             continue
-        name = f"{prefix}_{each.name}" if spelled(each.name) in taken else each.name
+        name = f"{prefix}_{each.name}" if flag_spelling(each.name) in taken else each.name
         text, heading = _help(kind, each), group or _group(kind, each)
-        flags.append(Flag(each.name, spelled(name), hint, tuple(extras), default, text, heading))
+        flags.append(Flag(each.name, flag_spelling(name), hint, tuple(extras), default, text, heading))
     return flags
 
 
@@ -159,14 +159,14 @@ def _nested_flags(owner: str, settings: Any, nested: Nested) -> list[Flag]:
     """The flags of a field that is a dataclass; `settings` are its defaults."""
     return [
         dataclasses.replace(
-            flag, field=f"{owner}.{flag.field}", spelling=spelled(nested.names.get(flag.field, flag.field))
+            flag, field=f"{owner}.{flag.field}", spelling=flag_spelling(nested.names.get(flag.field, flag.field))
         )
         for flag in flags_of(settings)
         if flag.field not in nested.without
     ]
 
 
-def filled(command: type[Command], values: Mapping[str, Any]) -> Command:
+def build_command(command: type[Command], values: Mapping[str, Any]) -> Command:
     """The command with these values, by field; those of nested fields have the outer field's name in front."""
     own: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
     defaults = {each.name: each.default for each in dataclasses.fields(command)}  # type: ignore[arg-type]
@@ -177,14 +177,16 @@ def filled(command: type[Command], values: Mapping[str, Any]) -> Command:
     return command(**own)
 
 
-def read_words(
-    words: Sequence[str], flags: Sequence[Flag], unknown: Callable[[str, Iterable[str]], UnknownName] = unknown_flag
+def parse_arguments(
+    arguments: Sequence[str],
+    flags: Sequence[Flag],
+    unknown: Callable[[str, Iterable[str]], UnknownNameError] = unknown_flag,
 ) -> dict[Flag, Any]:
     """The values that are written, by flag. `unknown` makes the error for a flag that is none of these."""
     named = {spelling: flag for flag in flags for spelling in flag.spellings()}
     values: dict[Flag, Any] = {}
     loose: list[str] = []
-    rest = list(words)
+    rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if not looks_like_flag(word):
@@ -195,33 +197,33 @@ def read_words(
             raise unknown(written, named)
         flag = named[written]
         if flag in values:
-            raise BadSetting(f"{written} is given twice; remove one of them")
+            raise SettingError(f"{written} is given twice; remove one of them")
         if flag.switch:
             if equals:
-                raise BadSetting(f"{written} takes no value; write {flag.spelling} or --no-{flag.spelling[2:]}")
+                raise SettingError(f"{written} takes no value; write {flag.spelling} or --no-{flag.spelling[2:]}")
             values[flag] = written == flag.spelling
             continue
         given = [value] if equals else []
-        while rest and not equals and (flag.many or not given) and not looks_like_flag(rest[0]):
+        while rest and not equals and (flag.takes_many or not given) and not looks_like_flag(rest[0]):
             given.append(rest.pop(0))
         values[flag] = flag.read(written, given)
-    return values | _read_places(loose, [flag for flag in flags if flag.positional and flag not in values], named)
+    return values | _read_positionals(loose, [flag for flag in flags if flag.positional and flag not in values], named)
 
 
-def _read_places(words: Sequence[str], places: Sequence[Flag], named: Iterable[str]) -> dict[Flag, Any]:
+def _read_positionals(arguments: Sequence[str], positionals: Sequence[Flag], named: Iterable[str]) -> dict[Flag, Any]:
     """The values that are written without a flag."""
-    if "" in words:
-        raise BadSetting("an argument is empty; remove it")
-    values, rest = {}, list(words)
-    for place in places:
+    if "" in arguments:
+        raise SettingError("an argument is empty; remove it")
+    values, rest = {}, list(arguments)
+    for place in positionals:
         if rest:
-            given, rest = (rest, []) if place.many else (rest[:1], rest[1:])
+            given, rest = (rest, []) if place.takes_many else (rest[:1], rest[1:])
             values[place] = place.read(place.metavar, given)
     if rest:
-        takes = " ".join(place.metavar for place in places)
+        takes = " ".join(place.metavar for place in positionals)
         hint = f"expected at most: {takes}" if takes else "nothing is expected without a flag in front"
         hint = f"did you mean --{rest[0]}?" if f"--{rest[0]}" in named else hint
-        raise UnknownName(f"unexpected argument {shown(rest[0])}; {hint}")
+        raise UnknownNameError(f"unexpected argument {short_repr(rest[0])}; {hint}")
     return values
 
 

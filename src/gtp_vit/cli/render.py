@@ -15,10 +15,10 @@ from gtp_vit.cli.help import width
 from gtp_vit.errors import printable
 from gtp_vit.jsonable import jsonable
 
-PIPE = 220  # columns for a file or a pipe, which have no width
-NARROWEST = 12  # columns that a text needs to be readable
+PIPE_WIDTH = 220  # columns for a file or a pipe, which have no width
+MIN_COLUMN_WIDTH = 12  # columns that a text needs to be readable
 # What a column of figures contains: numbers with their units and intervals, and words for missing ones.
-FIGURE = re.compile(r"[-+]?\d.*|[-+]?(nan|inf).*|-|not (timed|printed)|")
+NUMERIC_CELL = re.compile(r"[-+]?\d.*|[-+]?(nan|inf).*|-|not (timed|printed)|")
 GAP = "  "
 LOG_SECONDS, TERMINAL_SECONDS = 30, 0.1  # between two reports of progress
 
@@ -27,7 +27,7 @@ Rows = Sequence[Sequence[str]]
 
 def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:
     """Print a table in the available width; figures are never cut."""
-    room = width() if sys.stdout.isatty() else PIPE
+    room = width() if sys.stdout.isatty() else PIPE_WIDTH
     lines = [*textwrap.wrap(title, room, break_long_words=False), "", *table_lines(columns, rows, room), ""]
     text = printable("\n".join(lines))
     try:
@@ -37,7 +37,7 @@ def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:
     print(text)
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Print sentences; on a terminal, broken between words."""
     text = printable(text)
     print("\n".join(textwrap.fill(line, width()) for line in text.splitlines()) if sys.stdout.isatty() else text)
@@ -63,12 +63,12 @@ def progress(text: str) -> Iterator[Callable[..., None]]:
             part = f"{done} of {total}, {minutes:.1f} minutes left" if total else str(done)
             _report(f"{text}: {part}  {best}".rstrip())
 
-    with steps(text):
+    with status(text):
         yield update
 
 
 @contextmanager
-def steps(text: str) -> Iterator[Callable[[str], None]]:
+def status(text: str) -> Iterator[Callable[[str], None]]:
     """For work of a few long steps: what is being done now, on standard error."""
     if sys.stderr.isatty():
         _report(f"{text} ...")
@@ -94,20 +94,20 @@ def table_lines(columns: Sequence[str], rows: Rows, room: int) -> list[str]:
     widths = _widths(columns, cells, room - len(GAP) * (len(columns) - 1))
     if widths is None:
         return [line for row in rows for line in _block(columns, row, room)]
-    right = [is_figures(column) for column in cells]
+    right = [is_numeric(column) for column in cells]
     rule = GAP.join("─" * width for width in widths)
     body = [line for row in rows for line in _row(row, widths, right)]
     return [*_row(columns, widths, right), rule, *body]
 
 
-def is_figures(cells: Sequence[str]) -> bool:
+def is_numeric(cells: Sequence[str]) -> bool:
     """Does a column contain only figures?"""
-    return any(cells) and all(FIGURE.fullmatch(cell) for cell in cells)
+    return any(cells) and all(NUMERIC_CELL.fullmatch(cell) for cell in cells)
 
 
-def _pieces(cell: str) -> list[str]:
+def _break_points(cell: str) -> list[str]:
     """Where a cell may be broken: a figure in front of a bracket, a text between words and after : , ( and =."""
-    where = r" (?=[\[(])" if FIGURE.fullmatch(cell) else r"(?<=[\s:,(=])"
+    where = r" (?=[\[(])" if NUMERIC_CELL.fullmatch(cell) else r"(?<=[\s:,(=])"
     return [piece for piece in re.split(where, cell) if piece]
 
 
@@ -115,10 +115,10 @@ def _fill(cell: str, room: int) -> list[str]:
     """The lines of a cell in its column."""
     if len(cell) <= room:
         return [cell]
-    if FIGURE.fullmatch(cell):
-        return _pieces(cell)
+    if NUMERIC_CELL.fullmatch(cell):
+        return _break_points(cell)
     lines = [""]
-    for piece in _pieces(cell):
+    for piece in _break_points(cell):
         if lines[-1] and len(lines[-1] + piece.rstrip()) > room:
             lines.append("")
         lines[-1] += piece
@@ -130,8 +130,8 @@ def _widths(columns: Sequence[str], cells: Rows, room: int) -> list[int] | None:
     natural = [max(map(len, (name, *column))) for name, column in zip(columns, cells, strict=True)]
     widths = []
     for name, column, full in zip(columns, cells, natural, strict=True):
-        words = [*name.split(), *(piece.rstrip() for cell in column for piece in _pieces(cell))]
-        widths.append(max([0 if is_figures(column) else min(full, NARROWEST), *map(len, words)]))
+        words = [*name.split(), *(piece.rstrip() for cell in column for piece in _break_points(cell))]
+        widths.append(max([0 if is_numeric(column) else min(full, MIN_COLUMN_WIDTH), *map(len, words)]))
     if sum(widths) > room:
         return None
     while sum(widths) < min(room, sum(natural)):  # what is left goes to the column that is broken most
@@ -156,6 +156,6 @@ def _block(columns: Sequence[str], row: Sequence[str], room: int) -> list[str]:
     lines = [f"{columns[0]}: {row[0]}" if row[0] else columns[0]]
     for column, cell in zip(columns[1:], row[1:], strict=True):
         if cell:
-            first, *more = _fill(cell, max(room - names - 4, NARROWEST))
+            first, *more = _fill(cell, max(room - names - 4, MIN_COLUMN_WIDTH))
             lines += [f"  {column:<{names}}  {first}", *(f"{'':<{names + 4}}{line}" for line in more)]
     return lines

@@ -18,8 +18,8 @@ from gtp_vit.errors import unknown_flag
 PACKAGE = Path(__file__).resolve().parent.parent
 # Flags that choose one of a registry, whose settings are flags too: the folder of its files, and the default.
 REGISTRIES = {"--method": ("methods", "gtp_plus"), "--measure": ("metrics", "auto")}
-OTHER_NAMES = ("deploy", "auto")
-HAS_TARGETS = "tune"  # the command whose flags are the bounds of measures as well
+NON_METHOD_NAMES = ("deploy", "auto")
+COMMAND_WITH_TARGETS = "tune"  # the command whose flags are the bounds of measures as well
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Module:
     bounds: frozenset[str]  # names of the bounds that it declares, which are targets of tune
 
 
-def spelled(field: str) -> str:
+def flag_spelling(field: str) -> str:
     """A field's name as a flag."""
     return f"--{field.replace('_', '-')}"
 
@@ -84,22 +84,23 @@ def read_source(path: Path) -> Module:
     return Module(classes, imports, frozenset(map(str, names)))
 
 
-def check_spelling(command: str, words: Sequence[str]) -> None:
-    """Raise UnknownName for a flag that neither the command nor any method or measure has; the parser does the rest."""
+def check_flag_names(command: str, arguments: Sequence[str]) -> None:
+    """Raise UnknownNameError for a flag that neither the command nor any method or measure has; the parser does the
+    rest."""
     own = _flags(f"gtp_vit.cli.commands.{command}", command.capitalize())
-    if own is None or {"-h", "--help"} & set(words):
+    if own is None or {"-h", "--help"} & set(arguments):
         return
-    own |= _targets() if command == HAS_TARGETS else set()
+    own |= _targets() if command == COMMAND_WITH_TARGETS else set()
     known = own | {"--model"}
     near = own
     for flag, (folder, default) in REGISTRIES.items():
         settings = _settings(folder) if flag in own else {}
-        name = value_of(words, flag) or default
-        if settings and name not in settings and name not in OTHER_NAMES:  # a recipe, or of another package
+        name = value_of_flag(arguments, flag) or default
+        if settings and name not in settings and name not in NON_METHOD_NAMES:  # a recipe, or of another package
             return
         known = known.union(*settings.values(), *(_prefixed(key, own) for key, own in settings.items()))
         near = near.union(*[settings[name]] if name in settings else settings.values())
-    for word in words:
+    for word in arguments:
         written = word.partition("=")[0]
         if looks_like_flag(word) and written not in known:
             raise unknown_flag(written, near)
@@ -107,16 +108,16 @@ def check_spelling(command: str, words: Sequence[str]) -> None:
 
 def _prefixed(name: str, spellings: frozenset[str]) -> list[str]:
     """How settings are spelled if the command has flags of their names."""
-    return [f"{spelled(name)}-{spelling[2:]}" for spelling in spellings]
+    return [f"{flag_spelling(name)}-{spelling[2:]}" for spelling in spellings]
 
 
-def value_of(words: Sequence[str], flag: str) -> str | None:
+def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
     """The value of a flag among the words of a command; None if it has none."""
-    for index, word in enumerate(words):
+    for index, word in enumerate(arguments):
         if word.startswith(f"{flag}="):
             return word.partition("=")[2]
-        if word == flag and index + 1 < len(words) and not looks_like_flag(words[index + 1]):
-            return words[index + 1]
+        if word == flag and index + 1 < len(arguments) and not looks_like_flag(arguments[index + 1]):
+            return arguments[index + 1]
     return None
 
 
@@ -182,9 +183,9 @@ def _nested(module: str, declaration: Declaration) -> Iterator[Declaration | Non
 def _targets() -> set[str]:
     """The flags of all targets."""
     paths = [PACKAGE / "tuning" / "settings.py", *(PACKAGE / "metrics").rglob("*.py")]
-    return {spelled(name) for path in paths for name in read_source(path).bounds}
+    return {flag_spelling(name) for path in paths for name in read_source(path).bounds}
 
 
 def _spellings(declaration: Declaration) -> frozenset[str]:
     pairs = [(name, field) for name, field in declaration.fields.items() if not field.is_nested]
-    return frozenset(spelling for name, field in pairs for spelling in field.spellings(spelled(name)))
+    return frozenset(spelling for name, field in pairs for spelling in field.spellings(flag_spelling(name)))

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated, Any
 
 from gtp_vit.core.ranges import Range
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import SettingError
 from gtp_vit.metrics.base import Measure
 from gtp_vit.tuning.settings import COSTS, Target, target_bounds
 
@@ -22,14 +22,14 @@ def target_flags() -> list[tuple[str, Any, Any]]:
         texts = [f"{text} ({', '.join(names)})" if len(owners) > 1 else text for text, names in owners.items()]
         start = "Target: " if bounds[0][1] in COSTS else "Target: the cheapest schedule with "
         field = dataclasses.field(default=None, metadata={"help": f"{start}{', or '.join(texts)}.", "group": ""})
-        flags.append((name, Annotated[float | None, Range(low, high, above_low=True)], field))
+        flags.append((name, Annotated[float | None, Range(low, high, exclude_low=True)], field))
     return flags
 
 
-def chosen_target(flags: Any, default: Target, measure: str | Measure = "auto") -> Target:
-    """The one target of the flags, or the default; raises BadSetting if there are several."""
+def target_of_flags(flags: Any, default: Target, measure: str | Measure = "auto") -> Target:
+    """The one target of the flags, or the default; raises SettingError if there are several."""
     values = {name: getattr(flags, name) for name in target_bounds() if getattr(flags, name) is not None}
     if len(values) > 1:
-        raise BadSetting(f"{len(values)} targets are given; give one of {', '.join(target_bounds())}")
+        raise SettingError(f"{len(values)} targets are given; give one of {', '.join(target_bounds())}")
     name, value = next(iter(values.items()), (default.name, default.value))
     return Target(name, value, measure)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-from gtp_vit.errors import BadSetting, shown
+from gtp_vit.errors import SettingError, short_repr
 
 KINDS: dict[object, tuple[str, str]] = {
     int: ("an integer", "integers"),
@@ -18,17 +18,17 @@ KINDS: dict[object, tuple[str, str]] = {
 METAVARS: dict[object, str] = {int: "INT", float: "NUMBER", Path: "PATH"}
 
 
-def value_of_type(written: str, words: Sequence[str], hint: object) -> Any:
-    """The value of a type that `words` stand for, behind the flag `written`."""
-    if "" in words and str not in map(_single, _parts(hint)):  # an empty path would be the current folder
-        raise BadSetting(f"{written} is empty; give {kind_of(hint)}, or remove it")
+def value_of_type(written: str, arguments: Sequence[str], hint: object) -> Any:
+    """The value of a type that `arguments` stand for, behind the flag `written`."""
+    if "" in arguments and str not in map(_single, _parts(hint)):  # an empty path would be the current folder
+        raise SettingError(f"{written} is empty; give {kind_of(hint)}, or remove it")
     for part in _parts(hint):
         try:
-            return _converted(words, part)
+            return _converted(arguments, part)
         except ValueError:
             continue
-    wrong = next((word for word in words if not _is_one(word, hint)), " ".join(words))
-    raise BadSetting(f"{written} is {shown(wrong)}; it must be {kind_of(hint)}")
+    wrong = next((word for word in arguments if not _is_one(word, hint)), " ".join(arguments))
+    raise SettingError(f"{written} is {short_repr(wrong)}; it must be {kind_of(hint)}")
 
 
 def takes_many(hint: object) -> bool:
@@ -63,13 +63,13 @@ def _single(part: object) -> object:
     return get_args(part)[0] if get_origin(part) is tuple else part
 
 
-def _converted(words: Sequence[str], part: object) -> object:
+def _converted(arguments: Sequence[str], part: object) -> object:
     """The words as a value of one type; ValueError if they are none."""
     if get_origin(part) is tuple:
         kinds = get_args(part)
-        kinds = (kinds[0],) * len(words) if kinds[-1] is Ellipsis else kinds
-        return tuple(_converted([word], kind) for word, kind in zip(words, kinds, strict=True))
-    (word,) = words
+        kinds = (kinds[0],) * len(arguments) if kinds[-1] is Ellipsis else kinds
+        return tuple(_converted([word], kind) for word, kind in zip(arguments, kinds, strict=True))
+    (word,) = arguments
     if part is int:
         number = int(word)
         if abs(number) >= 2**63:

@@ -44,7 +44,7 @@ class Adjustments(NamedTuple):
 PLAIN = Adjustments()
 
 
-class Projections(NamedTuple):
+class QKV(NamedTuple):
     """Inputs of a block's attention. B batch, H heads, Q queries, N tokens, D head dimension."""
 
     q: Tensor  # [B, H, Q, D]; all N queries wherever the map is edited or its statistics are asked for
@@ -53,10 +53,10 @@ class Projections(NamedTuple):
     scale: float  # factor of the logits
     dropout: float = 0.0  # probability of dropping an entry of the map (training)
     bias: Tensor | None = None  # [B or 1, H, Q, N]: added to the logits, e.g. relative positions
-    metric: Tensor | None = None  # [B, H, N, D]: the keys that methods read, if not those that attention does
+    method_keys: Tensor | None = None  # [B, H, N, D]: the keys that methods read, if not those that attention does
 
 
-class Stats(NamedTuple):
+class AttentionStats(NamedTuple):
     """Statistics of one attention call, in float32 whatever the model's dtype; None where not asked for.
 
     They are [B, H, M], or [B, M] if aggregated over the heads: M image tokens, the prefix tokens are left out.
@@ -69,7 +69,7 @@ class Stats(NamedTuple):
 
 
 def attend(
-    projections: Projections,
+    qkv: QKV,
     adjustments: Adjustments = PLAIN,
     statistics: Collection[str] = (),
     *,
@@ -78,13 +78,13 @@ def attend(
     queries: int | None = None,
     first: int = 0,
     ops: Ops = Ops.TORCH,
-) -> tuple[Tensor, Stats]:
+) -> tuple[Tensor, AttentionStats]:
     """softmax(q k^T * scale + bias + log weights) v, and statistics of that map.
 
     Args:
-        projections: queries, keys and values.
+        qkv: queries, keys and values.
         adjustments: how the map is changed.
-        statistics: names of fields of `Stats`: those to return.
+        statistics: names of fields of `AttentionStats`: those to return.
         heads: statistics of each head, or aggregated over the heads.
         before_edit: take them from the map as it was before the edit.
         queries: return the output of the first `queries` tokens only.
@@ -94,7 +94,7 @@ def attend(
     Returns:
         The output [B, Q, H D] and the statistics.
     """
-    q, k, v, scale, dropout, bias, _ = projections
+    q, k, v, scale, dropout, bias, _ = qkv
     weights, edit, mask = adjustments
     asked = ["diagonal" in statistics, "column_sums" in statistics, "class_row" in statistics]
     aggregate = HEADS.index(heads)
@@ -103,20 +103,20 @@ def attend(
     probs = None
     whole = mask is not None or "map" in statistics or dropout > 0 or (before_edit and rank != 0)
     if rank is None or whole or (bias is not None and (rank != 0 or asked[0] or asked[1])):
-        probs = attention_map(projections, adjustments, precise=edit is not None or bool(statistics))
+        probs = attention_map(qkv, adjustments, precise=edit is not None or bool(statistics))
         edited = probs if edit is None else edit(probs)
         out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
         probs = probs if before_edit else edited
         found = reference.statistics(probs, asked, aggregate, first)
     elif bias is not None:  # native kernels have none
-        out = reference.fused(q[:, :, :queries], k, v, scale, weights, bias[:, :, :queries])
-        row = _class_row(projections, weights) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
+        out = reference.fused_attention(q[:, :, :queries], k, v, scale, weights, bias[:, :, :queries])
+        row = _class_row(qkv, weights) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
         found = reference.statistics(row, asked, aggregate, first)
     else:
         inputs = kernels.AttentionInputs(q, k, v, weights, scale, rank, queries, asked, aggregate, first)
         out, found = kernels.attention(ops, inputs)
     diagonal, column_sums, _ = asked  # `found` holds the statistics asked for, in this order
-    return out, Stats(
+    return out, AttentionStats(
         diagonal=found[0] if diagonal else None,
         column_sums=found[int(diagonal)] if column_sums else None,
         class_row=found[-1] if asked[2] else None,
@@ -124,9 +124,9 @@ def attend(
     )
 
 
-def attention_map(projections: Projections, adjustments: Adjustments, *, precise: bool = True) -> Tensor:
+def attention_map(qkv: QKV, adjustments: Adjustments, *, precise: bool = True) -> Tensor:
     """The map before any edit, [B, H, N, N]: in float32 or better if `precise`, else in the model's precision."""
-    q, k, _, scale, dropout, bias, _ = projections
+    q, k, _, scale, dropout, bias, _ = qkv
     weights, _, mask = adjustments
     with full_precision(q) if precise else nullcontext():
         if precise:
@@ -136,15 +136,15 @@ def attention_map(projections: Projections, adjustments: Adjustments, *, precise
     return F.dropout(probs, dropout, training=dropout > 0)
 
 
-def class_row(projections: Projections, weights: Tensor | None, *, heads: Heads, first: int) -> Tensor:
+def class_row(qkv: QKV, weights: Tensor | None, *, heads: Heads, first: int) -> Tensor:
     """The statistic `class_row` alone, without an output."""
-    row = _class_row(projections, weights)
+    row = _class_row(qkv, weights)
     return reference.statistics(row, [False, False, True], HEADS.index(heads), first)[0]
 
 
-def _class_row(projections: Projections, weights: Tensor | None) -> Tensor:
+def _class_row(qkv: QKV, weights: Tensor | None) -> Tensor:
     """The first token's row of the map, [B, H, 1, N]."""
-    q, k, _, scale, _, bias, _ = projections
+    q, k, _, scale, _, bias, _ = qkv
     return reference.softmax(q[:, :, :1], k, scale, weights, None if bias is None else bias[:, :, :1])
 
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from gtp_vit.core.attention import Projections
+from gtp_vit.core.attention import QKV
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import BadSetting, GTPError, UnsupportedBackbone
+from gtp_vit.core.vit import ViTInfo
+from gtp_vit.errors import GTPError, SettingError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Inputs:
     channels: int
     classes: int  # 0 = it has no classifier
     weights: str = ""  # name of its pre-trained weights
-    preparation: dict[str, Any] | None = None  # mean, std, crop_pct, interpolation, ... as timm calls them
+    preprocessing: dict[str, Any] | None = None  # mean, std, crop_pct, interpolation, ... as timm calls them
     labels: tuple[str, ...] | None = None  # names of the classes, if the model knows them
 
 
@@ -47,12 +47,12 @@ class Output(NamedTuple):
 FIELDS = {"classes": "logits", "features": "pooler_output", "embedding": "image_embeds", "tokens": "last_hidden_state"}
 
 
-def main_output(returned: object, kind: str) -> Any:
+def primary_output(output: object, kind: str) -> Any:
     """What a model returned, or of several things the one that its `Output.kind` means."""
-    if isinstance(returned, Tensor):
-        return returned
-    scores = getattr(returned, FIELDS["classes"], returned)  # a classifier without classes returns its features there
-    return getattr(returned, FIELDS[kind], scores if kind == "features" else returned)
+    if isinstance(output, Tensor):
+        return output
+    scores = getattr(output, FIELDS["classes"], output)  # a classifier without classes returns its features there
+    return getattr(output, FIELDS[kind], scores if kind == "features" else output)
 
 
 Part = Literal["all", "map", "values"]  # of the projections: queries, keys and values; queries and keys; values
@@ -67,7 +67,7 @@ class Library:
     prefix = ""  # of the names of its models, as hf in hf:NAME; those of timm and of this package have none
     has_weights = False  # does a name mean weights, too?
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         """Has the library a model of this name, as far as that can be known?"""
         return False
 
@@ -79,9 +79,9 @@ class Library:
 
     def resize(self, model: nn.Module, img_size: int | tuple[int, int]) -> None:
         """Let a model take images of this size: its absolute positions are resampled."""
-        raise BadSetting(f"positions of {self.title}'s models are not resampled; leave out resample_positions")
+        raise SettingError(f"positions of {self.title}'s models are not resampled; leave out resample_positions")
 
-    def outline(self, name: str) -> nn.Module:
+    def create_without_weights(self, name: str) -> nn.Module:
         """The model without weights and perhaps with fewer blocks, to see what it is made of."""
         return self.create(name, pretrained=False, checkpoint=None, meta=True, sizes={})
 
@@ -89,7 +89,7 @@ class Library:
         """From a picture to a tensor as the model's weights want it; None: as its `inputs.preparation` says."""
         return None
 
-    def preparation(self, name: str) -> dict[str, Any] | None:
+    def preprocessing(self, name: str) -> dict[str, Any] | None:
         """The same in timm's words, for people and other programs; None: the model's own `inputs.preparation`."""
         return None
 
@@ -125,10 +125,10 @@ class Backbone(Protocol):
     def matches(self, model: nn.Module) -> bool:
         """Does this model belong to the family?"""
 
-    def refusal(self, model: nn.Module) -> str | None:
+    def unsupported_reason(self, model: nn.Module) -> str | None:
         """None if every module of the model is supported, else the reason why it is not."""
 
-    def describe(self, model: nn.Module) -> VitInfo:
+    def vit_info(self, model: nn.Module) -> ViTInfo:
         """The sizes of the model: all that a method knows of it."""
 
     def inputs(self, model: nn.Module) -> Inputs:
@@ -140,7 +140,7 @@ class Backbone(Protocol):
     def grid(self, model: nn.Module) -> tuple[int, int]:
         """Rows and columns of patches at the model's own image size."""
 
-    def needs_grid(self, model: nn.Module) -> str | None:
+    def needs_all_patches(self, model: nn.Module) -> str | None:
         """Why no patch may be missing behind the blocks, so that it needs restore; None if some may."""
         return None
 
@@ -157,9 +157,7 @@ class Backbone(Protocol):
     def run_block(self, block: nn.Module, layer: int, tokens: Tokens) -> Tensor:
         """The features after one of the model's own blocks, for layers that a method leaves alone."""
 
-    def project(
-        self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None, part: Part = "all"
-    ) -> Projections:
+    def project(self, block: nn.Module, layer: int, tokens: Tokens, queries: int | None, part: Part = "all") -> QKV:
         """Queries, keys and values of a block's attention; queries of the first `queries` tokens if given.
 
         `part`: what of them is used; the rest may be anything, so a family can save computing it.
@@ -183,24 +181,24 @@ class Backbone(Protocol):
 
     def remove_classifier(self, model: nn.Module) -> None:
         """Let a model that scores classes return the features that its classifier reads."""
-        raise UnsupportedBackbone(
+        raise UnsupportedModelError(
             f"{type(model).__name__} cannot do without its classifier; ask for its class scores instead"
         )
 
     # Training
 
-    def saves_memory(self, model: nn.Module) -> bool:
+    def uses_grad_checkpointing(self, model: nn.Module) -> bool:
         """Is gradient checkpointing on?"""
         return False
 
-    def save_memory(self, model: nn.Module, on: bool) -> None:
+    def set_grad_checkpointing(self, model: nn.Module, enable: bool) -> None:
         """Switch gradient checkpointing on or off."""
 
-    def drop_paths(self, model: nn.Module, rate: float) -> bool:
+    def set_drop_path(self, model: nn.Module, rate: float) -> bool:
         """Set stochastic depth, rising from 0 in the first layer to `rate` in the last; False if there is none."""
         return False
 
-    def undecayed(self, model: nn.Module) -> set[str]:
+    def no_weight_decay(self, model: nn.Module) -> set[str]:
         """Names of parameters without weight decay, besides biases and norms."""
         return set()
 

@@ -20,8 +20,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import BlockCosts, ForwardPass, Step, VitInfo
-from gtp_vit.errors import BadSetting
+from gtp_vit.core.vit import BlockCosts, ForwardPass, LayerTokens, ViTInfo
+from gtp_vit.errors import SettingError
 
 Result = TypeVar("Result")
 
@@ -32,19 +32,19 @@ class Convention:
 
     name: str
     operators: Mapping[object, Callable[..., int]]  # MACs of operators besides matrix products and convolutions
-    block: Callable[[BlockCosts], BlockCosts]  # the costs of a block as they were measured -> as they count
-    own_macs: Callable[[Reducer, ForwardPass], int]  # of the method's own work
+    block_costs: Callable[[BlockCosts], BlockCosts]  # the costs of a block as they were measured -> as they count
+    overhead_macs: Callable[[Reducer, ForwardPass], int]  # of the method's own work
 
 
 def _as_measured(costs: BlockCosts) -> BlockCosts:
     return costs
 
 
-def _own_macs(reducer: Reducer, run: ForwardPass) -> int:
-    return reducer.own_macs(run)
+def _overhead_macs(reducer: Reducer, forward_pass: ForwardPass) -> int:
+    return reducer.overhead_macs(forward_pass)
 
 
-PRODUCTS = Convention("model", {}, _as_measured, _own_macs)  # what torch's FlopCounterMode sees
+TORCH_CONVENTION = Convention("torch", {}, _as_measured, _overhead_macs)  # what torch's FlopCounterMode sees
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Macs:
     embed: int
     layers: tuple[int, ...]
     head: int
-    method: int  # the method's own work; 0 if it was not counted
+    overhead: int  # the method's own work; 0 if it was not counted
 
     @property
     def total(self) -> int:
-        return self.embed + sum(self.layers) + self.head + self.method
+        return self.embed + sum(self.layers) + self.head + self.overhead
 
     def __int__(self) -> int:
         return self.total
@@ -71,7 +71,7 @@ class Macs:
 class Costs:
     """MACs of the parts of one model on one grid of patches."""
 
-    vit: VitInfo
+    vit: ViTInfo
     grid: tuple[int, int]
     convention: Convention
     embed: int
@@ -79,68 +79,70 @@ class Costs:
     head: int  # last norm, pooling and classifier: the part that does not depend on the number of tokens
     head_per_token: int  # the part for each token, prefix tokens included
 
-    def of(self, reducer: Reducer, steps: Sequence[Step], *, lossless: bool, include_method: bool = True) -> Macs:
+    def macs(
+        self, reducer: Reducer, steps: Sequence[LayerTokens], *, shorten_last_block: bool, include_overhead: bool = True
+    ) -> Macs:
         """MACs of a forward pass that returns the model's output.
 
         Args:
             reducer: reduces its tokens.
             steps: image tokens of each layer.
-            lossless: does the last block compute prefix tokens only, where nothing reads the others?
-            include_method: count the method's own work too.
+            shorten_last_block: does the last block compute prefix tokens only, where nothing reads the others?
+            include_overhead: count the method's own work too.
         """
-        lossless = lossless and not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
+        shorten_last_block = shorten_last_block and not (self.vit.head_reads_image_tokens or reducer.reads_image_tokens)
         prefix, layers = self.vit.prefix, []
         for layer, (cost, step) in enumerate(zip(self.blocks, steps, strict=True)):
-            keys, rows, mlp = (prefix + number for number in (step.keys, step.rows, step.mlp))
+            keys, rows, mlp = (prefix + number for number in (step.keys, step.queries, step.mlp))
             queries = rows
-            last = lossless and layer == len(steps) - 1
+            last = shorten_last_block and layer == len(steps) - 1
             if last:  # an edit of the map has to see the whole map, so queries of all tokens are needed then
                 queries, rows, mlp = keys if reducer.edits_map else prefix, prefix, prefix
             # One product makes the map, of all queries; the other one the output, of the rows that are wanted.
-            if step.map:
-                inputs, products = cost.map_of(prefix + step.map) + keys * cost.values_only, rows * keys
+            if step.map_tokens:
+                inputs, products = cost.map_of(prefix + step.map_tokens) + keys * cost.values_only, rows * keys
             else:
                 inputs = keys * cost.keys + (queries if last else keys) * cost.queries
                 products = (queries + rows) * keys
             layers.append(inputs + products * cost.pairs // 2 + rows * cost.output + mlp * cost.mlp)
-        left = prefix if lossless else prefix + steps[-1].after
-        run = ForwardPass(self.grid, tuple(steps), self.blocks, shortened=lossless)
-        own = self.convention.own_macs(reducer, run) if include_method else 0
+        left = prefix if shorten_last_block else prefix + steps[-1].out
+        run = ForwardPass(self.grid, tuple(steps), self.blocks, shortened=shorten_last_block)
+        own = self.convention.overhead_macs(reducer, run) if include_overhead else 0
         return Macs(self.embed, tuple(layers), self.head + left * self.head_per_token, own)
 
     @property
-    def whole(self) -> int:
+    def unreduced(self) -> int:
         """MACs of the unreduced model, every block in full."""
         reducer = Reducer(self.vit)
-        return self.of(reducer, reducer.steps(self.grid), lossless=False).total
+        return self.macs(reducer, reducer.steps(self.grid), shorten_last_block=False).total
 
-    def with_method(self, method: Method) -> int:
+    def macs_with(self, method: Method) -> int:
         """MACs of the model with these settings, the shortened last block and the method's own work counted."""
         reducer = method.build(self.vit)
-        return self.of(reducer, reducer.steps(self.grid), lossless=True).total
+        return self.macs(reducer, reducer.steps(self.grid), shorten_last_block=True).total
 
-    def around(self, method: type[Method], target: float) -> tuple[Method, Method]:
+    def bracket(self, method: type[Method], target: float) -> tuple[Method, Method]:
         """Two neighbouring settings of a method: one costs a little more than `target` MACs, one at most that."""
-        cost = functools.cache(self.with_method)
+        cost = functools.cache(self.macs_with)
         low, high = 0.0, 1.0
-        dearest, cheapest = cost(method.at(self.vit, low)), cost(method.at(self.vit, high))
+        dearest, cheapest = cost(method.at_strength(self.vit, low)), cost(method.at_strength(self.vit, high))
         if not cheapest <= target <= dearest * 1.0001:
             # On the smallest models a method's own work costs more than it saves.
             least, most = sorted((cheapest, dearest))
-            raise BadSetting(
+            raise SettingError(
                 f"{target / 1e9:.4g} GMACs cannot be reached by {method.name} here; it takes {least / 1e9:.4g} to "
-                f"{most / 1e9:.4g}: ask for a share of {least / self.whole:.2f} to {most / self.whole:.2f}"
+                f"{most / 1e9:.4g}: ask for a share of {least / self.unreduced:.2f} to {most / self.unreduced:.2f}"
             )
-        low, high = bisect(lambda strength: cost(method.at(self.vit, strength)) <= target, low, high)
-        return method.at(self.vit, low), method.at(self.vit, high)
+        low, high = bisect(lambda strength: cost(method.at_strength(self.vit, strength)) <= target, low, high)
+        return method.at_strength(self.vit, low), method.at_strength(self.vit, high)
 
 
-def bisect(fits: Callable[[float], bool], low: float, high: float, halvings: int = 24) -> tuple[float, float]:
+def bisect(fits: Callable[[float], bool], low: float, high: float, steps: int = 24) -> tuple[float, float]:
     """Two numbers next to each other, of which the first does not fit and the second does, if any does.
 
     24 halvings of 0 to 1 are finer than any method's settings.
     """
-    for _ in range(halvings):
+    for _ in range(steps):
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return low, high
@@ -149,10 +151,10 @@ def bisect(fits: Callable[[float], bool], low: float, high: float, halvings: int
 def measure_costs(
     backbone: Backbone,
     model: nn.Module,
-    vit: VitInfo,
+    vit: ViTInfo,
     head: Callable[[Tensor], object],
     grid: tuple[int, int] | None = None,
-    convention: Convention = PRODUCTS,
+    convention: Convention = TORCH_CONVENTION,
 ) -> Costs:
     """Run each part of a model on a few tokens, of zeros or without data, and count.
 
@@ -176,7 +178,7 @@ def measure_costs(
 def _measure(
     backbone: Backbone,
     model: nn.Module,
-    vit: VitInfo,
+    vit: ViTInfo,
     head: Callable[[Tensor], object],
     grid: tuple[int, int] | None,
     convention: Convention,
@@ -184,24 +186,24 @@ def _measure(
     inputs = backbone.inputs(model)
     # Images are in the precision of the first convolution; some models keep their embeddings in another one.
     weight = next((each for each in model.parameters() if each.ndim == 4), next(model.parameters()))
-    meter = Meter(convention.operators)
+    meter = MacCounter(convention.operators)
     grid = grid or vit.grid
     rows, columns = grid if inputs.any_size else vit.grid
     size = (rows * inputs.patch[0], columns * inputs.patch[1]) if inputs.any_size else inputs.size
     # In inference mode composite operators reach the counter whole, not as the operators they consist of.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
         images = torch.zeros(1, inputs.channels, *size, dtype=weight.dtype, device=weight.device)
-        embedded, embed = meter.of(lambda: backbone.embed(model, images))
+        embedded, embed = meter.count_macs(lambda: backbone.embed(model, images))
         one, three = (_repeated(embedded, number) for number in (1, 3))
         known: dict[tuple[object, ...], BlockCosts] = {}
         blocks = []
         for layer, block in enumerate(list(backbone.blocks(model))[: vit.depth]):
             kind = tuple((name, p.shape) for name, p in block.named_parameters())
             if kind not in known:
-                known[kind] = convention.block(_block(backbone, block, layer, three, meter))
+                known[kind] = convention.block_costs(_block(backbone, block, layer, three, meter))
             blocks.append(known[kind])
         short, long = (
-            meter.of(lambda x=tokens.x: head(backbone.norm(model)(x)))[1]  # type: ignore[misc]
+            meter.count_macs(lambda x=tokens.x: head(backbone.norm(model)(x)))[1]  # type: ignore[misc]
             for tokens in (one, three)
         )
     per_token = (long - short) // 2
@@ -219,13 +221,13 @@ def _measure(
 def _repeated(tokens: Tokens, number: int) -> Tokens:
     """Tokens with this many image tokens: what they are does not matter, and an image may have but one."""
     image, cell = tokens.image[:, :1].expand(-1, number, -1), tokens.cell[:, :1].expand(-1, number)
-    return tokens.but(x=torch.cat([tokens.x[:, : tokens.prefix], image], dim=1), cell=cell)
+    return tokens.replace(x=torch.cat([tokens.x[:, : tokens.prefix], image], dim=1), cell=cell)
 
 
-def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, meter: Meter) -> BlockCosts:
+def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, counter: MacCounter) -> BlockCosts:
     count = tokens.x.shape[1]
-    projections, all_queries = meter.of(lambda: backbone.project(block, layer, tokens, None))
-    one_query = meter.of(lambda: backbone.project(block, layer, tokens, 1))[1]
+    projections, all_queries = counter.count_macs(lambda: backbone.project(block, layer, tokens, None))
+    one_query = counter.count_macs(lambda: backbone.project(block, layer, tokens, 1))[1]
     queries = (all_queries - one_query) // (count - 1)
     q, v = projections.q, projections.v
     out = v.new_empty(1, count, v.shape[1] * v.shape[3])
@@ -233,14 +235,14 @@ def _block(backbone: Backbone, block: nn.Module, layer: int, tokens: Tokens, met
         keys=all_queries // count - queries,
         queries=queries,
         pairs=q.shape[1] * (q.shape[3] + v.shape[3]),
-        output=meter.of(lambda: backbone.attention_branch(block, out))[1] // count,
-        mlp=meter.of(lambda: backbone.mlp_branch(block, tokens.x, None))[1] // count,
-        map_only=meter.of(lambda: backbone.project(block, layer, tokens, None, "map"))[1] // count,
-        values_only=meter.of(lambda: backbone.project(block, layer, tokens, 0, "values"))[1] // count,
+        output=counter.count_macs(lambda: backbone.attention_branch(block, out))[1] // count,
+        mlp=counter.count_macs(lambda: backbone.mlp_branch(block, tokens.x, None))[1] // count,
+        map_only=counter.count_macs(lambda: backbone.project(block, layer, tokens, None, "map"))[1] // count,
+        values_only=counter.count_macs(lambda: backbone.project(block, layer, tokens, 0, "values"))[1] // count,
     )
 
 
-class Meter(TorchDispatchMode):
+class MacCounter(TorchDispatchMode):
     """Counts MACs of matrix products and convolutions, and of the operators that `more` has formulas for."""
 
     def __init__(self, more: Mapping[object, Callable[..., int]]) -> None:
@@ -258,7 +260,7 @@ class Meter(TorchDispatchMode):
             self.count += self.more[packet](*args)
         return result
 
-    def of(self, part: Callable[[], Result]) -> tuple[Result, int]:
+    def count_macs(self, part: Callable[[], Result]) -> tuple[Result, int]:
         """What `part` returns, and its MACs."""
         before = self.count
         with self:

@@ -34,7 +34,7 @@ def eval_mode(*models: object) -> Iterator[None]:
             module.training = training
 
 
-def measures_in_eval_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def in_eval_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorator for functions whose first argument, `model`, is a model: they run with it in eval mode."""
 
     @functools.wraps(function)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gtp_vit.core.attention import Adjustments, Heads, Projections, Stats, attend, attention_map
+from gtp_vit.core.attention import QKV, Adjustments, AttentionStats, Heads, attend, attention_map
 from gtp_vit.core.backbone import Backbone
-from gtp_vit.core.restoring import followed
+from gtp_vit.core.restoring import record_losses
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.kernels import NormParams
 
@@ -33,36 +33,37 @@ class LayerAttention:
     ) -> None:
         self._backbone, self._block, self._drops_patches = backbone, block, drops_patches
         self.layer = layer
-        self.tokens = tokens  # before the layer, or those that `continue_with` left
+        self.tokens = tokens  # before the layer, or those that `replace_tokens` left
         self.adjustments = adjustments
         self.prefix_only = prefix_only  # in a shortened last block: image tokens get no output
-        self._projections: Projections | None = None
+        self._qkv: QKV | None = None
         self._output: Tensor | None = None
         self._branch: Tensor | None = None
 
     @property
-    def projections(self) -> Projections:
+    def qkv(self) -> QKV:
         """Queries, keys and values; queries of prefix tokens alone where no others are needed."""
-        if self._projections is None:
+        if self._qkv is None:
             # An edit has to see the whole map, since it changes what the prefix tokens see.
             short = self.prefix_only and self.adjustments.edit is None
             queries = self.tokens.prefix if short else None
-            self._projections = self._backbone.project(self._block, self.layer, self.tokens, queries)
-        return self._projections
+            self._qkv = self._backbone.project(self._block, self.layer, self.tokens, queries)
+        return self._qkv
 
     @property
     def keys(self) -> Tensor:
         """Keys of the image tokens, as methods compare them, [B, H, M, D]."""
-        _, k, *_, metric = self.projections
+        _, k, *_, metric = self.qkv
         return (k if metric is None else metric)[:, :, self.tokens.prefix :]
 
     @property
     def values(self) -> Tensor:
         """Values of the image tokens, [B, H, M, D]."""
-        return self.projections.v[:, :, self.tokens.prefix :]
+        return self.qkv.v[:, :, self.tokens.prefix :]
 
-    def statistics(self, *names: str, heads: Heads = "each", before_edit: bool = False) -> Stats:
-        """These fields of `Stats`, of each head or aggregated over the heads, before or after an edit of the map."""
+    def statistics(self, *names: str, heads: Heads = "each", before_edit: bool = False) -> AttentionStats:
+        """These fields of `AttentionStats`, of each head or aggregated over the heads, before or after an edit of the
+        map."""
         assert self._output is None, "statistics come with the output: ask for all of them at once, and before `add`"
         prefix, adjustments, queries = self.tokens.prefix, self.adjustments, None
         if self.prefix_only:
@@ -72,7 +73,7 @@ class LayerAttention:
                 adjustments.key_weights, adjustments.edit, None if mask is None else mask[:, :prefix]
             )
         self._output, stats = attend(
-            self.projections,
+            self.qkv,
             adjustments,
             names,
             heads=heads,
@@ -114,14 +115,14 @@ class LayerAttention:
         """The values of all tokens alone, [B, H, N, D]."""
         return self._backbone.project(self._block, self.layer, self.tokens, 0, "values").v
 
-    def continue_with(self, tokens: Tokens, adjustments: Adjustments) -> None:
+    def replace_tokens(self, tokens: Tokens, adjustments: Adjustments) -> None:
         """Go on with the tokens that are left, and with an attention of them."""
-        self.tokens, self.adjustments = self._follow(tokens, None), adjustments
-        self._projections = None
+        self.tokens, self.adjustments = self._record_losses(tokens, None), adjustments
+        self._qkv = None
 
     def finish(self, tokens: Tokens) -> Tokens:
         """The tokens after the layer's attention and reduction, patches followed; called by the loop."""
-        return self._follow(tokens, self._branch)
+        return self._record_losses(tokens, self._branch)
 
-    def _follow(self, after: Tokens, branch: Tensor | None) -> Tokens:
-        return followed(self._drops_patches, self.layer, self.tokens, after, branch)
+    def _record_losses(self, after: Tokens, branch: Tensor | None) -> Tokens:
+        return record_losses(self._drops_patches, self.layer, self.tokens, after, branch)

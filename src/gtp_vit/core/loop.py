@@ -18,10 +18,10 @@ from gtp_vit.core.attention import PLAIN
 from gtp_vit.core.backbone import Backbone
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer
-from gtp_vit.core.restoring import followed, remembered, restored
+from gtp_vit.core.restoring import begin_restoring, record_losses, restore_patches
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import BadInput
+from gtp_vit.core.vit import ViTInfo
+from gtp_vit.errors import InputError
 from gtp_vit.kernels import Kernels
 
 
@@ -31,18 +31,22 @@ class Reduction:
 
     backbone: Backbone
     method: Method
-    vit: VitInfo
-    lossless: bool
+    vit: ViTInfo
+    shorten_last_block: bool
     kernels: Kernels  # as passed to `patch`; the model's attribute `kernels` says what runs now
     restore: bool  # do callers who want all tokens get the full grid?
     # Does a model around the ViT read its image tokens? None: the ViT's own head counts.
-    root_reads: bool | None = None
+    wrapper_reads_image_tokens: bool | None = None
     origin: object = field(default=None, compare=False)  # the recipe that the settings are from (recipes), or None
 
     def may_skip_image_tokens(self, model: PatchedModel) -> bool:
         """Are image tokens unused after the last block, as `model` is set now?"""
-        reads = self.backbone.head_reads_image_tokens(model) if self.root_reads is None else self.root_reads
-        return self.lossless and not (reads or model.reducer.reads_image_tokens)
+        reads = (
+            self.backbone.head_reads_image_tokens(model)
+            if self.wrapper_reads_image_tokens is None
+            else self.wrapper_reads_image_tokens
+        )
+        return self.shorten_last_block and not (reads or model.reducer.reads_image_tokens)
 
 
 class PatchedModel(nn.Module):
@@ -64,7 +68,7 @@ def run(
     prefix_only: bool = False,
     layers: int | None = None,
     observe: Observer | None = None,
-    follow: bool = False,
+    track_owners: bool = False,
     restore: bool = False,
 ) -> Tokens:
     """Embed the images and run the blocks, reducing tokens on the way.
@@ -75,21 +79,21 @@ def run(
         prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
         layers: stop after this many blocks; None = after those that are used.
         observe: called with the embedded tokens, then with the tokens after each layer.
-        follow: keep `Tokens.owner`: which token stands for each patch.
-        restore: keep what `restored` needs to give every patch a feature of its own.
+        track_owners: keep `Tokens.owner`: which token stands for each patch.
+        restore: keep what `restore_patches` needs to give every patch a feature of its own.
     """
     reduction = model.reduction
     backbone, reducer = reduction.backbone, model.reducer
     if backbone.grid(model) != reduction.vit.grid:
-        raise BadInput("the original model's input size was changed after patching; patch it again")
+        raise InputError("the original model's input size was changed after patching; patch it again")
     tokens = images if isinstance(images, Tokens) else backbone.embed(model, images)
-    owner = (tokens.cell if tokens.owner is None else tokens.owner) if follow or restore else None
-    tokens = tokens.but(ops=kernels.choose(reduction.kernels, tokens.x), owner=owner)
-    tokens = reducer.start(remembered(tokens) if restore else tokens)
+    owner = (tokens.cell if tokens.owner is None else tokens.owner) if track_owners or restore else None
+    tokens = tokens.replace(ops=kernels.select_ops(reduction.kernels, tokens.x), owner=owner)
+    tokens = reducer.start(begin_restoring(tokens) if restore else tokens)
     if observe is not None:
         observe(tokens)
     blocks = list(backbone.blocks(model))[: reduction.vit.depth if layers is None else layers]
-    again = torch.is_grad_enabled() and backbone.saves_memory(model)
+    again = torch.is_grad_enabled() and backbone.uses_grad_checkpointing(model)
     call = _call_again if again else _call
     for layer, block in enumerate(blocks):
         last = prefix_only and layer == len(blocks) - 1
@@ -115,7 +119,7 @@ def _call_again(function: Callable[Arguments, Result], *arguments: Arguments.arg
 def all_features(model: PatchedModel, images: Tensor) -> Tensor:
     """The normed features of all tokens of a patched ViT: those that remain, or with `restore` the whole grid."""
     reduction = model.reduction
-    return reduction.backbone.norm(model)(restored(run(model, images, restore=reduction.restore)))
+    return reduction.backbone.norm(model)(restore_patches(run(model, images, restore=reduction.restore)))
 
 
 class AttentionOutput(NamedTuple):
@@ -132,17 +136,17 @@ def attention_part(
 
     `prefix_only`: the image tokens this layer would output are not used.
     """
-    tokens = followed(reducer.drops_patches, layer, tokens, reducer.before(layer, tokens))
+    tokens = record_losses(reducer.drops_patches, layer, tokens, reducer.before(layer, tokens))
     adjustments = reducer.adjust(layer, tokens)
     if adjustments is None and not prefix_only:
         # The model's own block, with its fused attention and its hooks.
-        return AttentionOutput(tokens.but(x=backbone.run_block(block, layer, tokens)), block_done=True)
+        return AttentionOutput(tokens.replace(x=backbone.run_block(block, layer, tokens)), block_done=True)
     attention = LayerAttention(
         *(backbone, block, layer, tokens, adjustments or PLAIN),
         prefix_only=prefix_only,
         drops_patches=reducer.drops_patches,
     )
-    return AttentionOutput(attention.finish(reducer.attend(attention)), block_done=False)
+    return AttentionOutput(attention.finish(reducer.add_and_reduce(attention)), block_done=False)
 
 
 def mlp_part(
@@ -154,5 +158,5 @@ def mlp_part(
         tokens = tokens.add(backbone.mlp_branch(block, tokens.x, tokens.normed))
     if prefix_only:
         return tokens
-    tokens = followed(reducer.drops_patches, layer, tokens, reducer.after(layer, tokens))
-    return tokens if tokens.detail is None else tokens.but(layers=layer + 1)
+    tokens = record_losses(reducer.drops_patches, layer, tokens, reducer.after(layer, tokens))
+    return tokens if tokens.restore_residual is None else tokens.replace(num_layers_run=layer + 1)

@@ -16,20 +16,20 @@ from gtp_vit.core.attention import Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Reducer
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import Step, VitInfo
-from gtp_vit.errors import BadSetting
-from gtp_vit.tensors import at_least_float32, full_precision, in_order, largest_first
+from gtp_vit.core.vit import LayerTokens, ViTInfo
+from gtp_vit.errors import SettingError
+from gtp_vit.tensors import argsort_descending, at_least_float32, full_precision, sorted_ascending
 
 
-class Pairs(NamedTuple):
+class MergePairs(NamedTuple):
     """Which image tokens stay, which go, and into which of the kept ones."""
 
     kept: Tensor  # [B, M - r]: the rest of the first half, then the whole second half
-    gone: Tensor  # [B, r]
+    removed: Tensor  # [B, r]
     target: Tensor  # [B, r]: for each of them, the index in `kept` of the token it merges into
 
 
-def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
+def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> MergePairs:
     """The r most similar pairs of tokens at even and odd places of the sequence.
 
     Args:
@@ -45,11 +45,11 @@ def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> Pairs:
     with full_precision(metric):
         unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
         best, partner = (unit[:, prefix % 2 :: 2] @ unit[:, 1 - prefix % 2 :: 2].transpose(1, 2)).max(dim=-1)
-    order = largest_first(best)
+    order = argsort_descending(best)
     merged, rest = order[:, :r], order[:, r:]
-    rest = in_order(rest) if keep_order else rest
+    rest = sorted_ascending(rest) if keep_order else rest
     kept = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
-    return Pairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
+    return MergePairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
 
 
 def mean_keys(attention: LayerAttention) -> Tensor:
@@ -57,12 +57,12 @@ def mean_keys(attention: LayerAttention) -> Tensor:
     return at_least_float32(attention.keys).mean(dim=1)
 
 
-def average(pairs: Pairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def average(pairs: MergePairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weights of a size-weighted mean: what each kept token takes, what it retains, and its new size.
 
     Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r].
     """
-    own, given = size.gather(1, pairs.kept), size.gather(1, pairs.gone)
+    own, given = size.gather(1, pairs.kept), size.gather(1, pairs.removed)
     total = own.scatter_add(1, pairs.target, given)
     share = given / total.gather(1, pairs.target)
     weights = torch.zeros(*own.shape, given.shape[1], device=size.device)
@@ -78,7 +78,7 @@ class PairReducer(Reducer):
 
     drops_patches = False
 
-    def __init__(self, method: Any, vit: VitInfo) -> None:
+    def __init__(self, method: Any, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
 
@@ -87,7 +87,7 @@ class PairReducer(Reducer):
         """Does attention favour large tokens?"""
         return bool(self.method.prop_attn)
 
-    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> MergePairs:
         """Which `removed` tokens go where, by the mean of each token's keys [B, M, D]."""
         raise NotImplementedError
 
@@ -104,21 +104,21 @@ class PairReducer(Reducer):
             pairs = self.pairs(layer, tokens, mean_keys(attention), removed)
         return self.merge(layer, tokens, pairs)
 
-    def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
+    def merge(self, layer: int, tokens: Tokens, pairs: MergePairs) -> Tokens:
         """The tokens after these pairs became one each: their mean, weighted by size."""
         with torch.no_grad():
             weights, retain, size = average(pairs, tokens.sizes)
-        return tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
+        return tokens.merge(pairs.kept, pairs.removed, weights, size, retain)
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)
         return weighted_for_pool(x, tokens) if self.method.weighted_pool else x
 
 
-def check_weighted_pool(vit: VitInfo) -> None:
+def check_weighted_pool(vit: ViTInfo) -> None:
     """Refuse `weighted_pool` where the head does not average the image tokens."""
     if not vit.head_averages_image_tokens:
-        raise BadSetting("weighted_pool needs a head that averages the image tokens, and this model's does not")
+        raise SettingError("weighted_pool needs a head that averages the image tokens, and this model's does not")
 
 
 def weighted_for_pool(x: Tensor, tokens: Tokens) -> Tensor:
@@ -129,22 +129,22 @@ def weighted_for_pool(x: Tensor, tokens: Tokens) -> Tensor:
     return x * F.pad(weights, (tokens.prefix, 0), value=1.0).unsqueeze(-1).to(x.dtype)
 
 
-def mergeable(tokens: int) -> int:
+def max_mergeable(tokens: int) -> int:
     """How many of these tokens can merge: at most half."""
     return tokens // 2
 
 
-def matching_macs(vit: VitInfo, step: Step) -> int:
+def matching_macs(vit: ViTInfo, step: LayerTokens) -> int:
     """Similarities of the two halves, and the average as a product of matrices."""
-    return halves(vit, step.keys) * vit.head_dim + averaging_macs(vit, step)
+    return num_bipartite_pairs(vit, step.keys) * vit.head_dim + averaging_macs(vit, step)
 
 
-def halves(vit: VitInfo, tokens: int) -> int:
+def num_bipartite_pairs(vit: ViTInfo, tokens: int) -> int:
     """How many pairs the image tokens at even and odd places make."""
     second = (tokens + (vit.prefix % 2)) // 2
     return (tokens - second) * second
 
 
-def averaging_macs(vit: VitInfo, step: Step) -> int:
+def averaging_macs(vit: ViTInfo, step: LayerTokens) -> int:
     """The average as a product of matrices."""
-    return (step.after + vit.prefix) * (step.keys - step.after) * vit.dim
+    return (step.out + vit.prefix) * (step.keys - step.out) * vit.dim

@@ -14,15 +14,15 @@ class Range:
 
     low: float
     high: float
-    above_low: bool = False  # is the smallest one not allowed itself?
+    exclude_low: bool = False  # is the smallest one not allowed itself?
     why: str = ""
 
     def check(self, name: str, value: object, *, whole: bool = False) -> None:
-        check_range(name, value, self.low, self.high, above_low=self.above_low, whole=whole, why=self.why)
+        check_range(name, value, self.low, self.high, exclude_low=self.exclude_low, integer=whole, why=self.why)
 
 
 def check_ranges(settings: object) -> None:
-    """Raise BadSetting unless every field of a dataclass is in the range that its type has; None is not checked."""
+    """Raise SettingError unless every field of a dataclass is in the range that its type has; None is not checked."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         if get_origin(hint) is not Annotated:
             continue

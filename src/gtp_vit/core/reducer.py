@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
-from gtp_vit.core.schedule import removals, share_at, spread, weaker, weaker_share
-from gtp_vit.core.settings import checked
+from gtp_vit.core.schedule import even_schedule, keep_ratio_at, removals, scale_keep_ratio, scale_schedule
+from gtp_vit.core.settings import coerce_setting
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, Step, VitInfo
-from gtp_vit.errors import BadSetting
+from gtp_vit.core.vit import ForwardPass, LayerTokens, ViTInfo
+from gtp_vit.errors import SettingError
 
 
 class Reducer(nn.Module):
@@ -29,20 +29,20 @@ class Reducer(nn.Module):
     edits_map = False  # does `adjust` ever edit the attention map?
     plan: tuple[int, ...] | None = None  # `removals` of the model's own grid, computed once
     adaptive = False  # does the number of tokens depend on the image?
-    stay = 1  # image tokens that a schedule must leave
+    min_tokens = 1  # image tokens that a schedule must leave
     reads_image_tokens = False  # does `finish` read image tokens? Then the last block computes them all.
     drops_patches = True  # may a patch be left without a token that stands for it?
 
-    def __init__(self, vit: VitInfo, method: Any = None) -> None:
+    def __init__(self, vit: ViTInfo, method: Any = None) -> None:
         super().__init__()
         self.vit, self.method = vit, method
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         """How many image tokens each layer removes on this grid, for methods that say so; `steps` is true of all."""
-        if self.method is None or self.method.schedule is None:
+        if self.method is None or self.method.schedule_field is None:
             return (0,) * self.vit.depth
-        given = getattr(self.method, self.method.schedule)
-        return removals(given, self.vit.depth, grid[0] * grid[1], type(self.method).at_most)
+        given = getattr(self.method, self.method.schedule_field)
+        return removals(given, self.vit.depth, grid[0] * grid[1], type(self.method).max_removable)
 
     def removals_of(self, tokens: Tokens) -> tuple[int, ...]:
         """`removals` on the grid of these tokens."""
@@ -50,11 +50,11 @@ class Reducer(nn.Module):
             return self.removals(tokens.grid)
         return self.plan
 
-    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+    def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         """The tokens of each layer on this grid, for the MAC counter."""
         left, found = grid[0] * grid[1], []
         for removed in self.removals(grid):
-            found.append(Step(left, left, left - removed, left - removed))
+            found.append(LayerTokens(left, left, left - removed, left - removed))
             left -= removed
         return tuple(found)
 
@@ -73,7 +73,7 @@ class Reducer(nn.Module):
         """
         return PLAIN if self.removals_of(tokens)[layer] else None
 
-    def attend(self, attention: LayerAttention) -> Tokens:
+    def add_and_reduce(self, attention: LayerAttention) -> Tokens:
         """The tokens after attention and reduction, for all layers but those that are left alone.
 
         A method that reduces before the output is computed overrides this one. Usually that would not change the
@@ -93,7 +93,7 @@ class Reducer(nn.Module):
         """The features for pooling and classifier, after the model's last norm."""
         return norm(tokens.x)
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         """MACs of the method's own work."""
         return 0
 
@@ -126,20 +126,22 @@ class Method:
     needs_class_token: ClassVar[bool] = False
     fixed_shapes: ClassVar[str] = "yes"  # is the number of tokens known before the image is seen?
     not_exported: ClassVar[str | None] = None  # why engines cannot do what it does, and the way out; None = they can
-    learned: ClassVar[str] = "none"  # parts that must be trained
-    asks: ClassVar[str] = "nothing"  # what it reads of attention
-    schedule: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
-    at_most: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
-    share_left: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
-    files: ClassVar[tuple[str, ...]] = ()  # settings that name files of learned parts, submodules of the same names
-    learned_texts: ClassVar[tuple[str, ...]] = ()  # settings that hold learned parts themselves, as a long text
-    tunes: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges
+    trained_parts: ClassVar[str] = "none"  # parts that must be trained
+    attention_inputs: ClassVar[str] = "nothing"  # what it reads of attention
+    schedule_field: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
+    max_removable: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
+    keep_ratio_field: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
+    weight_file_fields: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings that name files of learned parts, submodules of the same names
+    opaque_fields: ClassVar[tuple[str, ...]] = ()  # settings that hold learned parts themselves, as a long text
+    tunable: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, checked(type(self), field.name, getattr(self, field.name)))
+            object.__setattr__(self, field.name, coerce_setting(type(self), field.name, getattr(self, field.name)))
 
-    def build(self, vit: VitInfo) -> Reducer:
+    def build(self, vit: ViTInfo) -> Reducer:
         """Check the settings against this ViT and make the reducer; raises GTPError."""
         raise NotImplementedError
 
@@ -150,42 +152,46 @@ class Method:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> Method:
+    def at_strength(cls, vit: ViTInfo, strength: float) -> Method:
         """Settings of a strength from 0, which removes nothing, to 1, the most; the model's MACs never rise with it."""
-        if cls.schedule is not None:
-            return cls(**{cls.schedule: spread(strength, vit.depth, vit.image_tokens)})
-        if cls.share_left is not None:
-            return cls(**{cls.share_left: share_at(strength)})
-        raise BadSetting(f"{cls.name} has no setting that says how much is removed")
+        if cls.schedule_field is not None:
+            return cls(**{cls.schedule_field: even_schedule(strength, vit.depth, vit.image_tokens)})
+        if cls.keep_ratio_field is not None:
+            return cls(**{cls.keep_ratio_field: keep_ratio_at(strength)})
+        raise SettingError(f"{cls.name} has no setting that says how much is removed")
 
-    def weakened(self, vit: VitInfo, share: float) -> Method:
+    def scaled(self, vit: ViTInfo, fraction: float) -> Method:
         """These settings at a share of their strength: 1 = unchanged, 0 = nothing is removed."""
-        if share == 1:
+        if fraction == 1:
             return self
-        if self.schedule is not None:
-            weaker_one = weaker(getattr(self, self.schedule), share, vit.depth, vit.image_tokens, type(self).at_most)
-            return dataclasses.replace(self, **{self.schedule: weaker_one})
-        if self.share_left is not None:
-            return dataclasses.replace(self, **{self.share_left: weaker_share(getattr(self, self.share_left), share)})
-        raise BadSetting(
-            f"{self.name} has no strength that could grow during training; leave out shrink_start and shrink_epochs"
+        if self.schedule_field is not None:
+            weaker_one = scale_schedule(
+                getattr(self, self.schedule_field), fraction, vit.depth, vit.image_tokens, type(self).max_removable
+            )
+            return dataclasses.replace(self, **{self.schedule_field: weaker_one})
+        if self.keep_ratio_field is not None:
+            return dataclasses.replace(
+                self, **{self.keep_ratio_field: scale_keep_ratio(getattr(self, self.keep_ratio_field), fraction)}
+            )
+        raise SettingError(
+            f"{self.name} has no strength that could grow during training; leave out ramp_start and ramp_epochs"
         )
 
     def check_weights(self, weights: Iterable[Tensor]) -> None:
         """Refuse a model, by the matrices of its blocks, on whose weights these settings were not learned."""
 
-    def learned_on(self, weights: Iterable[Tensor]) -> Method:
+    def with_fingerprint_of(self, weights: Iterable[Tensor]) -> Method:
         """These settings for a model that was finetuned with them, by the matrices of its blocks."""
         return self
 
-    def caution(self) -> str | None:
+    def warning(self) -> str | None:
         """A warning that `patch` shows for settings that cannot give good results; None = no warning."""
         return None
 
-    def check_class_token(self, vit: VitInfo) -> None:
+    def check_class_token(self, vit: ViTInfo) -> None:
         """Refuse models without a class token, for methods that need one."""
         if not vit.class_token:
-            raise BadSetting(
+            raise SettingError(
                 f"{type(self).__name__} ranks tokens by the class token's attention, and this model has none; "
                 "use GTP or ToMe, which need none"
             )

@@ -23,29 +23,31 @@ from gtp_vit.core.tokens import Tokens
 from gtp_vit.tensors import select_rows
 
 
-def remembered(tokens: Tokens) -> Tokens:
-    """The embedded tokens, ready to be followed by `followed`."""
-    return tokens.but(detail=tokens.x.new_zeros(()))
+def begin_restoring(tokens: Tokens) -> Tokens:
+    """The embedded tokens, ready to be followed by `record_losses`."""
+    return tokens.replace(restore_residual=tokens.x.new_zeros(()))
 
 
-def followed(drops_patches: bool, layer: int, before: Tokens, after: Tokens, branch: Tensor | None = None) -> Tokens:
+def record_losses(
+    drops_patches: bool, layer: int, before: Tokens, after: Tokens, branch: Tensor | None = None
+) -> Tokens:
     """`after` with what its patches have lost since `before`; as it is, unless this pass is to be restored.
 
     `branch` was added to the features in between; `drops_patches`: may a patch be left without a token?
     """
-    if before.detail is None or after.cell is before.cell:
+    if before.restore_residual is None or after.cell is before.cell:
         return after
     if after.cell.shape[1] > before.cell.shape[1]:  # the method has brought all tokens back itself
-        return remembered(after)
+        return begin_restoring(after)
     assert before.owner is not None
-    owner = adopted(after) if drops_patches else after.owner
+    owner = assign_dropped_patches(after) if drops_patches else after.owner
     assert owner is not None
     x = before.x if branch is None else before.x + branch
     lost = select_rows(x[:, before.prefix :], before.owner) - select_rows(after.image, owner)
-    return after.but(owner=owner, detail=before.detail + (layer + 1) * lost)
+    return after.replace(owner=owner, restore_residual=before.restore_residual + (layer + 1) * lost)
 
 
-def adopted(tokens: Tokens) -> Tensor:
+def assign_dropped_patches(tokens: Tokens) -> Tensor:
     """`owner` with every patch that has none given to the nearest token in the grid, [B, M0]."""
     assert tokens.owner is not None
     rows, columns = tokens.grid
@@ -61,10 +63,10 @@ def adopted(tokens: Tokens) -> Tensor:
     return torch.where(owner < 0, distance.argmin(dim=1), owner)
 
 
-def restored(tokens: Tokens) -> Tensor:
+def restore_patches(tokens: Tokens) -> Tensor:
     """The features of prefix tokens and all patches, [B, c + M0, C]; those that there are if they were not followed."""
-    if tokens.detail is None or tokens.detail.ndim == 0:
+    if tokens.restore_residual is None or tokens.restore_residual.ndim == 0:
         return tokens.x
     assert tokens.owner is not None
-    image = select_rows(tokens.image, tokens.owner) + tokens.detail / (tokens.layers + 1)
+    image = select_rows(tokens.image, tokens.owner) + tokens.restore_residual / (tokens.num_layers_run + 1)
     return torch.cat([tokens.x[:, : tokens.prefix], image], dim=1)

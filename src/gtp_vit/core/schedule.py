@@ -8,13 +8,13 @@ A schedule is an int (the same in every layer), a sequence with one int a layer,
     "early:8"              8 a layer on average, 16 in the first layer, falling to 0
     "late:8"               8 a layer on average, rising from 0 to 16
     "keep:0.7:3:6:9"       layers 3, 6 and 9 (counted from 0) keep 70 % of the image tokens they have
-    "middle:8"             8 a layer on average, none in the first layer, most a third of the way through
-    "searched:8"           8 a layer on average, in the shape that searches on real models had in common
-    "learned:8"            the same of searches for GTP+ with a calibration
+    "peak:8"             8 a layer on average, none in the first layer, most a third of the way through
+    "default:8"           8 a layer on average, in the shape that searches on real models had in common
+    "calibrated:8"            the same of searches for GTP+ with a calibration
     "inflection:8:-1"      ToMe's (r, inflection): 8 a layer on average, here falling from 16 to 0
-    "from:1:16"            MCTF's: 16 in layer 1 and in each after it
+    "after:1:16"            MCTF's: 16 in layer 1 and in each after it
     "ratio:0.95"           PiToMe's: every layer keeps 95 % of the image tokens it has; "ratio:0.95:1" of one token more
-    "powers:0.7:3:6:9"     ATC's: 0.7, 0.7^2 and 0.7^3 of all image tokens are left after layers 3, 6 and 9
+    "geometric:0.7:3:6:9"     ATC's: 0.7, 0.7^2 and 0.7^3 of all image tokens are left after layers 3, 6 and 9
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from gtp_vit.errors import BadSchedule, check_name, shown
+from gtp_vit.errors import ScheduleError, check_name, short_repr
 
 Schedule = int | tuple[int, ...] | str
-MOST = 10**6  # largest number in a named schedule
-STEPS = 512  # resolution of a share of tokens
+MAX_NUMBER = 10**6  # largest number in a named schedule
+KEEP_RATIO_STEPS = 512  # resolution of a share of tokens
 
 
 def linear(depth: int, tokens: int, first: float, last: float) -> list[int]:
@@ -52,29 +52,29 @@ def late(depth: int, tokens: int, average: float) -> list[int]:
     return linear(depth, tokens, 0, 2 * average)
 
 
-def middle(depth: int, tokens: int, average: float) -> list[int]:
+def peak(depth: int, tokens: int, average: float) -> list[int]:
     """None at first, most a third of the way through, half the average at the end: the shape that searches find."""
     peak = max(depth // 3, 1)
     slope = [layer / peak if layer <= peak else 1 - 0.75 * (layer - peak) / (depth - peak) for layer in range(depth)]
-    return _rounded(slope, average * depth)
+    return _round_keeping_total(slope, average * depth)
 
 
 # Searched for two 12-layer models on calibration images, without and with a calibration of GTP+.
-SEARCHED = (0, 0, 21, 28, 28, 26, 18, 12, 10, 10, 4, 0)
-LEARNED = (0, 0, 19, 28, 29, 23, 21, 18, 5, 6, 4, 0)
+DEFAULT_SHAPE = (0, 0, 21, 28, 28, 26, 18, 12, 10, 10, 4, 0)
+CALIBRATED_SHAPE = (0, 0, 19, 28, 29, 23, 21, 18, 5, 6, 4, 0)
 
 
-def searched(depth: int, tokens: int, average: float) -> list[int]:
+def default(depth: int, tokens: int, average: float) -> list[int]:
     """The shape that searches found: what GTP+ uses where nothing was searched."""
-    return _rounded(stretched(SEARCHED, depth), average * depth)
+    return _round_keeping_total(resample(DEFAULT_SHAPE, depth), average * depth)
 
 
-def learned(depth: int, tokens: int, average: float) -> list[int]:
+def calibrated(depth: int, tokens: int, average: float) -> list[int]:
     """The shape that searches with a calibration found: what calibrated GTP+ uses where nothing was searched."""
-    return _rounded(stretched(LEARNED, depth), average * depth)
+    return _round_keeping_total(resample(CALIBRATED_SHAPE, depth), average * depth)
 
 
-def stretched(shape: Sequence[float], depth: int) -> list[float]:
+def resample(shape: Sequence[float], depth: int) -> list[float]:
     """The shape of 12 layers, interpolated to the depth."""
     found = []
     for layer in range(depth):
@@ -84,7 +84,7 @@ def stretched(shape: Sequence[float], depth: int) -> list[float]:
     return found if sum(found) > 0 else [1.0] * depth
 
 
-def _rounded(shape: list[float], total: float) -> list[int]:
+def _round_keeping_total(shape: list[float], total: float) -> list[int]:
     """Whole numbers in these proportions; rounding the running sum keeps the total."""
     scale = total / max(sum(shape), 1e-9)
     sums = [round(scale * sum(shape[: layer + 1])) for layer in range(len(shape))]
@@ -110,27 +110,28 @@ def keep(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
     return removed
 
 
-def starting(depth: int, tokens: int, first: float, number: float) -> list[int]:
+def after(depth: int, tokens: int, first: float, number: float) -> list[int]:
     """MCTF's schedule: nothing before layer `first`, then the same number in every layer."""
-    _check_named_layers("from", depth, (first,))
+    _check_named_layers("after", depth, (first,))
     return [0] * int(first) + constant(depth - int(first), tokens, number)
 
 
-def ratio(depth: int, tokens: int, rate: float, others: float = 0) -> list[int]:
-    """PiToMe's schedule: every layer keeps a share of its tokens; `others`: prefix tokens that are counted as well."""
+def ratio(depth: int, tokens: int, rate: float, extra_tokens: float = 0) -> list[int]:
+    """PiToMe's schedule: every layer keeps a share of its tokens; `extra_tokens`: prefix tokens that are counted as
+    well."""
     _check_rate("ratio", rate, "")
     removed = []
     for _ in range(depth):
-        counted = tokens + int(others)
+        counted = tokens + int(extra_tokens)
         removed.append(math.floor(counted - counted * rate))
         tokens -= removed[-1]
     return removed
 
 
-def powers(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
+def geometric(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
     """ATC's schedule: after the n-th of the given layers rate^n of all image tokens are left, if that is any."""
-    _check_rate("powers", rate, ":3:6:9")
-    _check_named_layers("powers", depth, layers)
+    _check_rate("geometric", rate, ":3:6:9")
+    _check_named_layers("geometric", depth, layers)
     left, removed = tokens, [0] * depth
     for power, layer in enumerate(sorted(int(layer) for layer in layers), start=1):
         after = min(int(tokens * rate**power), left) or left
@@ -140,15 +141,15 @@ def powers(depth: int, tokens: int, rate: float, *layers: float) -> list[int]:
 
 def _check_rate(name: str, rate: float, layers: str) -> None:
     if not 0 < rate <= 1:
-        raise BadSchedule(f"schedule {name!r} has rate {rate:g}; it must be in (0, 1], e.g. {name}:0.7{layers}")
+        raise ScheduleError(f"schedule {name!r} has rate {rate:g}; it must be in (0, 1], e.g. {name}:0.7{layers}")
 
 
 def _check_named_layers(name: str, depth: int, layers: Sequence[float]) -> None:
     if not layers:
-        raise BadSchedule(f"schedule {name!r} names no layer; write the layers after the rate, e.g. {name}:0.7:3:6:9")
+        raise ScheduleError(f"schedule {name!r} names no layer; write the layers after the rate, e.g. {name}:0.7:3:6:9")
     wrong = [f"{layer:g}" for layer in layers if layer not in range(depth)]
     if wrong:
-        raise BadSchedule(f"schedule {name!r} names layer {', '.join(wrong)}; this model has layers 0 to {depth - 1}")
+        raise ScheduleError(f"schedule {name!r} names layer {', '.join(wrong)}; this model has layers 0 to {depth - 1}")
 
 
 SCHEDULES: dict[str, Callable[..., list[int]]] = {
@@ -156,24 +157,24 @@ SCHEDULES: dict[str, Callable[..., list[int]]] = {
     "linear": linear,
     "early": early,
     "late": late,
-    "middle": middle,
-    "searched": searched,
-    "learned": learned,
+    "peak": peak,
+    "default": default,
+    "calibrated": calibrated,
     "inflection": inflection,
     "keep": keep,
-    "from": starting,
+    "after": after,
     "ratio": ratio,
-    "powers": powers,
+    "geometric": geometric,
 }
 
 
 def removals(
-    schedule: Schedule, depth: int, tokens: int, at_most: Callable[[int], int] | None = None
+    schedule: Schedule, depth: int, tokens: int, max_removable: Callable[[int], int] | None = None
 ) -> tuple[int, ...]:
     """How many image tokens each of `depth` layers removes, checked against the `tokens` there are.
 
-    A method that can remove only some of its tokens passes `at_most`, from tokens to how many of them may go. Layers
-    that ask for more are cut to that, as in ToMe, and a schedule shorter than the model is padded with zeros.
+    A method that can remove only some of its tokens passes `max_removable`, from tokens to how many of them may go.
+    Layers that ask for more are cut to that, as in ToMe, and a schedule shorter than the model is padded with zeros.
 
     >>> removals(8, depth=3, tokens=196)
     (8, 8, 8)
@@ -188,30 +189,30 @@ def removals(
     elif isinstance(schedule, (tuple, list)):
         plan = list(schedule)
     else:
-        raise BadSchedule(
-            f"schedule is {shown(schedule)}; give a number, one number a layer, or a name like 'linear:2:14'"
+        raise ScheduleError(
+            f"schedule is {short_repr(schedule)}; give a number, one number a layer, or a name like 'linear:2:14'"
         )
-    if at_most is not None:
+    if max_removable is not None:
         plan += [0] * (depth - len(plan))
     if len(plan) != depth:
-        raise BadSchedule(f"schedule has {len(plan)} entries, but the model has {depth} layers; give one for each")
+        raise ScheduleError(f"schedule has {len(plan)} entries, but the model has {depth} layers; give one for each")
     for layer, number in enumerate(plan):
         if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
-            raise BadSchedule(
-                f"schedule removes {shown(number)} tokens in layer {layer}; it must be a whole number >= 0"
+            raise ScheduleError(
+                f"schedule removes {short_repr(number)} tokens in layer {layer}; it must be a whole number >= 0"
             )
-    if at_most is not None:
+    if max_removable is not None:
         for layer in range(depth):
-            plan[layer] = min(plan[layer], at_most(tokens - sum(plan[:layer])))
+            plan[layer] = min(plan[layer], max_removable(tokens - sum(plan[:layer])))
     if sum(plan) >= tokens:
-        raise BadSchedule(
+        raise ScheduleError(
             f"schedule removes {sum(plan)} tokens, but there are only {tokens} image tokens and one must stay; "
             f"the largest constant number for this model is {(tokens - 1) // depth}"
         )
     return tuple(int(number) for number in plan)
 
 
-def spread(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
+def even_schedule(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
     """A schedule as even as possible, the first layers removing more: from nothing to the largest constant one.
 
     >>> spread(0.5, depth=4, tokens=12)
@@ -223,50 +224,50 @@ def spread(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
     return tuple(each + (layer < rest) for layer in range(depth)) if rest else each
 
 
-def share_at(strength: float) -> float:
+def keep_ratio_at(strength: float) -> float:
     """The share of the tokens that is left at this strength: from 1 to 1 / STEPS."""
-    return 1 - round(strength * (STEPS - 1)) / STEPS
+    return 1 - round(strength * (KEEP_RATIO_STEPS - 1)) / KEEP_RATIO_STEPS
 
 
-def weaker_share(left: float, share: float) -> float:
+def scale_keep_ratio(keep_ratio: float, fraction: float) -> float:
     """The share of tokens left if only this share of the reduction is done."""
-    return left if share == 1 else 1 - share * (1 - left)
+    return keep_ratio if fraction == 1 else 1 - fraction * (1 - keep_ratio)
 
 
-def weaker(
-    schedule: Schedule, share: float, depth: int, tokens: int, at_most: Callable[[int], int] | None = None
+def scale_schedule(
+    schedule: Schedule, fraction: float, depth: int, tokens: int, max_removable: Callable[[int], int] | None = None
 ) -> Schedule:
     """This share of what a schedule removes in each layer; arguments as for `removals`.
 
     >>> weaker("linear:2:8", 0.5, depth=4, tokens=64)
     (1, 2, 3, 4)
     """
-    if share == 1:
+    if fraction == 1:
         return schedule
     if isinstance(schedule, int):
-        return round(share * schedule)
-    return tuple(round(share * number) for number in removals(schedule, depth, tokens, at_most))
+        return round(fraction * schedule)
+    return tuple(round(fraction * number) for number in removals(schedule, depth, tokens, max_removable))
 
 
-def whole_tokens(
-    plan: Sequence[float], tokens: int, fewest: int = 1, nearest: Callable[[int], int] = lambda left: left
+def round_schedule(
+    plan: Sequence[float], tokens: int, min_tokens: int = 1, snap: Callable[[int], int] = lambda left: left
 ) -> list[int]:
-    """Round a plan to whole numbers, carrying the rest to the next layer; at least `fewest` tokens stay.
+    """Round a plan to whole numbers, carrying the rest to the next layer; at least `min_tokens` tokens stay.
 
-    A caller that allows only certain numbers of tokens passes `nearest`, from any number to an allowed one.
+    A caller that allows only certain numbers of tokens passes `snap`, from any number to an allowed one.
     """
     left, found, owed = tokens, [0] * len(plan), 0.0
     for layer, asked in enumerate(plan):
         if asked > 0:
             owed += asked
-            after = max(min(nearest(left - round(owed)), left), fewest)
+            after = max(min(snap(left - round(owed)), left), min_tokens)
             found[layer] = left - after
             owed -= found[layer]
             left = after
     return found
 
 
-def quarters(depth: int) -> tuple[int, ...]:
+def quarter_layers(depth: int) -> tuple[int, ...]:
     """Layers at one, two and three quarters: 3, 6, 9 of DeiT's 12; 4, 8, 12 of LV-ViT-S's 16."""
     return tuple(dict.fromkeys(depth * part // 4 for part in (1, 2, 3)))
 
@@ -274,11 +275,11 @@ def quarters(depth: int) -> tuple[int, ...]:
 def check_layers(name: str, layers: tuple[int, ...] | None, depth: int, first: int = 0) -> tuple[int, ...]:
     """Layer numbers that exist, in ascending order; None = at one, two and three quarters."""
     if layers is None:
-        return quarters(depth)
+        return quarter_layers(depth)
     layers = layers if isinstance(layers, (tuple, list)) else (layers,)
     wrong = [layer for layer in layers if not isinstance(layer, Integral) or not first <= layer < depth]
     if wrong or list(layers) != sorted(set(layers)):
-        raise BadSchedule(
+        raise ScheduleError(
             f"{name} is {tuple(layers)!r}; give different layers from {first} to {depth - 1} in ascending order"
         )
     return tuple(int(layer) for layer in layers)
@@ -290,13 +291,17 @@ def _named(schedule: str, depth: int, tokens: int) -> list[int]:
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        raise BadSchedule(f"schedule {shown(schedule)} has something other than numbers after its name") from None
-    if not all(abs(number) <= MOST for number in numbers):  # not so for NaN
-        raise BadSchedule(f"schedule {shown(schedule)} has a number that is not finite, or beyond {MOST}")
+        raise ScheduleError(
+            f"schedule {short_repr(schedule)} has something other than numbers after its name"
+        ) from None
+    if not all(abs(number) <= MAX_NUMBER for number in numbers):  # not so for NaN
+        raise ScheduleError(f"schedule {short_repr(schedule)} has a number that is not finite, or beyond {MAX_NUMBER}")
     try:
         return function(depth, tokens, *numbers)
     except TypeError:
         examples = {"linear": "linear:2:14", "keep": "keep:0.7:3:6:9", "inflection": "inflection:8:-1"}
-        examples |= {"from": "from:1:16", "ratio": "ratio:0.95", "powers": "powers:0.7:3:6:9"}
+        examples |= {"after": "after:1:16", "ratio": "ratio:0.95", "geometric": "geometric:0.7:3:6:9"}
         example = examples.get(name, f"{name}:8")
-        raise BadSchedule(f"schedule {shown(schedule)} has {len(numbers)} numbers; write it like {example!r}") from None
+        raise ScheduleError(
+            f"schedule {short_repr(schedule)} has {len(numbers)} numbers; write it like {example!r}"
+        ) from None

@@ -1,7 +1,7 @@
 """Tokens: the one value that flows through a forward pass.
 
 All state of a forward pass is a field here and nothing is stored on a module, so threads, gradient checkpointing,
-compile and export all see a pure function. State of a method is in `carry`.
+compile and export all see a pure function. State of a method is in `method_state`.
 
 Shapes: B batch, N tokens, c prefix tokens, M = N - c image tokens, M0 patches, C channels, K kept image tokens.
 """
@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.kernels import Ops
-from gtp_vit.tensors import behind_prefix, select_rows, weighted_merge
+from gtp_vit.tensors import select_rows, weighted_merge, with_prefix_rows
 
-SAME: Any = ...  # leaves a field unchanged; None is a value of some fields
+_UNCHANGED: Any = ...  # leaves a field unchanged; None is a value of some fields
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,18 @@ class Tokens:
     cell: Tensor  # [B, M]      grid cell (row major) of each image token; M0 = in no cell
     prefix: int  # class, distillation and register tokens: never reduced
     grid: tuple[int, int]  # rows and columns of the patch grid
-    name: Tensor | None = None  # [B, M]: its identity, once a method has made tokens that are in no cell
+    token_id: Tensor | None = None  # [B, M]: its identity, once a method has made tokens that are in no cell
     size: Tensor | None = None  # [B, M] float32: patches it stands for, as the method counts them; None = one each
     owner: Tensor | None = None  # [B, M0]: index of the token that stands for each patch, -1 = lost; with follow=True
-    table: Any = None  # what a backbone looks up by cell, e.g. rotary positions; row M0 is for tokens in no cell
-    carry: Any = None  # the method's own state, e.g. GTP's graph
+    position_table: Any = (
+        None  # what a backbone looks up by cell, e.g. rotary positions; row M0 is for tokens in no cell
+    )
+    method_state: Any = None  # the method's own state, e.g. GTP's graph
     normed: Tensor | None = None  # x after the norm before the MLP, where an operator has computed it; until x changes
-    detail: Tensor | None = None  # what patches had of their own, for restoring.py; a scalar: nothing has been removed
-    layers: int = 0  # how many have run, while there is `detail`
+    restore_residual: Tensor | None = (
+        None  # what patches had of their own, for restoring.py; a scalar: nothing has been removed
+    )
+    num_layers_run: int = 0  # how many have run, while there is `detail`
     ops: Ops = Ops.TORCH  # the operators of this forward pass
 
     @property
@@ -45,9 +49,9 @@ class Tokens:
         return self.x[:, self.prefix :]
 
     @property
-    def names(self) -> Tensor:
+    def token_ids(self) -> Tensor:
         """The identity of each image token, [B, M]: the cell of its patch, or an unused number from M0 on."""
-        return self.cell if self.name is None else self.name
+        return self.cell if self.token_id is None else self.token_id
 
     @property
     def sizes(self) -> Tensor:
@@ -59,53 +63,53 @@ class Tokens:
         """How often each token counts as a key, [B, N], prefix tokens once; None = all of them once."""
         return None if self.size is None else F.pad(self.size, (self.prefix, 0), value=1.0)
 
-    def but(
+    def replace(
         self,
         *,
-        x: Tensor = SAME,
-        cell: Tensor = SAME,
-        name: Tensor | None = SAME,
-        size: Tensor | None = SAME,
-        owner: Tensor | None = SAME,
-        table: Any = SAME,
-        carry: Any = SAME,
-        normed: Tensor | None = SAME,
-        detail: Tensor | None = SAME,
-        layers: int = SAME,
-        ops: Ops = SAME,
+        x: Tensor = _UNCHANGED,
+        cell: Tensor = _UNCHANGED,
+        token_id: Tensor | None = _UNCHANGED,
+        size: Tensor | None = _UNCHANGED,
+        owner: Tensor | None = _UNCHANGED,
+        position_table: Any = _UNCHANGED,
+        method_state: Any = _UNCHANGED,
+        normed: Tensor | None = _UNCHANGED,
+        restore_residual: Tensor | None = _UNCHANGED,
+        num_layers_run: int = _UNCHANGED,
+        ops: Ops = _UNCHANGED,
     ) -> Tokens:
         """A copy with some fields changed; prefix and grid are the same for the whole pass.
 
         Written out, so that a wrong name is a TypeError; torch.compile cannot trace dataclasses.replace in torch 2.6.
         """
         return Tokens(
-            x=self.x if x is SAME else x,
-            cell=self.cell if cell is SAME else cell,
+            x=self.x if x is _UNCHANGED else x,
+            cell=self.cell if cell is _UNCHANGED else cell,
             prefix=self.prefix,
             grid=self.grid,
-            name=self.name if name is SAME else name,
-            size=self.size if size is SAME else size,
-            owner=self.owner if owner is SAME else owner,
-            table=self.table if table is SAME else table,
-            carry=self.carry if carry is SAME else carry,
-            normed=(self.normed if x is SAME else None) if normed is SAME else normed,
-            detail=self.detail if detail is SAME else detail,
-            layers=self.layers if layers is SAME else layers,
-            ops=self.ops if ops is SAME else ops,
+            token_id=self.token_id if token_id is _UNCHANGED else token_id,
+            size=self.size if size is _UNCHANGED else size,
+            owner=self.owner if owner is _UNCHANGED else owner,
+            position_table=self.position_table if position_table is _UNCHANGED else position_table,
+            method_state=self.method_state if method_state is _UNCHANGED else method_state,
+            normed=(self.normed if x is _UNCHANGED else None) if normed is _UNCHANGED else normed,
+            restore_residual=self.restore_residual if restore_residual is _UNCHANGED else restore_residual,
+            num_layers_run=self.num_layers_run if num_layers_run is _UNCHANGED else num_layers_run,
+            ops=self.ops if ops is _UNCHANGED else ops,
         )
 
     def add(self, branch: Tensor) -> Tokens:
         """The residual connection."""
-        return self.but(x=self.x + branch)
+        return self.replace(x=self.x + branch)
 
     def keep(self, index: Tensor) -> Tokens:
         """Keep the prefix and the image tokens at `index` [B, K], and their fields."""
-        return self.but(
-            x=select_rows(self.x, behind_prefix(index, self.prefix)),
+        return self.replace(
+            x=select_rows(self.x, with_prefix_rows(index, self.prefix)),
             cell=self.cell.gather(1, index),
-            name=None if self.name is None else self.name.gather(1, index),
+            token_id=None if self.token_id is None else self.token_id.gather(1, index),
             size=None if self.size is None else self.size.gather(1, index),
-            owner=self.owners(index),
+            owner=self.owners_after(index),
         )
 
     def merge(self, kept: Tensor, gone: Tensor, weights: Tensor, size: Tensor, retain: Tensor | None = None) -> Tokens:
@@ -118,31 +122,31 @@ class Tokens:
             size: of the kept tokens afterwards, [B, K].
             retain: what it keeps of itself, [B, K]; None = all.
         """
-        return self.but(
+        return self.replace(
             x=weighted_merge(self.x, self.prefix, kept, gone, weights, retain),
             cell=self.cell.gather(1, kept),
-            name=None if self.name is None else self.name.gather(1, kept),
+            token_id=None if self.token_id is None else self.token_id.gather(1, kept),
             size=size,
-            owner=None if self.owner is None else self.owners(kept, gone, receivers(weights)),
+            owner=None if self.owner is None else self.owners_after(kept, gone, receivers(weights)),
         )
 
-    def fuse(self, kept: Tensor, gone: Tensor, fused: Tensor, number: int) -> Tokens:
+    def fuse(self, kept: Tensor, gone: Tensor, fused: Tensor, token_id: int) -> Tokens:
         """Keep the image tokens `kept` and append `fused` [B, 1, C], a token in no cell, for those that go.
 
-        `number` is the new token's name: an unused number from M0 on.
+        `token_id` is the new token's name: an unused number from M0 on.
         """
         rest, nowhere = self.keep(kept), torch.full_like(kept[:, :1], self.grid[0] * self.grid[1])
-        owner = None if self.owner is None else self.owners(kept, gone, torch.full_like(gone, kept.shape[1]))
+        owner = None if self.owner is None else self.owners_after(kept, gone, torch.full_like(gone, kept.shape[1]))
         size = self.sizes
-        return rest.but(
+        return rest.replace(
             x=torch.cat([rest.x, fused], dim=1),
             cell=torch.cat([rest.cell, nowhere], dim=1),
-            name=torch.cat([rest.names, torch.full_like(nowhere, number)], dim=1),
+            token_id=torch.cat([rest.token_ids, torch.full_like(nowhere, token_id)], dim=1),
             size=torch.cat([size.gather(1, kept), size.gather(1, gone).sum(dim=1, keepdim=True)], dim=1),
             owner=owner,
         )
 
-    def owners(self, kept: Tensor, gone: Tensor | None = None, target: Tensor | None = None) -> Tensor | None:
+    def owners_after(self, kept: Tensor, gone: Tensor | None = None, target: Tensor | None = None) -> Tensor | None:
         """`owner` after only the image tokens `kept` [B, K] are left; None if patches are not followed.
 
         Args:
@@ -161,7 +165,9 @@ class Tokens:
     def prefix_only(self) -> Tokens:
         """Drop all image tokens, for heads that read none of them."""
         none = self.cell[:, :0]
-        return self.but(x=self.x[:, : self.prefix], cell=none, name=None, size=None, owner=self.owners(none))
+        return self.replace(
+            x=self.x[:, : self.prefix], cell=none, token_id=None, size=None, owner=self.owners_after(none)
+        )
 
 
 def receivers(weights: Tensor) -> Tensor:

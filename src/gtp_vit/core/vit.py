@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True)
-class VitInfo:
+class ViTInfo:
     """Sizes of a ViT: all that a method knows of it."""
 
     depth: int
@@ -25,14 +25,14 @@ class VitInfo:
         return self.grid[0] * self.grid[1]
 
 
-class Step(NamedTuple):
+class LayerTokens(NamedTuple):
     """How many image tokens each part of one layer computes."""
 
     keys: int  # have keys and values
-    rows: int  # get an output of attention
+    queries: int  # get an output of attention
     mlp: int  # go through the MLP
-    after: int  # are left after the layer
-    map: int = 0  # have queries and keys, if the map is computed of more tokens than have values
+    out: int  # are left after the layer
+    map_tokens: int = 0  # have queries and keys, if the map is computed of more tokens than have values
 
 
 class BlockCosts(NamedTuple):
@@ -55,11 +55,11 @@ class ForwardPass(NamedTuple):
     """What a method's own work is counted from."""
 
     grid: tuple[int, int]
-    steps: tuple[Step, ...]
+    steps: tuple[LayerTokens, ...]
     blocks: tuple[BlockCosts, ...]
     shortened: bool  # does the last block compute prefix tokens only?
 
     @property
-    def reducing(self) -> tuple[Step, ...]:
+    def reducing(self) -> tuple[LayerTokens, ...]:
         """The layers in which tokens can leave after attention: all but a shortened one."""
         return self.steps[: len(self.steps) - self.shortened]

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class Indexed(Protocol):
+class SizedDataset(Protocol):
     """What has a length and an index."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, place: int, /) -> object: ...
+    def __getitem__(self, index: int, /) -> object: ...
 
 
-class ImageFiles(Dataset[Item]):
+class ImageDataset(Dataset[Item]):
     """Images that a reader opens one by one."""
 
     def __init__(
@@ -49,22 +49,22 @@ class ImageFiles(Dataset[Item]):
     def __len__(self) -> int:
         return min(len(self.reader), self.limit or len(self.reader))
 
-    def __getitem__(self, place: int) -> Item:
-        name = self.reader.name(place)
+    def __getitem__(self, index: int) -> Item:
+        name = self.reader.name(index)
         try:
-            name, file, label = self.reader.open(place)
+            name, file, label = self.reader.open(index)
             with contextlib.closing(file):
                 picture = image_file.decode(file, ignore_exif=self.ignore_exif)
-                return Item(place, self.transform(picture), _class_number(label), name, "")
+                return Item(index, self.transform(picture), _class_number(label), name, "")
         except Exception as error:  # decoders raise many exception types
-            return Item(place, torch.zeros(self.shape), NO_LABEL, name, first_line(error))
+            return Item(index, torch.zeros(self.shape), NO_LABEL, name, first_line(error))
 
     def identity(self) -> ImagesIdentity:
         listing = lines_fingerprint(self.reader.listing(len(self)))
         return ImagesIdentity(f"{len(self)}, {listing}", str(self.transform), _orientation(self.ignore_exif))
 
 
-class ImageStream(IterableDataset[Item]):
+class StreamingImageDataset(IterableDataset[Item]):
     """Images of which only the next one is known; places are counted.
 
     Readers of streams leave out what they cannot decode; if the stream says how many there are, these are reported.
@@ -95,11 +95,11 @@ class ImageStream(IterableDataset[Item]):
             except Exception as error:
                 yield Item(place, torch.zeros(self.shape), NO_LABEL, name, first_line(error))
         if not self.limit:
-            for missing in range(place + 1, self._promised() or 0):
+            for missing in range(place + 1, self._expected_length() or 0):
                 problem = "it could not be decoded"
                 yield Item(missing, torch.zeros(self.shape), NO_LABEL, "an image of the stream", problem)
 
-    def _promised(self) -> int | None:
+    def _expected_length(self) -> int | None:
         try:
             return len(self.stream)  # type: ignore[arg-type]
         except TypeError:
@@ -108,12 +108,12 @@ class ImageStream(IterableDataset[Item]):
     def identity(self) -> ImagesIdentity:
         root = getattr(getattr(self.stream, "reader", None), "root", None)
         files = lines_fingerprint(files_below(Path(root or "")))
-        count = self._promised() or "a stream"
+        count = self._expected_length() or "a stream"
         images = ", ".join(word for word in (self.source, str(count), str(self.limit or "all"), files) if word)
         return ImagesIdentity(images, str(self.transform), _orientation(self.ignore_exif))
 
 
-class InMemory(Dataset[Item]):
+class InMemoryDataset(Dataset[Item]):
     """Images that are already prepared."""
 
     classes = None
@@ -128,8 +128,8 @@ class InMemory(Dataset[Item]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, place: int) -> Item:
-        return Item(place, self.images[place], int(self.labels[place]), f"image {place}", "")
+    def __getitem__(self, index: int) -> Item:
+        return Item(index, self.images[index], int(self.labels[index]), f"image {index}", "")
 
     def identity(self) -> ImagesIdentity:
         tensors = {"images": self.images, "labels": self.labels}
@@ -141,18 +141,18 @@ class UserDataset(Dataset[Item]):
 
     has_labels, classes = True, None  # as far as is known
 
-    def __init__(self, images: Indexed) -> None:
+    def __init__(self, images: SizedDataset) -> None:
         self.images = images
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, place: int) -> Item:
-        name = f"image {place}"
+    def __getitem__(self, index: int) -> Item:
+        name = f"image {index}"
         try:
-            sample = self.images[place]
+            sample = self.images[index]
             if isinstance(sample, Item):
-                return sample._replace(place=place)
+                return sample._replace(image_index=index)
             image, label = sample, NO_LABEL
             if isinstance(sample, (tuple, list)) and len(sample) > 1:
                 image, label = sample[:2]
@@ -161,14 +161,14 @@ class UserDataset(Dataset[Item]):
             if not isinstance(image, Tensor):
                 raise GTPError(f"it is a {type(image).__name__} and must be a tensor; give the data set a transform")
         except Exception as error:  # of the caller's own code
-            return Item(place, torch.zeros(0), NO_LABEL, name, first_line(error))
+            return Item(index, torch.zeros(0), NO_LABEL, name, first_line(error))
         try:
-            return Item(place, image, int(label), name, "")
+            return Item(index, image, int(label), name, "")
         except (TypeError, ValueError):  # a caller's second value may be anything
-            return Item(place, image, NO_LABEL, name, "")
+            return Item(index, image, NO_LABEL, name, "")
 
 
-Images: TypeAlias = ImageFiles | ImageStream | InMemory | UserDataset
+Images: TypeAlias = ImageDataset | StreamingImageDataset | InMemoryDataset | UserDataset
 
 
 def _class_number(label: int | None) -> int:

@@ -10,15 +10,15 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gtp_vit.errors import BadInput, GTPError, first_line
+from gtp_vit.errors import GTPError, InputError, first_line
 
 if TYPE_CHECKING:
     from PIL import Image
 
 # Of one picture, which then takes 267 MB as RGB. A small file can claim any number, and Pillow warns a little above.
-MOST_PIXELS = 89_000_000
+MAX_PIXELS = 89_000_000
 # Files with these endings are read as pictures. Those that this Pillow cannot decode are reported as unreadable.
-ENDINGS = (
+IMAGE_EXTENSIONS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".psd", ".avif", ".heic", ".heif", ".jxl", ".svg"),
 )
@@ -66,8 +66,8 @@ def decode(file: IO[bytes] | Image.Image, *, ignore_exif: bool = False) -> Image
         image = file if isinstance(file, Image.Image) else Image.open(file)
         check_pixels(image)
         image.load()  # before EXIF is asked for: in some files it comes last
-        picture = _eight_bits(image).convert("RGB")
-        turn = None if ignore_exif else turn_of(image)
+        picture = _to_eight_bits(image).convert("RGB")
+        turn = None if ignore_exif else orientation_transpose(image)
         if turn is None:
             return picture
         picture = picture.transpose(turn)
@@ -78,14 +78,14 @@ def decode(file: IO[bytes] | Image.Image, *, ignore_exif: bool = False) -> Image
 
 
 def check_pixels(image: Image.Image) -> None:
-    """Raise BadInput for an open picture that is too large to be decoded."""
-    if image.width * image.height > MOST_PIXELS:
-        raise BadInput(
-            f"{image.width:,} x {image.height:,} pixels are more than {MOST_PIXELS // 10**6} million; make it smaller"
+    """Raise InputError for an open picture that is too large to be decoded."""
+    if image.width * image.height > MAX_PIXELS:
+        raise InputError(
+            f"{image.width:,} x {image.height:,} pixels are more than {MAX_PIXELS // 10**6} million; make it smaller"
         )
 
 
-def turn_of(image: Image.Image) -> Image.Transpose | None:
+def orientation_transpose(image: Image.Image) -> Image.Transpose | None:
     """How an open picture must be turned to be upright, as one of Pillow's transpositions; None: not at all.
 
     EXIF data that cannot be read turn nothing: such files are in every large data set.
@@ -111,7 +111,7 @@ def turn_of(image: Image.Image) -> Image.Transpose | None:
     return turn_by_orientation.get(orientation) if isinstance(orientation, int) else None
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _to_eight_bits(image: Image.Image) -> Image.Image:
     """A picture with its grey values scaled to 8 bits; Pillow clips them at 255, so nearly all would be white."""
     from PIL import Image
 

@@ -10,14 +10,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gtp_vit.data.image_file import ENDINGS, check_is_file
-from gtp_vit.data.reader import Opened, Reader, list_files
+from gtp_vit.data.image_file import IMAGE_EXTENSIONS, check_is_file
+from gtp_vit.data.reader import OpenedImage, Reader, list_files
 from gtp_vit.data.walk import Walk, describe_duplicates, duplicates_among
 from gtp_vit.errors import GTPError
 from gtp_vit.runs import distributed
 
 # What timm takes for each other where a split is named.
-SYNONYMS = (("train", "training"), ("val", "valid", "validation", "eval", "evaluation"))
+SPLIT_SYNONYMS = (("train", "training"), ("val", "valid", "validation", "eval", "evaluation"))
 
 
 class FolderReader(Reader):
@@ -28,8 +28,8 @@ class FolderReader(Reader):
 
         self.root: Path = root
         walk = Walk(root, _is_picture, count_links=count_links)
-        _warn_of_duplicates(walk.duplicates, root, count_links=count_links)
-        _warn_of_closed(walk.closed, root)
+        _warn_about_duplicates(walk.duplicates, root, count_links=count_links)
+        _warn_about_unreadable_folders(walk.unreadable_folders, root)
         classes = [_class_of(path, root) for path in walk.paths]
         self.class_to_idx = {name: index for index, name in enumerate(sorted(set(classes), key=natural_key))}
         labels = (self.class_to_idx[name] for name in classes)
@@ -39,18 +39,18 @@ class FolderReader(Reader):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def name(self, place: int) -> str:
-        return os.path.relpath(self.samples[place][0], self.root)
+    def name(self, index: int) -> str:
+        return os.path.relpath(self.samples[index][0], self.root)
 
-    def open(self, place: int) -> Opened:
-        path, label = self.samples[place]
+    def open(self, index: int) -> OpenedImage:
+        path, label = self.samples[index]
         check_is_file(path)  # opening a pipe would wait
-        return Opened(self.name(place), open(path, "rb"), label)
+        return OpenedImage(self.name(index), open(path, "rb"), label)
 
     def listing(self, count: int) -> Iterator[str]:
         return list_files(self.samples[:count], self.root)
 
-    def warn_of_other_files(self) -> None:
+    def warn_about_skipped_files(self) -> None:
         """Warn about files that are not read as pictures, other than hidden ones."""
         others = Walk(self.root, lambda name: not name.startswith(".") and not _is_picture(name)).paths
         if others:
@@ -59,10 +59,10 @@ class FolderReader(Reader):
             _warn(f"not read in {self.root}, because it does not look like a picture: {name}{more}")
 
 
-def folder_of_split(folder: Path, split: str) -> Path:
+def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, as timm finds it; the folder itself, if it has no splits."""
     name = split.partition("[")[0]
-    synonyms = next((names for names in SYNONYMS if name in names), ())
+    synonyms = next((names for names in SPLIT_SYNONYMS if name in names), ())
     return next((folder / each for each in (name, *synonyms) if each and (folder / each).exists()), folder)
 
 
@@ -81,7 +81,7 @@ def check_no_loop(folder: Path, dataset: str) -> None:
 def find_duplicates(paths: Iterable[str | Path], root: Path, *, count_links: bool) -> Mapping[str, str]:
     """Of a list of files those that an earlier name leads to already, with a warning; none with `count_links`."""
     duplicates = {} if count_links else duplicates_among(os.fspath(path) for path in paths)
-    _warn_of_duplicates(duplicates, root, count_links=count_links)
+    _warn_about_duplicates(duplicates, root, count_links=count_links)
     return duplicates
 
 
@@ -93,7 +93,7 @@ def empty_class(folder: Path, classes: Iterable[str]) -> str | None:
 
 
 def _is_picture(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in ENDINGS
+    return os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS
 
 
 def _class_of(path: str, root: Path) -> str:
@@ -102,12 +102,12 @@ def _class_of(path: str, root: Path) -> str:
     return "" if folder == os.fspath(root) else os.path.basename(folder)
 
 
-def _warn_of_duplicates(duplicates: Mapping[str, str], root: Path, *, count_links: bool) -> None:
+def _warn_about_duplicates(duplicates: Mapping[str, str], root: Path, *, count_links: bool) -> None:
     if duplicates:
         _warn(describe_duplicates(duplicates, root) + ("" if count_links else " (--count-links counts every name)"))
 
 
-def _warn_of_closed(folders: list[str], root: Path) -> None:
+def _warn_about_unreadable_folders(folders: list[str], root: Path) -> None:
     if folders:
         more = f", and {len(folders) - 1} more folders like it" if len(folders) > 1 else ""
         _warn(

@@ -14,17 +14,17 @@ NO_LABEL = -1
 class Item(NamedTuple):
     """One image, or why there is none."""
 
-    place: int
+    image_index: int
     image: Tensor  # zeros if it cannot be read
     label: int
     name: str
-    problem: str  # "" = none
+    error: str  # "" = none
 
 
 class Batch(NamedTuple):
     """Images that could be read, and the others' names and problems."""
 
-    place: Tensor  # [B] places in the data set
+    indices: Tensor  # [B] places in the data set
     images: Tensor  # [B, channels, height, width]
     labels: Tensor  # [B]
     unreadable: dict[int, str]  # place -> name and problem
@@ -33,13 +33,13 @@ class Batch(NamedTuple):
 
 def collate(items: list[Item]) -> Batch:
     """Items as one batch, those that could not be read apart."""
-    good = [item for item in items if not item.problem]
+    good = [item for item in items if not item.error]
     # In a reader's process this writes to memory that the other process reads: no copy, and no gaps left in the heap.
     images = default_collate([item.image for item in good]) if good else torch.zeros(0, *items[0].image.shape)
     return Batch(
-        torch.tensor([item.place for item in good], dtype=torch.long),
+        torch.tensor([item.image_index for item in good], dtype=torch.long),
         images,
         torch.tensor([item.label for item in good], dtype=torch.long),
-        {item.place: f"{item.name}: {item.problem}" for item in items if item.problem},
+        {item.image_index: f"{item.name}: {item.error}" for item in items if item.error},
         tuple(item.name for item in good),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from gtp_vit.data.image_file import check_is_file, load_picture
 from gtp_vit.data.image_folder import find_duplicates
-from gtp_vit.data.reader import Opened, Reader, list_files
+from gtp_vit.data.reader import OpenedImage, Reader, list_files
 from gtp_vit.errors import GTPError
 
 
@@ -33,19 +33,19 @@ class HuggingFaceReader(Reader):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def open(self, place: int) -> Opened:
-        row = self.dataset[place]
+    def open(self, index: int) -> OpenedImage:
+        row = self.dataset[index]
         image = row[self.image_key] or {}
         path: str | None = image.get("path")
         data: bytes | None = image.get("bytes")
-        name = os.path.basename(path or "") or self.name(place)
+        name = os.path.basename(path or "") or self.name(index)
         label = None if self.label_key is None else row[self.label_key]
         if data:
-            return Opened(name, io.BytesIO(data), label)
+            return OpenedImage(name, io.BytesIO(data), label)
         if not path:
             raise GTPError("the row has no image")
         check_is_file(path)  # opening a pipe would wait
-        return Opened(name, open(path, "rb"), label)
+        return OpenedImage(name, open(path, "rb"), label)
 
     def listing(self, count: int) -> Iterator[str]:
         yield f"{self.dataset._fingerprint} {count}"
@@ -66,8 +66,8 @@ class TorchvisionReader(Reader):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def open(self, place: int) -> Opened:
-        return Opened(self.name(place), *self.dataset[place])
+    def open(self, index: int) -> OpenedImage:
+        return OpenedImage(self.name(index), *self.dataset[index])
 
 
 class TimmReader(Reader):
@@ -83,13 +83,13 @@ class TimmReader(Reader):
     def __len__(self) -> int:
         return len(self.reader)
 
-    def name(self, place: int) -> str:
-        return str(self.reader.filename(place))
+    def name(self, index: int) -> str:
+        return str(self.reader.filename(index))
 
-    def open(self, place: int) -> Opened:
+    def open(self, index: int) -> OpenedImage:
         if self.is_folder:
-            check_is_file(self.reader.filename(place, absolute=True))
-        return Opened(self.name(place), *self.reader[place])
+            check_is_file(self.reader.filename(index, absolute=True))
+        return OpenedImage(self.name(index), *self.reader[index])
 
     def listing(self, count: int) -> Iterator[str]:
         return list_files(self.reader.samples[:count], self.reader.root) if self.is_folder else super().listing(count)

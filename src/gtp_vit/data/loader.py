@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from gtp_vit.data.dataset import ImageStream, InMemory
+from gtp_vit.data.dataset import InMemoryDataset, StreamingImageDataset
 from gtp_vit.data.items import Batch, Item, collate
 from gtp_vit.errors import GTPError
 
@@ -20,25 +20,25 @@ def batches(
     workers: int,
     skip: int = 0,
     pin: bool = False,
-    share: tuple[int, int] = (0, 1),
+    rank_and_world_size: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
     """Batches in the order of the data set, without its first `skip` images.
 
-    `share` is (rank, processes): the process then gets every n-th image, n = processes, from its rank on.
+    `rank_and_world_size` is (rank, processes): the process then gets every n-th image, n = processes, from its rank on.
     """
-    rank, processes = share
-    if isinstance(dataset, InMemory):  # no copy, no process
+    rank, processes = rank_and_world_size
+    if isinstance(dataset, InMemoryDataset):  # no copy, no process
         places = range(skip + rank, len(dataset), processes)
         yield from planned_batches(dataset, (places[at : at + batch_size] for at in range(0, len(places), batch_size)))
         return
-    if isinstance(dataset, ImageStream):
+    if isinstance(dataset, StreamingImageDataset):
         if processes > 1:
             raise GTPError(
                 "a stream of images cannot be shared by several processes; run one, or give folders or an indexed set"
             )
         read = 0
         for batch in DataLoader(dataset, batch_size, num_workers=min(workers, 1), collate_fn=collate):
-            read += len(batch.place) + len(batch.unreadable)
+            read += len(batch.indices) + len(batch.unreadable)
             if read > skip:  # the journal is written batch by batch, so a run stops between two of them
                 yield batch
         return
@@ -50,7 +50,7 @@ def planned_batches(
     dataset: Dataset[Item], plan: Iterable[range], *, workers: int = 0, pin: bool = False
 ) -> Iterator[Batch]:
     """One batch for each range of places, whichever process asks: what is in a batch decides the last bits."""
-    if not isinstance(dataset, InMemory):
+    if not isinstance(dataset, InMemoryDataset):
         yield from DataLoader(dataset, batch_sampler=plan, num_workers=workers, collate_fn=collate, pin_memory=pin)  # type: ignore[arg-type]
         return
     for places in plan:
@@ -59,17 +59,17 @@ def planned_batches(
         yield Batch(torch.tensor(places), dataset.images[own], dataset.labels[own], {}, names)
 
 
-def spread_images(dataset: Dataset[Item], count: int) -> Dataset[Item]:
+def evenly_spaced_images(dataset: Dataset[Item], count: int) -> Dataset[Item]:
     """`count` images of a data set, evenly spread as its order is often by class; all if it has no more, or for 0."""
     if not count or not isinstance(dataset, Sized) or count >= len(dataset):
         return dataset
     places = [index * len(dataset) // count for index in range(count)]
-    if isinstance(dataset, InMemory):
-        return InMemory(dataset.images[places], dataset.labels[places])
+    if isinstance(dataset, InMemoryDataset):
+        return InMemoryDataset(dataset.images[places], dataset.labels[places])
     return Subset(dataset, places)
 
 
-def first_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
+def take_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
     """The first images that can be read, at most `count`, on the model's device and in its precision."""
     parts: list[Tensor] = []
     for batch in batches(dataset, batch_size=count, workers=0):

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from gtp_vit.data import image_folder
-from gtp_vit.data.dataset import ImageFiles, ImageStream
+from gtp_vit.data.dataset import ImageDataset, StreamingImageDataset
 from gtp_vit.data.library_readers import HuggingFaceReader, TimmReader, TorchvisionReader
 from gtp_vit.data.reader import Reader
 from gtp_vit.data.tar_reader import TarReader, tar_files
-from gtp_vit.data.transforms import TimmSettings, Transform, make_transform, preparation
+from gtp_vit.data.transforms import TimmSettings, Transform, make_transform, preprocessing_of
 from gtp_vit.errors import GTPError, first_line
 from gtp_vit.patching import host_of
 
@@ -39,20 +39,20 @@ class DataSettings:
 
 def open_images(
     model: nn.Module, settings: DataSettings, augment: TimmSettings | None = None
-) -> ImageFiles | ImageStream:
+) -> ImageDataset | StreamingImageDataset:
     """The data set, checked against the model's classes; for training with the settings of timm's augmentation."""
     _check_folder(settings)
     inputs = host_of(model).inputs
     if settings.transform is not None:
-        return open_pictures(settings, settings.transform, (inputs.channels, *inputs.size), inputs.classes)
+        return open_with_transform(settings, settings.transform, (inputs.channels, *inputs.size), inputs.classes)
     names = ("crop_pct", "interpolation", "img_size")
-    config = preparation(model, {name: getattr(settings, name) for name in names})
-    return open_pictures(settings, make_transform(config, augment), tuple(config["input_size"]), inputs.classes)
+    config = preprocessing_of(model, {name: getattr(settings, name) for name in names})
+    return open_with_transform(settings, make_transform(config, augment), tuple(config["input_size"]), inputs.classes)
 
 
-def open_pictures(
+def open_with_transform(
     settings: DataSettings, transform: Transform, shape: tuple[int, ...], classes: int = 0
-) -> ImageFiles | ImageStream:
+) -> ImageDataset | StreamingImageDataset:
     """The data set, prepared by `transform` into tensors of this shape; checked against this many classes, 0 = any."""
     _check_folder(settings)
     try:
@@ -62,16 +62,16 @@ def open_pictures(
     except Exception as error:
         raise GTPError(f"no images in {settings.data_dir}: {first_line(error)}") from error
     if not isinstance(reader, Reader):
-        return ImageStream(
+        return StreamingImageDataset(
             reader, transform, shape, settings.limit, source=_source(settings), ignore_exif=settings.ignore_exif
         )
     if len(reader) == 0:
         raise GTPError(f"no images in {settings.data_dir}; give a folder with one folder of images for each class")
     if isinstance(reader, image_folder.FolderReader):
-        reader.warn_of_other_files()
+        reader.warn_about_skipped_files()
     if settings.labels and classes:
         _check_classes(reader, settings.data_dir, classes)
-    return ImageFiles(reader, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
+    return ImageDataset(reader, transform, shape, settings.limit, ignore_exif=settings.ignore_exif)
 
 
 def _open(settings: DataSettings) -> Reader | Iterable[Any]:
@@ -80,7 +80,7 @@ def _open(settings: DataSettings) -> Reader | Iterable[Any]:
 
     folder, name, links = settings.data_dir, settings.dataset, settings.count_links
     if not name:
-        return image_folder.FolderReader(image_folder.folder_of_split(folder, settings.split), count_links=links)
+        return image_folder.FolderReader(image_folder.split_folder(folder, settings.split), count_links=links)
     image_folder.check_no_loop(folder, name)
     dataset = timm.data.create_dataset(name, root=str(folder), split=settings.split, **_timm_options(name))
     reader = getattr(dataset, "reader", None)
@@ -118,15 +118,17 @@ def _check_folder(settings: DataSettings) -> None:
         raise GTPError(f"there is no folder {folder}{hint}")
 
 
-def _check_classes(reader: Reader, folder: Path, wanted: int) -> None:
+def _check_classes(reader: Reader, folder: Path, num_classes: int) -> None:
     """Raise GTPError if the reader knows its classes and has another number of them."""
     classes = len(reader.class_to_idx)
-    if classes in (0, wanted):
+    if classes in (0, num_classes):
         return
     empty = image_folder.empty_class(reader.root or folder, reader.class_to_idx)
     if empty is not None:
-        raise GTPError(f"class {empty} has no images in {folder}; put some there: the model wants {wanted} classes")
+        raise GTPError(
+            f"class {empty} has no images in {folder}; put some there: the model wants {num_classes} classes"
+        )
     raise GTPError(
-        f"{folder} has {classes} classes, but the model has {wanted}; give the model's own data, or a "
+        f"{folder} has {classes} classes, but the model has {num_classes}; give the model's own data, or a "
         f"model with {classes} classes (--num-classes)"
     )

@@ -7,48 +7,48 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from gtp_vit.data.transforms import OneChannel, Transform, make_transform, preparation
+from gtp_vit.data.transforms import GrayscaleTransform, Transform, make_transform, preprocessing_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class PreparedPicture(NamedTuple):
+class Preview(NamedTuple):
     """A picture as a model gets it."""
 
     picture: Image  # what is left of it after resizing and cropping
     tensor: Tensor  # [channels, height, width], ready for the model
 
 
-View: TypeAlias = "Callable[[Image], PreparedPicture]"
+PreviewTransform: TypeAlias = "Callable[[Image], Preview]"
 
 
-def view_of(
+def preview_transform(
     model: nn.Module, transform: Transform | None = None, *, img_size: int | None = None, crop_pct: float | None = None
-) -> View:
+) -> PreviewTransform:
     """From a picture to what a model sees of it: by `transform`, or else prepared by timm as the weights want."""
     if transform is None:
-        transform = make_transform(preparation(model, {"img_size": img_size, "crop_pct": crop_pct}))
-    return view_through(transform)
+        transform = make_transform(preprocessing_of(model, {"img_size": img_size, "crop_pct": crop_pct}))
+    return preview_through(transform)
 
 
-def view_through(transform: Transform) -> View:
+def preview_through(transform: Transform) -> PreviewTransform:
     """From a picture to what a transform makes of it."""
     from torchvision import transforms
 
     steps = getattr(getattr(transform, "transform", transform), "transforms", ())
     geometry = transforms.Compose([step for step in steps if "Resize" in str(step) or "Crop" in str(step)])
 
-    def view(picture: Image) -> PreparedPicture:
+    def view(picture: Image) -> Preview:
         tensor = transform(picture)
-        shown = picture.convert("L") if isinstance(transform, OneChannel) else picture
+        shown = picture.convert("L") if isinstance(transform, GrayscaleTransform) else picture
         # Where a transform does not show its steps, the picture is drawn from its result.
-        return PreparedPicture(geometry(shown) if steps else as_picture(tensor), tensor)
+        return Preview(geometry(shown) if steps else to_picture(tensor), tensor)
 
     return view
 
 
-def as_picture(image: Tensor) -> Image:
+def to_picture(image: Tensor) -> Image:
     """A prepared image [channels, height, width] as a picture: its values from the smallest to the largest."""
     from PIL import Image
 

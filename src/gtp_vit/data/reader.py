@@ -1,6 +1,6 @@
 """Readers: where the images of a data set are, and which ones, without decoding any.
 
-`ImageFiles` (dataset.py) decodes and prepares what a reader opens. There is one reader for each kind of source:
+`ImageDataset` (dataset.py) decodes and prepares what a reader opens. There is one reader for each kind of source:
 image_folder.py, tar_reader.py, library_readers.py.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class Opened(NamedTuple):
+class OpenedImage(NamedTuple):
     """An image that has not been decoded yet."""
 
     name: str
@@ -33,13 +33,13 @@ class Reader:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def open(self, place: int) -> Opened:
+    def open(self, index: int) -> OpenedImage:
         """The image at a place; raises many exception types."""
         raise NotImplementedError
 
-    def name(self, place: int) -> str:
+    def name(self, index: int) -> str:
         """The name of an image, also of one that cannot be opened."""
-        return f"image {place}"
+        return f"image {index}"
 
     @property
     def has_labels(self) -> bool:

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gtp_vit.data.image_file import ENDINGS
-from gtp_vit.data.reader import Opened, Reader
-from gtp_vit.errors import GTPError, first_line, shown
+from gtp_vit.data.image_file import IMAGE_EXTENSIONS
+from gtp_vit.data.reader import OpenedImage, Reader
+from gtp_vit.errors import GTPError, first_line, short_repr
 from gtp_vit.runs import distributed
 
 # What webdataset takes for the name of a sample, and for the ending of one of its files.
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
     name: str
     image: Member | None = None
     label: Member | None = None
-    problem: str = ""
+    error: str = ""
 
 
 class TarReader(Reader):
@@ -55,26 +55,26 @@ class TarReader(Reader):
         own = {number: samples_of(path) for number, path in list(enumerate(self.paths))[rank::processes]}
         by_number = {number: samples for part in distributed.all_gather(own) for number, samples in part.items()}
         self.samples = [by_number[number] for number in range(len(self.paths))]  # of each tar file
-        self.begins = [0, *itertools.accumulate(map(len, self.samples))]
+        self.first_indices = [0, *itertools.accumulate(map(len, self.samples))]
 
     @property
     def has_labels(self) -> bool:
         return any(sample.label is not None for samples in self.samples for sample in samples)
 
     def __len__(self) -> int:
-        return self.begins[-1]
+        return self.first_indices[-1]
 
-    def open(self, place: int) -> Opened:
-        path, sample = self._find(place)
+    def open(self, index: int) -> OpenedImage:
+        path, sample = self._find(index)
         if sample.image is None:
-            raise GTPError(sample.problem)
+            raise GTPError(sample.error)
         with path.open("rb") as file:
             image = _read(file, sample.image)
             label = None if sample.label is None else _label(_read(file, sample.label))
-        return Opened(self.name(place), io.BytesIO(image), label)
+        return OpenedImage(self.name(index), io.BytesIO(image), label)
 
-    def name(self, place: int) -> str:
-        path, sample = self._find(place)
+    def name(self, index: int) -> str:
+        path, sample = self._find(index)
         return f"{os.path.relpath(path, self.root)}/{sample.name}"
 
     def listing(self, count: int) -> Iterator[str]:
@@ -82,9 +82,9 @@ class TarReader(Reader):
         for path, samples in zip(self.paths, self.samples, strict=True):
             yield f"{os.path.relpath(path, self.root)} {path.stat().st_size} {len(samples)}"
 
-    def _find(self, place: int) -> tuple[Path, Sample]:
-        number = bisect.bisect_right(self.begins, place) - 1
-        return self.paths[number], self.samples[number][place - self.begins[number]]
+    def _find(self, index: int) -> tuple[Path, Sample]:
+        number = bisect.bisect_right(self.first_indices, index) - 1
+        return self.paths[number], self.samples[number][index - self.first_indices[number]]
 
 
 def tar_files(root: Path, names: Iterable[str]) -> list[Path] | None:
@@ -113,7 +113,7 @@ def samples_of(path: Path) -> list[Sample]:
         if key and not os.path.basename(key).startswith("__")  # webdataset's own notes
     ]
     if problem:
-        samples.append(Sample("", problem=f"the tar file is damaged behind its image {len(samples)}: {problem}"))
+        samples.append(Sample("", error=f"the tar file is damaged behind its image {len(samples)}: {problem}"))
     return samples
 
 
@@ -124,9 +124,9 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _sample(key: str, members: dict[str, Member]) -> Sample:
-    image = next((members[ending[1:]] for ending in ENDINGS if ending[1:] in members), None)
+    image = next((members[ending[1:]] for ending in IMAGE_EXTENSIONS if ending[1:] in members), None)
     if image is None:
-        return Sample(key, problem=f"it has no picture, only {', '.join(sorted(members))}")
+        return Sample(key, error=f"it has no picture, only {', '.join(sorted(members))}")
     return Sample(image.name, image, members.get("cls"))
 
 
@@ -158,4 +158,4 @@ def _label(text: bytes) -> int:
     try:
         return int(text)
     except ValueError:
-        raise GTPError(f"its label, in the .cls file, is {shown(text)}; it must be a whole number") from None
+        raise GTPError(f"its label, in the .cls file, is {short_repr(text)}; it must be a whole number") from None

@@ -19,7 +19,7 @@ TimmSettings: TypeAlias = Mapping[str, Any]  # keywords of timm's functions
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # as timm calls them
 
 
-def preparation(model: nn.Module, changes: TimmSettings | None = None) -> dict[str, Any]:
+def preprocessing_of(model: nn.Module, changes: TimmSettings | None = None) -> dict[str, Any]:
     """How this checkpoint needs its images: timm's data configuration of the model, with the user's changes.
 
     Args:
@@ -29,13 +29,13 @@ def preparation(model: nn.Module, changes: TimmSettings | None = None) -> dict[s
     import timm.data
 
     inputs = host_of(model).inputs
-    if inputs.preparation is None:
+    if inputs.preprocessing is None:
         raise GTPError(
             f"it is not known how the weights of {inputs.name} want their images prepared; give a function "
             "from a picture to a tensor as transform=..., or name the model to the command: hf:FOLDER_OR_NAME"
         )
     changed = {key: value for key, value in (changes or {}).items() if value}
-    config: dict[str, Any] = timm.data.resolve_data_config(changed, pretrained_cfg=inputs.preparation)
+    config: dict[str, Any] = timm.data.resolve_data_config(changed, pretrained_cfg=inputs.preprocessing)
     if not inputs.any_size:
         config["input_size"] = (inputs.channels, *inputs.size)
     return config
@@ -58,7 +58,7 @@ def make_transform(config: TimmSettings, augment: TimmSettings | None = None) ->
 
         shift = 0 if augment["scale"][0] == 1 else 4  # as DeiT does with small images, which it never enlarges
         transform.transforms[0] = RandomCrop(config["input_size"][1:], padding=shift)
-    return OneChannel(transform) if grey else transform
+    return GrayscaleTransform(transform) if grey else transform
 
 
 def posterize(picture: Image, bits: int, **_: object) -> Image:
@@ -68,7 +68,7 @@ def posterize(picture: Image, bits: int, **_: object) -> Image:
     return ImageOps.posterize(picture, bits) if bits else Image.new(picture.mode, picture.size)
 
 
-class OneChannel:
+class GrayscaleTransform:
     """A transform for models of grey images: from a picture without colours to its one channel."""
 
     def __init__(self, transform: Transform) -> None:
@@ -78,4 +78,4 @@ class OneChannel:
         return self.transform(picture.convert("L").convert("RGB"))[:1]
 
     def __repr__(self) -> str:  # part of a run's identity
-        return f"OneChannel({self.transform})"
+        return f"GrayscaleTransform({self.transform})"

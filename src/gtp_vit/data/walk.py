@@ -23,7 +23,7 @@ class Walk:
         self.includes, self.count_links = includes, count_links
         self.paths: list[str] = []
         self.duplicates: dict[str, str] = {}  # names of files and folders that were counted already -> as what
-        self.closed: list[str] = []  # folders that could not be opened
+        self.unreadable_folders: list[str] = []  # folders that could not be opened
         self.folders: dict[Key, str] = {}  # as they were entered
         self.files: dict[Key, str] = {}  # those that may have other names: links and hard links
         links, file_links = self._enter(os.fspath(root), ()), []
@@ -35,7 +35,7 @@ class Walk:
                 elif includes(os.path.basename(path)):
                     file_links.append(path)
         for path in sorted(file_links):
-            self._take_link(path)
+            self._add_link(path)
         self.paths.sort()
 
     def _enter(self, begin: str, above: tuple[Key, ...]) -> list[tuple[str, tuple[Key, ...]]]:
@@ -46,7 +46,7 @@ class Walk:
             try:
                 key, entries = _key(os.stat(folder)), list(os.scandir(folder))
             except OSError:  # no permission, or it has gone
-                self.closed.append(folder)
+                self.unreadable_folders.append(folder)
                 continue
             if key in chain or (key in self.folders and not self.count_links):
                 self.duplicates[folder] = self.folders[key]
@@ -60,11 +60,11 @@ class Walk:
                     below.append((entry.path, (*chain, key)))
                 elif self.includes(entry.name):
                     status = entry.stat()
-                    self._take(entry.path, _key(status) if status.st_nlink > 1 else None)
+                    self._add(entry.path, _key(status) if status.st_nlink > 1 else None)
             todo += reversed(below)
         return links
 
-    def _take(self, path: str, key: Key | None) -> None:
+    def _add(self, path: str, key: Key | None) -> None:
         """Count a file, unless it was counted; without a key it has one name."""
         first = path if key is None else self.files.setdefault(key, path)
         if first == path or self.count_links:
@@ -72,7 +72,7 @@ class Walk:
         else:
             self.duplicates[path] = first
 
-    def _take_link(self, path: str) -> None:
+    def _add_link(self, path: str) -> None:
         """The file at the end of a link, which may be in a folder that was visited."""
         try:
             status, real = os.stat(path), os.path.realpath(path)
@@ -84,7 +84,7 @@ class Walk:
         if inside is not None and self.includes(name) and not self.count_links:
             self.duplicates[path] = os.path.join(inside, name)
         else:
-            self._take(path, _key(status))
+            self._add(path, _key(status))
 
 
 def _key(status: os.stat_result) -> Key:

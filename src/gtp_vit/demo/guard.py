@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gtp_vit.demo.upload import MOST_BYTES
+from gtp_vit.demo.upload import MAX_BYTES
 from gtp_vit.errors import first_line, printable
 
-LARGEST_BODY = 2 * MOST_BYTES  # of a request: one picture, and room for Gradio to say that it is too large
-MOST_STORED = 200 * 2**20  # of all uploads together; then the oldest go
+MAX_BODY_BYTES = 2 * MAX_BYTES  # of a request: one picture, and room for Gradio to say that it is too large
+MAX_STORED_BYTES = 200 * 2**20  # of all uploads together; then the oldest go
 INLINE = "'self' 'unsafe-inline'"  # Gradio's page has scripts and styles in it
 POLICY = "; ".join(
     (
@@ -46,7 +46,7 @@ class Guard:
     def __init__(self, app: Any, folder: Path) -> None:
         """`folder` is where uploads lie; what is in it now belongs to the page and is kept."""
         self.app, self.folder = app, folder
-        self.kept = frozenset(_files(folder))
+        self.max_bytes = frozenset(_files(folder))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -76,7 +76,7 @@ class Guard:
         else:
             await _answer(guarded, *refused)
         if method == "POST":
-            tidy(self.folder, self.kept)
+            delete_oldest(self.folder, self.max_bytes)
 
 
 def _refusal(method: str, headers: dict[str, str]) -> tuple[int, str] | None:
@@ -88,8 +88,8 @@ def _refusal(method: str, headers: dict[str, str]) -> tuple[int, str] | None:
     length = headers.get("content-length")
     if length is None or not length.isdigit():
         return 411, "say how long the request is (Content-Length)"
-    if int(length) > LARGEST_BODY:
-        return 413, f"a request has at most {LARGEST_BODY // 2**20} MB; send one picture at a time"
+    if int(length) > MAX_BODY_BYTES:
+        return 413, f"a request has at most {MAX_BODY_BYTES // 2**20} MB; send one picture at a time"
     return None
 
 
@@ -111,12 +111,12 @@ async def _answer(send: Any, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def tidy(folder: Path, kept: Iterable[Path] = ()) -> None:
+def delete_oldest(folder: Path, max_bytes: Iterable[Path] = ()) -> None:
     """Delete the oldest uploads until all together are small enough."""
-    known = [(path, path.stat()) for path in _files(folder) - set(kept)]
+    known = [(path, path.stat()) for path in _files(folder) - set(max_bytes)]
     stored = sum(each.st_size for _, each in known)
     for path, each in sorted(known, key=lambda pair: pair[1].st_mtime_ns):
-        if stored <= MOST_STORED:
+        if stored <= MAX_STORED_BYTES:
             return
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Gradio gives every upload a folder; it may hold others

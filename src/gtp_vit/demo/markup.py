@@ -8,9 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gtp_vit.demo.demo_model import Subject
-from gtp_vit.demo.exported_model import Filed, FileStudy
-from gtp_vit.demo.inspection import Column, Likely, Neighbour, Study
+from gtp_vit.demo.demo_model import DemoModel
+from gtp_vit.demo.exported_model import ExportedSubject, FileInspection
+from gtp_vit.demo.inspection import ClassProbability, Column, Inspection, Neighbour
 from gtp_vit.profiling.benchmark import Timing
 from gtp_vit.profiling.trace import Trace
 from gtp_vit.report.page import escape
@@ -19,30 +19,37 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CELL = 32  # pixels of a patch, if the picture has that many
-NEAR = 0.015  # a share this far from what was asked for needs no remark
+TIE_TOLERANCE = 0.015  # a share this far from what was asked for needs no remark
 
 
-def study_html(
-    subject: Subject, study: Study, notes: Sequence[str], timings: Sequence[Timing] | None, rounds: int = 0
+def inspection_html(
+    demo_model: DemoModel,
+    inspection: Inspection,
+    notes: Sequence[str],
+    timings: Sequence[Timing] | None,
+    rounds: int = 0,
 ) -> str:
     """Everything that is shown of one study; without timings it says that they are being measured."""
-    times: Sequence[Timing | None] = [None] * len(study.columns) if timings is None else timings
-    cards = [_card(subject, study, column, timing, rounds) for column, timing in zip(study.columns, times, strict=True)]
-    return f"{_notes(notes)}{_bar(subject)}{_picture(subject, study)}<div class='gtp-columns'>{''.join(cards)}</div>"
+    times: Sequence[Timing | None] = [None] * len(inspection.columns) if timings is None else timings
+    cards = [
+        _card(demo_model, inspection, column, timing, rounds)
+        for column, timing in zip(inspection.columns, times, strict=True)
+    ]
+    return f"{_notes(notes)}{_bar(demo_model)}{_picture(demo_model, inspection)}<div class='gtp-columns'>{''.join(cards)}</div>"
 
 
-def file_html(filed: Filed, study: FileStudy, notes: Sequence[str]) -> str:
+def file_html(exported: ExportedSubject, inspection: FileInspection, notes: Sequence[str]) -> str:
     """Everything that is shown of a file."""
-    metadata, name = filed.file.metadata, escape(filed.name)
-    rows = [("MACs", _of(metadata.exported_macs, metadata.unreduced_macs))]
+    metadata, name = exported.file.metadata, escape(exported.name)
+    rows = [("MACs", _fraction_of(metadata.exported_macs, metadata.unreduced_macs))]
     rows.append(("Method", str(metadata.method or "none")))
-    rows.append(("Runs in", f"{filed.file.engine.title}, {metadata.precision}"))
-    if filed.original is None:
-        rows.append(("Compared with", f"nothing, so there is no speed-up and no damage: {filed.why_alone}"))
+    rows.append(("Runs in", f"{exported.file.engine.title}, {metadata.precision}"))
+    if exported.original_model is None:
+        rows.append(("Compared with", f"nothing, so there is no speed-up and no damage: {exported.why_no_original}"))
     else:
-        speed = "measuring…" if study.timing is None else speed_text(study.timing, study.rounds)
+        speed = "measuring…" if inspection.timing is None else speed_text(inspection.timing, inspection.rounds)
         rows.append(("Against torch", f"{speed}. The file runs in a process of its own, and copying is counted."))
-        rows.append((filed.measure.figure(filed.measure.damage).title, f"{study.damage:.4f}"))
+        rows.append((exported.measure.metric(exported.measure.damage).title, f"{inspection.damage:.4f}"))
     rows.append(
         (
             "Patches",
@@ -50,8 +57,8 @@ def file_html(filed: Filed, study: FileStudy, notes: Sequence[str]) -> str:
             "the model itself to see that.",
         )
     )
-    seen = f"<img class='gtp-seen' alt='what the file sees' src='{data_url(study.seen.picture)}'>"
-    classes = _classes(study.before or study.after, study.after, "before" if study.before else "")
+    seen = f"<img class='gtp-seen' alt='what the file sees' src='{data_url(inspection.preview.picture)}'>"
+    classes = _classes(inspection.before or inspection.after, inspection.after, "before" if inspection.before else "")
     return (
         f"{_notes(notes)}<div class='gtp-columns'><section class='gtp-card' aria-label='{name}'><h3>{name}</h3>"
         f"{seen}{_terms(rows)}{classes}</section></div>"
@@ -74,9 +81,9 @@ def _notes(notes: Sequence[str]) -> str:
     return f"<p class='gtp-notes' role='status'>{escape(' '.join(notes))}</p>" if notes else ""
 
 
-def _bar(subject: Subject) -> str:
+def _bar(demo_model: DemoModel) -> str:
     """Which layer is drawn, and how."""
-    depth = subject.host.vit.depth
+    depth = demo_model.host.vit.depth
     return (
         "<div class='gtp-bar'>"
         f"<label>Layers done <input type='range' class='gtp-layer' min='0' max='{depth}' value='{depth}' step='1'>"
@@ -85,16 +92,16 @@ def _bar(subject: Subject) -> str:
     )
 
 
-def _picture(subject: Subject, study: Study) -> str:
+def _picture(demo_model: DemoModel, inspection: Inspection) -> str:
     """What the model sees, from which the patches are drawn; hidden, with a height that all patches share."""
-    rows, columns = subject.host.vit.grid
-    picture = study.seen.picture
+    rows, columns = demo_model.host.vit.grid
+    picture = inspection.preview.picture
     side = min(max(picture.width // columns, 1), CELL)
     small = picture.resize((columns * side, rows * side)) if picture.size != (columns * side, rows * side) else picture
     return f"<img class='gtp-picture' hidden alt='' src='{data_url(small)}'>"
 
 
-def _card(subject: Subject, study: Study, column: Column, timing: Timing | None, rounds: int) -> str:
+def _card(demo_model: DemoModel, inspection: Inspection, column: Column, timing: Timing | None, rounds: int) -> str:
     name = escape(column.name)
     data = escape(json.dumps(trace_data(column.trace), separators=(",", ":")), quote=True)
     parts = [
@@ -104,9 +111,9 @@ def _card(subject: Subject, study: Study, column: Column, timing: Timing | None,
         "one'></canvas>",
         "<p class='gtp-patch' aria-live='polite'></p>",
         f"<div class='gtp-strip' role='group' aria-label='All layers of {name}'></div>",
-        _figures(subject, study, column, timing, rounds),
-        _classes(study.classes, column.classes),
-        _neighbours(subject, study.neighbours, column.neighbours),
+        _figures(demo_model, inspection, column, timing, rounds),
+        _classes(inspection.classes, column.classes),
+        _neighbours(demo_model, inspection.neighbours, column.neighbours),
         _features(column),
         f"<details><summary>Settings</summary><code>{escape(str(column.method))}</code></details></section>",
     ]
@@ -120,26 +127,26 @@ def trace_data(found: Trace) -> dict[str, Any]:
         "layers": [
             {
                 "kept": layer.kept[0].tolist(),
-                "owner": layer.owner[0].tolist(),
-                "size": None if layer.size is None else [round(size, 2) for size in layer.size[0].tolist()],
+                "owner": layer.owners[0].tolist(),
+                "size": None if layer.sizes is None else [round(size, 2) for size in layer.sizes[0].tolist()],
             }
             for layer in found.layers
         ],
     }
 
 
-def _figures(subject: Subject, study: Study, column: Column, timing: Timing | None, rounds: int) -> str:
+def _figures(demo_model: DemoModel, inspection: Inspection, column: Column, timing: Timing | None, rounds: int) -> str:
     """Cost, speed and damage of a column, as a list of terms."""
-    left, patches = column.trace.layers[-1].kept.shape[1], subject.host.vit.image_tokens
-    title = subject.measure.figure(subject.measure.damage).title
+    left, patches = column.trace.layers[-1].kept.shape[1], demo_model.host.vit.image_tokens
+    title = demo_model.measure.metric(demo_model.measure.damage).title
     rows = [
-        ("MACs", macs_text(column, study.whole)),
+        ("MACs", macs_text(column, inspection.unreduced_macs)),
         ("Speed-up here", "measuring…" if timing is None else speed_text(timing, rounds)),
         (title, f"{column.damage:.4f}"),
         ("Tokens left", f"{left} of {patches}"),
         ("Lost", f"{float(column.trace.lost()[0]):.0%} of the removed tokens reached no other one"),
     ]
-    caution = column.method.caution()
+    caution = column.method.warning()
     if caution:
         rows.append(("Careful", caution))
     return _terms(rows)
@@ -151,15 +158,15 @@ def _terms(rows: Sequence[tuple[str, str]]) -> str:
 
 def macs_text(column: Column, whole: int) -> str:
     """What it costs, and where that is not what was asked for."""
-    text = _of(column.macs, whole)
-    if column.of_this_picture:
+    text = _fraction_of(column.macs, whole)
+    if column.macs_of_this_picture:
         return f"{text} for this picture; its number of tokens depends on what is seen"
-    if abs(column.share - column.asked) > NEAR:
-        return f"{text}, the nearest it can get to {column.asked:.0%}"
+    if abs(column.fraction - column.requested) > TIE_TOLERANCE:
+        return f"{text}, the nearest it can get to {column.requested:.0%}"
     return text
 
 
-def _of(macs: int, whole: int) -> str:
+def _fraction_of(macs: int, whole: int) -> str:
     """A part of the MACs, in one unit."""
     unit, name = (1e9, "GMACs") if whole >= 1e9 else (1e6, "MMACs")
     return f"{macs / unit:.3g} of {whole / unit:.3g} {name}: {macs / whole:.1%}"
@@ -173,35 +180,35 @@ def speed_text(timing: Timing, rounds: int) -> str:
     return f"{spread}: {verdict}; {timing.milliseconds:.1f} ms for one picture"
 
 
-def _classes(before: Sequence[Likely], after: Sequence[Likely], first: str = "before") -> str:
+def _classes(before: Sequence[ClassProbability], after: Sequence[ClassProbability], first: str = "before") -> str:
     """The first classes before and after; without a name for the first column only those after."""
     if not after:
         return ""
     titles = [first, "after"] if first else ["class"]
     head = "".join(f"<th>{title}</th>" for title in titles)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{_bar_of(each)}</td>" for each in pair[-len(titles) :]) + "</tr>"
+        "<tr>" + "".join(f"<td>{_probability_bar(each)}</td>" for each in pair[-len(titles) :]) + "</tr>"
         for pair in zip(before, after, strict=True)
     )
     return f"<table class='gtp-classes'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _bar_of(likely: Likely) -> str:
+def _probability_bar(likely: ClassProbability) -> str:
     return (
         f"<span class='gtp-name'>{escape(likely.name)}</span> <b>{likely.probability:.1%}</b>"
         f"<span class='gtp-share' style='width:{100 * likely.probability:.1f}%'></span>"
     )
 
 
-def _neighbours(subject: Subject, before: Sequence[Neighbour], after: Sequence[Neighbour]) -> str:
+def _neighbours(demo_model: DemoModel, before: Sequence[Neighbour], after: Sequence[Neighbour]) -> str:
     """The nearest examples without and with a method, in order."""
-    if not subject.embeds:
+    if not demo_model.compares_neighbours:
         return ""
     if not before:
         return "<p>No examples to find neighbours among: start the demo with --examples FOLDER.</p>"
-    same = len({each.place for each in before} & {each.place for each in after})
+    same = len({each.example_index for each in before} & {each.example_index for each in after})
     rows = "".join(
-        f"<tr><td>{_thumbnail(subject, one)}</td><td>{_thumbnail(subject, other)}</td></tr>"
+        f"<tr><td>{_thumbnail(demo_model, one)}</td><td>{_thumbnail(demo_model, other)}</td></tr>"
         for one, other in zip(before, after, strict=True)
     )
     return (
@@ -210,8 +217,8 @@ def _neighbours(subject: Subject, before: Sequence[Neighbour], after: Sequence[N
     )
 
 
-def _thumbnail(subject: Subject, near: Neighbour) -> str:
-    example = subject.examples[near.place]
+def _thumbnail(demo_model: DemoModel, near: Neighbour) -> str:
+    example = demo_model.examples[near.example_index]
     small = example.picture.copy()
     small.thumbnail((48, 48))
     name = escape(example.name)

@@ -9,49 +9,52 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gtp_vit.demo.demo_model import HIGHEST, LOWEST, Subject, python_for, recipe_at
-from gtp_vit.demo.exported_model import Filed, look_at_file
-from gtp_vit.demo.inspection import look, time_columns
-from gtp_vit.demo.markup import file_html, message_html, study_html
+from gtp_vit.demo.demo_model import MAX_FRACTION, MIN_FRACTION, DemoModel, python_for, recipe_at
+from gtp_vit.demo.exported_model import ExportedSubject, inspect_file
+from gtp_vit.demo.inspection import inspect_picture, time_columns
+from gtp_vit.demo.markup import file_html, inspection_html, message_html
 from gtp_vit.demo.upload import read_upload
 from gtp_vit.errors import GTPError
-from gtp_vit.recipes.defaults import DEFAULT, DEFAULT_SHARE
+from gtp_vit.recipes.defaults import DEFAULT_FRACTION, DEFAULT_METHOD
 
 FOLDER = Path(__file__).parent
-NONE = "none"
-SECOND = "tome"
-MOST_WAITING = 64  # in the queue; others are told that it is full
-LOOKED_AT, KEPT = 600, 3600  # seconds: how often uploads are looked at, and how old they get
-EMPTY = "Upload, paste or take a picture, or choose an example."
+NO_METHOD = "none"
+DEFAULT_RIVAL = "tome"
+MAX_QUEUE = 64  # in the queue; others are told that it is full
+CLEANUP_INTERVAL, MAX_AGE = 600, 3600  # seconds: how often uploads are looked at, and how old they get
+EMPTY_HINT = "Upload, paste or take a picture, or choose an example."
 # One at a time: two would disturb each other's times. Of somebody who moves on, only the last wish counts.
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "model"}
 
 
-def build(subject: Subject | Filed) -> Any:
+def build(demo_model: DemoModel | ExportedSubject) -> Any:
     """The page, not yet served."""
     import gradio as gr
 
     with gr.Blocks(
-        analytics_enabled=False, title=f"gtp-vit: {subject.name}", delete_cache=(LOOKED_AT, KEPT), fill_width=False
+        analytics_enabled=False,
+        title=f"gtp-vit: {demo_model.name}",
+        delete_cache=(CLEANUP_INTERVAL, MAX_AGE),
+        fill_width=False,
     ) as page:
         gr.Markdown(
-            f"# {subject.name}, with fewer tokens\n"
+            f"# {demo_model.name}, with fewer tokens\n"
             "What a method keeps of a picture, what it changes, and what it saves. Nothing leaves this machine."
         )
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
-                start = subject.examples[0].picture if subject.examples else None
+                start = demo_model.examples[0].picture if demo_model.examples else None
                 picture = _upload(gr, start)
-                _gallery(gr, subject, picture)
+                _gallery(gr, demo_model, picture)
             with gr.Column(scale=3, min_width=300):
-                first, second, share = _choices(gr, subject)
-                text = "Give me the recipe" if isinstance(subject, Subject) else "Give me the Python"
+                first, second, share = _choices(gr, demo_model)
+                text = "Give me the recipe" if isinstance(demo_model, DemoModel) else "Give me the Python"
                 button = gr.Button(text, elem_id="gtp-recipe-button")
-                python, recipe, given = _recipe_room(gr, subject)
+                python, recipe, given = _recipe_panel(gr, demo_model)
         script = (FOLDER / "page.js").read_text(encoding="utf-8")
-        shown = gr.HTML(message_html(EMPTY), elem_id="gtp-study", elem_classes=["gtp"], js_on_load=script)
-        if isinstance(subject, Subject) and subject.left_out:
-            gr.Markdown("Not for this model: " + "; ".join(subject.left_out))
+        shown = gr.HTML(message_html(EMPTY_HINT), elem_id="gtp-study", elem_classes=["gtp"], js_on_load=script)
+        if isinstance(demo_model, DemoModel) and demo_model.left_out:
+            gr.Markdown("Not for this model: " + "; ".join(demo_model.left_out))
 
         def answer(
             path: str | None,
@@ -60,7 +63,7 @@ def build(subject: Subject | Filed) -> Any:
             percent: float,
             progress: Any = gr.Progress(),  # noqa: B008  Gradio looks for it there
         ) -> Iterator[str]:
-            yield from _answer(subject, path, [one, other], percent, progress)
+            yield from _answer(demo_model, path, [one, other], percent, progress)
 
         gr.on(
             [page.load, picture.change, first.change, second.change, share.change],
@@ -74,13 +77,13 @@ def build(subject: Subject | Filed) -> Any:
         )
 
         def give(one: str, percent: float) -> tuple[Any, str, str]:
-            return gr.Column(visible=True), *_recipe(subject, one, percent)
+            return gr.Column(visible=True), *_recipe(demo_model, one, percent)
 
         button.click(give, [first, share], [given, python, recipe], api_name="recipe", **ONE_AT_A_TIME)
         # A recipe of other settings than those on the page would be wrong.
         hide = {"outputs": given, "queue": False, "show_progress": "hidden", "api_visibility": "private"}
         gr.on([first.change, share.change], lambda: gr.Column(visible=False), **hide)
-    return page.queue(max_size=MOST_WAITING, default_concurrency_limit=1)
+    return page.queue(max_size=MAX_QUEUE, default_concurrency_limit=1)
 
 
 def _upload(gr: Any, start: Any) -> Any:
@@ -113,12 +116,12 @@ def _upload(gr: Any, start: Any) -> Any:
     return picture
 
 
-def _gallery(gr: Any, subject: Subject | Filed, picture: Any) -> None:
+def _gallery(gr: Any, demo_model: DemoModel | ExportedSubject, picture: Any) -> None:
     """Examples to start with; choosing one puts it where pictures come in."""
-    if not subject.examples:
+    if not demo_model.examples:
         return
     gallery = gr.Gallery(
-        [(example.picture, example.name) for example in subject.examples],
+        [(example.picture, example.name) for example in demo_model.examples],
         label="Examples",
         format="png",
         columns=8,
@@ -131,21 +134,21 @@ def _gallery(gr: Any, subject: Subject | Filed, picture: Any) -> None:
     )
 
     def choose(event: gr.SelectData) -> Any:
-        return subject.examples[event.index].picture
+        return demo_model.examples[event.index].picture
 
     choose.__annotations__["event"] = gr.SelectData  # annotations are texts in this file, and gr is not global
     gallery.select(choose, None, picture, queue=False, show_progress="hidden", api_visibility="private")
 
 
-def _choices(gr: Any, subject: Subject | Filed) -> tuple[Any, Any, Any]:
+def _choices(gr: Any, demo_model: DemoModel | ExportedSubject) -> tuple[Any, Any, Any]:
     """Method, method beside it, and share of the MACs; a file has its own."""
-    free = isinstance(subject, Subject)
-    names = list(subject.methods) if isinstance(subject, Subject) else ["as in the file"]
-    start = DEFAULT.name if DEFAULT.name in names else names[0]
-    beside = [NONE, *names] if free else [NONE]
-    own = DEFAULT_SHARE if isinstance(subject, Subject) else subject.file.metadata.share
+    free = isinstance(demo_model, DemoModel)
+    names = list(demo_model.methods) if isinstance(demo_model, DemoModel) else ["as in the file"]
+    start = DEFAULT_METHOD.name if DEFAULT_METHOD.name in names else names[0]
+    beside = [NO_METHOD, *names] if free else [NO_METHOD]
+    own = DEFAULT_FRACTION if isinstance(demo_model, DemoModel) else demo_model.file.metadata.macs_ratio
     share = gr.Slider(
-        *(round(100 * LOWEST), round(100 * HIGHEST), round(100 * own)),
+        *(round(100 * MIN_FRACTION), round(100 * MAX_FRACTION), round(100 * own)),
         step=1,
         label="Share of the MACs, in percent" if free else "Share of the MACs, as in the file",
         interactive=free,
@@ -154,14 +157,14 @@ def _choices(gr: Any, subject: Subject | Filed) -> tuple[Any, Any, Any]:
     )
     with gr.Row():
         first = gr.Dropdown(names, value=start, label="Method", interactive=free, min_width=130, elem_id="gtp-first")
-        other = SECOND if SECOND in beside else NONE
+        other = DEFAULT_RIVAL if DEFAULT_RIVAL in beside else NO_METHOD
         second = gr.Dropdown(
             beside, value=other, label="Beside it", interactive=free, min_width=130, elem_id="gtp-second"
         )
     return first, second, share
 
 
-def _recipe_room(gr: Any, subject: Subject | Filed) -> tuple[Any, Any, Any]:
+def _recipe_panel(gr: Any, demo_model: DemoModel | ExportedSubject) -> tuple[Any, Any, Any]:
     """Where the lines of Python and the recipe appear."""
     copied = {"interactive": False, "buttons": ["copy", "download"]}
     with gr.Column(visible=False, elem_id="gtp-given") as given:
@@ -171,28 +174,28 @@ def _recipe_room(gr: Any, subject: Subject | Filed) -> tuple[Any, Any, Any]:
             label="recipe.json",
             lines=4,
             max_lines=10,
-            visible=isinstance(subject, Subject),
+            visible=isinstance(demo_model, DemoModel),
             elem_id="gtp-recipe",
             **copied,
         )
     return python, recipe, given
 
 
-def _recipe(subject: Subject | Filed, name: str, percent: float) -> tuple[str, str]:
-    if isinstance(subject, Filed):
-        return subject.python, ""
+def _recipe(demo_model: DemoModel | ExportedSubject, name: str, percent: float) -> tuple[str, str]:
+    if isinstance(demo_model, ExportedSubject):
+        return demo_model.python, ""
     try:
-        return python_for(subject), recipe_at(subject, name, percent / 100).to_json()
+        return python_for(demo_model), recipe_at(demo_model, name, percent / 100).to_json()
     except GTPError as error:
-        raise _shown(error) from error
+        raise _as_gradio_error(error) from error
 
 
 def _answer(
-    subject: Subject | Filed, path: str | None, names: list[str], percent: float, progress: Any
+    demo_model: DemoModel | ExportedSubject, path: str | None, names: list[str], percent: float, progress: Any
 ) -> Iterator[str]:
     """The study of what was asked for: first without times, then with them."""
     if path is None:
-        yield message_html(EMPTY)
+        yield message_html(EMPTY_HINT)
         return
 
     def rounds(done: int, total: int) -> None:
@@ -200,19 +203,19 @@ def _answer(
 
     try:
         picture, notes = read_upload(path)
-        if isinstance(subject, Filed):
-            yield file_html(subject, look_at_file(subject, picture, timed=False), notes)
-            yield file_html(subject, look_at_file(subject, picture, timed=True, progress=rounds), notes)
+        if isinstance(demo_model, ExportedSubject):
+            yield file_html(demo_model, inspect_file(demo_model, picture, timed=False), notes)
+            yield file_html(demo_model, inspect_file(demo_model, picture, timed=True, progress=rounds), notes)
             return
-        study = look(subject, picture, [name for name in names if name != NONE], percent / 100)
-        yield study_html(subject, study, notes, None)
-        timings, count = time_columns(subject, study, rounds)
-        yield study_html(subject, study, notes, timings, count)
+        study = inspect_picture(demo_model, picture, [name for name in names if name != NO_METHOD], percent / 100)
+        yield inspection_html(demo_model, study, notes, None)
+        timings, count = time_columns(demo_model, study, rounds)
+        yield inspection_html(demo_model, study, notes, timings, count)
     except GTPError as error:
         yield message_html(str(error))  # what was there before was of another picture or method
 
 
-def _shown(error: GTPError) -> Exception:
+def _as_gradio_error(error: GTPError) -> Exception:
     """An error as Gradio shows it."""
     import gradio as gr
 

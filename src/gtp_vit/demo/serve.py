@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.demo.guard import Guard
-from gtp_vit.demo.upload import MOST_BYTES
+from gtp_vit.demo.upload import MAX_BYTES
 from gtp_vit.errors import GTPError, check_range, first_line, printable
 
 LOCAL = "127.0.0.1"
 PORT = 7860
-LOOK_FOR_WORK = 0.05  # seconds
-TRIED = 100  # ports, one after the other
+POLL_SECONDS = 0.05  # seconds
+MAX_PORTS = 100  # ports, one after the other
 FOLDER = Path(__file__).parent
 
 
@@ -37,7 +37,7 @@ def check_extra() -> None:
 
 
 @contextmanager
-def quiet_gradio() -> Iterator[None]:
+def gradio_without_telemetry() -> Iterator[None]:
     """Gradio without telemetry, with a folder of its own for uploads, which is deleted at the end."""
     folder = tempfile.mkdtemp(prefix="gtp-vit-demo-")  # readable by this user only
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -51,8 +51,8 @@ def quiet_gradio() -> Iterator[None]:
 
 def listen(host: str, wanted: int) -> socket.socket:
     """A socket that listens on the first free port from the wanted one on."""
-    check_range("--port", wanted, 1, 65535, whole=True)
-    last = min(wanted + TRIED, 65536)
+    check_range("--port", wanted, 1, 65535, integer=True)
+    last = min(wanted + MAX_PORTS, 65536)
     for port in range(wanted, last):
         found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,7 +102,7 @@ def server_of(page: Any, host: str) -> Any:
         path="/",
         server_name=host,
         show_error=True,
-        max_file_size=MOST_BYTES,
+        max_file_size=MAX_BYTES,
         allowed_paths=[],
         run_history=False,
         enable_monitoring=False,
@@ -114,7 +114,7 @@ def server_of(page: Any, host: str) -> Any:
         theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
     )
     # Gradio looks every millisecond for work, which keeps a tenth of a core busy; 50 are not noticed.
-    page._queue.sleep_when_free = LOOK_FOR_WORK
+    page._queue.sleep_when_free = POLL_SECONDS
     _log_in_one_line()
     page.has_launched = True  # else Gradio does not check which files it may read: it does so after `launch` only
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))

@@ -10,14 +10,14 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtp_vit.data.image_file import MOST_PIXELS, check_is_file, check_pixels, decode, turn_of
-from gtp_vit.errors import BadInput, GTPError, first_line
+from gtp_vit.data.image_file import MAX_PIXELS, check_is_file, check_pixels, decode, orientation_transpose
+from gtp_vit.errors import GTPError, InputError, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_BYTES = 20 * 2**20
-LONGEST = 100  # times as long as wide; resizing the short side of a longer one would need any amount of memory
+MAX_BYTES = 20 * 2**20
+MAX_ASPECT_RATIO = 100  # times as long as wide; resizing the short side of a longer one would need any amount of memory
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 
@@ -29,8 +29,8 @@ def read_upload(path: str | Path) -> tuple[Image, list[str]]:
     formats = [name for name in FORMATS if name in Image.OPEN]  # AVIF is not in every build of Pillow
     try:
         check_is_file(path)
-        if Path(path).stat().st_size > MOST_BYTES:
-            raise BadInput(f"the file is larger than {MOST_BYTES // 2**20} MB; make the picture smaller")
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise InputError(f"the file is larger than {MAX_BYTES // 2**20} MB; make the picture smaller")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MOST_PIXELS is stricter
             warnings.filterwarnings("ignore", "Corrupt EXIF data")  # they turn nothing
@@ -39,33 +39,34 @@ def read_upload(path: str | Path) -> tuple[Image, list[str]]:
                 _check_shape(*image.size)
                 return _decoded(image)
     except Image.DecompressionBombError as error:
-        raise BadInput(
-            f"the picture has far more than {MOST_PIXELS // 10**6} million pixels, the most that is read here; make it "
+        raise InputError(
+            f"the picture has far more than {MAX_PIXELS // 10**6} million pixels, the most that is read here; make it "
             "smaller"
         ) from error
     except UnidentifiedImageError as error:
-        raise BadInput(f"this file is no picture that can be read; send one of {', '.join(formats)}") from error
+        raise InputError(f"this file is no picture that can be read; send one of {', '.join(formats)}") from error
     except GTPError:
         raise
     except Exception as error:  # decoders raise errors of many classes
-        raise BadInput(f"the picture cannot be read: {first_line(error)}") from error
+        raise InputError(f"the picture cannot be read: {first_line(error)}") from error
 
 
 def _check_shape(width: int, height: int) -> None:
-    if max(width, height) > LONGEST * min(width, height):
-        raise BadInput(
-            f"the picture has {width:,} x {height:,} pixels, more than {LONGEST} times as long as wide; cut a part out"
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise InputError(
+            f"the picture has {width:,} x {height:,} pixels, more than {MAX_ASPECT_RATIO} times as long as wide; cut a "
+            "part out"
         )
 
 
 def _decoded(image: Image) -> tuple[Image, list[str]]:
     """The first frame of an open picture, upright, and what was done to get there."""
     notes = []
-    frames, mode, turn = getattr(image, "n_frames", 1), image.mode, turn_of(image)
+    frames, mode, turn = getattr(image, "n_frames", 1), image.mode, orientation_transpose(image)
     if frames > 1 and image.format != "MPO":  # of a camera's MPO the others are previews
         notes.append(f"It has {frames} frames; this is the first.")
     found = decode(image)
-    if turn or turn_of(image):  # TIFF forgets it when it is decoded, PNG may not know it before
+    if turn or orientation_transpose(image):  # TIFF forgets it when it is decoded, PNG may not know it before
         notes.append("It was turned upright, as its EXIF data say.")
     if mode == "CMYK":
         notes.append("Its colours (CMYK) were converted to RGB.")

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gtp_vit.core.backbone import Transform
-from gtp_vit.data.dataset import ImageFiles, Images, ImageStream, Indexed, InMemory, UserDataset
+from gtp_vit.data.dataset import ImageDataset, Images, InMemoryDataset, SizedDataset, StreamingImageDataset, UserDataset
 from gtp_vit.data.loader import batches, planned_batches
 from gtp_vit.data.open import DataSettings, open_images
-from gtp_vit.embeddings.embedder import Embedded, Embedder
-from gtp_vit.errors import BadInput, check_range
+from gtp_vit.embeddings.embedder import Embedder, EmbeddingBatch
+from gtp_vit.errors import InputError, check_range
 from gtp_vit.patching import host_of
 from gtp_vit.runs import distributed
 
@@ -32,7 +32,7 @@ class PictureFolder:
     """Take pictures as they are stored, not upright as their EXIF data say."""
 
 
-Source = str | Path | PictureFolder | Tensor | Indexed | Images
+Source = str | Path | PictureFolder | Tensor | SizedDataset | Images
 
 
 def embed(
@@ -44,7 +44,7 @@ def embed(
     patches: bool = False,
     normalise: bool = False,
     dtype: str = "float32",
-) -> Iterator[Embedded]:
+) -> Iterator[EmbeddingBatch]:
     """The embeddings of all images in order, batch by batch; images are read while the model works.
 
     What a model returns is its embedding: pooled features (num_classes=0), an image embedding as CLIP's, or class
@@ -67,13 +67,16 @@ def embed(
         normalise: scale every vector to length 1.
         dtype: float32 or float16.
     """
-    check_range("batch_size", batch_size, 1, 65536, whole=True)
-    check_range("workers", workers, 0, 256, whole=True)
+    check_range("batch_size", batch_size, 1, 65536, integer=True)
+    check_range("workers", workers, 0, 256, integer=True)
     embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
     dataset = dataset_of(model, images)
-    if isinstance(dataset, ImageStream):
+    if isinstance(dataset, StreamingImageDataset):
         return map(
-            embedder, batches(dataset, batch_size=batch_size, workers=workers, share=distributed.rank_and_world_size())
+            embedder,
+            batches(
+                dataset, batch_size=batch_size, workers=workers, rank_and_world_size=distributed.rank_and_world_size()
+            ),
         )
     rank, processes = distributed.rank_and_world_size()
     count = len(dataset)
@@ -92,15 +95,15 @@ def dataset_of(model: nn.Module, images: Source) -> Images:
     if isinstance(images, Tensor):
         inputs = host_of(model).inputs
         if images.ndim != 4 or images.shape[1] != inputs.channels:
-            raise BadInput(
+            raise InputError(
                 f"images are {list(images.shape)}; give [images, {inputs.channels}, height, width], a folder or a data "
                 "set"
             )
-        return InMemory(images, torch.full((len(images),), -1))
-    if isinstance(images, (InMemory, ImageFiles, ImageStream)):
+        return InMemoryDataset(images, torch.full((len(images),), -1))
+    if isinstance(images, (InMemoryDataset, ImageDataset, StreamingImageDataset)):
         return images
     if not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
-        raise BadInput(
+        raise InputError(
             f"images are a {type(images).__name__}; give a folder, a tensor [images, channels, height, width], or a "
             "data set with a length and an index"
         )

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import Output, main_output
+from gtp_vit.core.backbone import Output, primary_output
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import all_features
 from gtp_vit.data.items import Batch
-from gtp_vit.errors import BadSetting, UnsupportedBackbone, shown
+from gtp_vit.errors import SettingError, UnsupportedModelError, short_repr
 from gtp_vit.patching import host_of, is_patched, tower_of
-from gtp_vit.tensors import rescaled
+from gtp_vit.tensors import rescale
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 # What a model gives, in words.
@@ -30,7 +30,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class EmbeddingSpec:
     """What is stored for an image."""
 
     kind: str  # of KINDS
@@ -41,10 +41,10 @@ class Kind:
         return f"{KINDS[self.kind]}, {' x '.join(map(str, self.shape))} numbers"
 
 
-class Embedded(NamedTuple):
+class EmbeddingBatch(NamedTuple):
     """The embeddings of a batch; images without one are apart."""
 
-    places: Tensor  # [B] places in the data set
+    indices: Tensor  # [B] places in the data set
     names: tuple[str, ...]  # B file names
     embeddings: Tensor  # [B, C] on the CPU; [B, patches, C] of patches
     labels: Tensor  # [B]; -1 = there is none
@@ -74,52 +74,52 @@ class Embedder:
             dtype: float32 or float16.
         """
         if dtype not in DTYPES:
-            raise BadSetting(f"dtype is {shown(dtype)}; it must be {' or '.join(DTYPES)}")
+            raise SettingError(f"dtype is {short_repr(dtype)}; it must be {' or '.join(DTYPES)}")
         self.model, self.normalise, self.dtype = model, normalise, dtype
         # None for other modules than ViTs, e.g. a compiled one: then the first batch tells.
-        self.kind = _patches_of(model) if patches else _kind_of(model, output)
+        self.spec = _spec_of_patches(model) if patches else _spec_of_output(model, output)
         weight = next(model.parameters(), torch.zeros(0))  # an exported file has none
         self.device, self.precision = weight.device, weight.dtype
 
-    def __call__(self, batch: Batch) -> Embedded:
+    def __call__(self, batch: Batch) -> EmbeddingBatch:
         found = self._run(batch.images).clone()  # a tensor of inference mode could not be trained on
         stored = found.to(DTYPES[self.dtype])
         finite = stored.isfinite().flatten(1).all(dim=1)
         good = finite.nonzero().flatten().tolist()
         bad = {
-            int(batch.place[index]): f"{batch.names[index]}: {self._problem(found[index])}"
+            int(batch.indices[index]): f"{batch.names[index]}: {self._problem(found[index])}"
             for index in (~finite).nonzero().flatten().tolist()
         }
         names = tuple(batch.names[index] for index in good)
-        return Embedded(batch.place[good], names, stored[good], batch.labels[good], batch.unreadable, bad)
+        return EmbeddingBatch(batch.indices[good], names, stored[good], batch.labels[good], batch.unreadable, bad)
 
     @torch.inference_mode()
     def _run(self, images: Tensor) -> Tensor:
         if not len(images):
-            return torch.zeros(0, *((0,) if self.kind is None else self.kind.shape))
+            return torch.zeros(0, *((0,) if self.spec is None else self.spec.shape))
         with eval_mode(self.model):
             found = self._forward(images.to(self.device, self.precision, non_blocking=True))
-        if self.kind is None and isinstance(found, Tensor) and found.ndim == 2:
-            self.kind = Kind("features", (found.shape[1],))
-        wanted = None if self.kind is None else [len(images), *self.kind.shape]
+        if self.spec is None and isinstance(found, Tensor) and found.ndim == 2:
+            self.spec = EmbeddingSpec("features", (found.shape[1],))
+        wanted = None if self.spec is None else [len(images), *self.spec.shape]
         if not isinstance(found, Tensor) or list(found.shape) != wanted:
             what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise BadSetting(
+            raise SettingError(
                 f"the model returns {what} for {len(images)} images; it should return {wanted or 'a vector for each'}"
             )
         found = found.float().cpu()
         if not self.normalise:
             return found
-        found = rescaled(found)
+        found = rescale(found)
         return found / found.norm(dim=-1, keepdim=True)
 
     def _forward(self, images: Tensor) -> object:
-        if self.kind is None:
-            return main_output(self.model(images), "features")
-        if self.kind.kind == "patches":
+        if self.spec is None:
+            return primary_output(self.model(images), "features")
+        if self.spec.kind == "patches":
             tower = tower_of(self.model)
             return all_features(tower, images)[:, tower.reduction.vit.prefix :]
-        return main_output(self.model(images), self.kind.kind)
+        return primary_output(self.model(images), self.spec.kind)
 
     def _problem(self, found: Tensor) -> str:
         """Why a vector cannot be stored."""
@@ -128,31 +128,31 @@ class Embedder:
         return f"its embedding is not finite{', or is zero and has no direction' if self.normalise else ''}"
 
 
-def _kind_of(model: nn.Module, output: Output | None) -> Kind | None:
+def _spec_of_output(model: nn.Module, output: Output | None) -> EmbeddingSpec | None:
     """What a model returns for an image; raises if that is no vector."""
     if output is None:
         try:
             output = host_of(model).output
-        except UnsupportedBackbone:
+        except UnsupportedModelError:
             return None
         if output is None:
-            raise UnsupportedBackbone(
+            raise UnsupportedModelError(
                 f"{type(model).__name__} takes more than images; give the part of it that embeds images: for CLIP "
                 "CLIPVisionModelWithProjection (the commands do so by themselves: hf:NAME), for open_clip model.visual"
             )
     if output.kind == "tokens":
-        raise BadSetting(
+        raise SettingError(
             f"the model has an output for every token, {output.width} numbers each, and an embedding is one vector for "
             "an image; create it with pooling, e.g. global_pool='token' or 'avg', or ask for patches=True (--patches)"
         )
-    return Kind(output.kind, (output.width,))
+    return EmbeddingSpec(output.kind, (output.width,))
 
 
-def _patches_of(model: nn.Module) -> Kind:
+def _spec_of_patches(model: nn.Module) -> EmbeddingSpec:
     if not (is_patched(model) and tower_of(model).reduction.restore):
-        raise BadSetting(
+        raise SettingError(
             "only a model that was patched with restore=True has features of all patches: patch(model, restore=True), "
             "or with Identity() in between for the unreduced ones"
         )
     vit = tower_of(model).reduction.vit
-    return Kind("patches", (vit.image_tokens, vit.dim), vit.grid)
+    return EmbeddingSpec("patches", (vit.image_tokens, vit.dim), vit.grid)

@@ -13,15 +13,15 @@ from typing import Literal, TypedDict
 
 from gtp_vit.embeddings.header import VERSION, ShardHeader
 from gtp_vit.embeddings.shards import FORMATS, Shard, changed, format_of, read_header, read_shard
-from gtp_vit.errors import GTPError, counted, first_line, shown
+from gtp_vit.errors import GTPError, first_line, plural, short_repr
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import write_atomically
 from gtp_vit.runs.identity import differences
-from gtp_vit.runs.journal import RESTART
+from gtp_vit.runs.journal import RESTART_HINT
 
 MANIFEST = "manifest.json"
-OURS = re.compile(r"embeddings-(\d{6,})\.(?:safetensors|parquet)")
-HALF = re.compile(rf"\.{OURS.pattern}\.\w+")  # a shard that was being written
+SHARD_NAME = re.compile(r"embeddings-(\d{6,})\.(?:safetensors|parquet)")
+PARTIAL_SHARD_NAME = re.compile(rf"\.{SHARD_NAME.pattern}\.\w+")  # a shard that was being written
 Run = Mapping[str, object]  # its identity, as JSON
 
 
@@ -34,14 +34,14 @@ class Entry(TypedDict):
     fingerprint: str
 
 
-class Left(TypedDict):
+class UnreadableImage(TypedDict):
     """An image that has no embedding."""
 
-    place: int
+    index: int
     image: str  # its name and why
 
 
-class Begun(TypedDict):
+class UnfinishedManifest(TypedDict):
     """The manifest of a run that has not finished."""
 
     version: int
@@ -59,32 +59,32 @@ class Manifest(TypedDict):
     embedded: int
     classes: list[str] | None
     shards: list[Entry]
-    unreadable: list[Left]
-    not_finite: list[Left]
+    unreadable: list[UnreadableImage]
+    not_finite: list[UnreadableImage]
     fingerprint: str  # of all of this
 
 
-def name_of(number: int, form: str) -> str:
+def shard_file_name(number: int, file_format: str) -> str:
     """The file of a shard."""
-    return f"embeddings-{number:06}{FORMATS[form].suffix}"
+    return f"embeddings-{number:06}{FORMATS[file_format].suffix}"
 
 
 def prepare(folder: Path, run: Run, restart: bool) -> None:
     """Raise GTPError if the folder has files of another run; with `restart`, delete them."""
     stored = _stored_manifest(folder)
     if stored is not None and not restart and stored["run"] != run:
-        raise GTPError(f"{folder} has embeddings of a different run: {differences(stored['run'], run)}; {RESTART}")
+        raise GTPError(f"{folder} has embeddings of a different run: {differences(stored['run'], run)}; {RESTART_HINT}")
     ours = _shards(folder) if restart else []
     for path in ours:
-        _check_ours(path)  # all of them, before the first is deleted
-    halves = [path for path in folder.iterdir() if HALF.fullmatch(path.name) and path.is_file()]
+        _check_is_shard(path)  # all of them, before the first is deleted
+    halves = [path for path in folder.iterdir() if PARTIAL_SHARD_NAME.fullmatch(path.name) and path.is_file()]
     for path in (*halves, *ours):  # halves are of a process that was killed while it wrote
         path.unlink(missing_ok=True)  # another process may be quicker
     if restart:
         (folder / MANIFEST).unlink(missing_ok=True)
 
 
-def _check_ours(path: Path) -> None:
+def _check_is_shard(path: Path) -> None:
     """Raise GTPError for a file that has the name of a shard and whose header is not ours."""
     form = format_of(path)
     form.check_installed()
@@ -96,7 +96,7 @@ def _check_ours(path: Path) -> None:
             )
 
 
-def _stored_manifest(folder: Path) -> Manifest | Begun | None:
+def _stored_manifest(folder: Path) -> Manifest | UnfinishedManifest | None:
     """The manifest, proved to be as it was written; None if there is none."""
     path = folder / MANIFEST
     try:
@@ -111,7 +111,8 @@ def _stored_manifest(folder: Path) -> Manifest | Begun | None:
         ) from error
     if found.get("version") != VERSION:
         raise GTPError(
-            f"{path} has version {shown(found.get('version'))}, and this gtp-vit has {VERSION}; read the folder with "
+            f"{path} has version {short_repr(found.get('version'))}, and this gtp-vit has {VERSION}; read the folder "
+            "with "
             "the version that wrote it, or delete it and embed again"
         )
     if found["finished"] and found.get("fingerprint") != _fingerprint(found):
@@ -126,7 +127,7 @@ def _fingerprint(manifest: Mapping[str, object]) -> str:
 
 
 def _shards(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if OURS.fullmatch(path.name))
+    return sorted(path for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name))
 
 
 def finished_shards(folder: Path, run: Run) -> dict[int, ShardHeader]:
@@ -137,27 +138,27 @@ def finished_shards(folder: Path, run: Run) -> dict[int, ShardHeader]:
     found, form = {}, str(run["format"])
     for path in _shards(folder):
         header = read_header(path)
-        if header.run != run or path.name != name_of(header.shard, form):
+        if header.run != run or path.name != shard_file_name(header.shard, form):
             why = differences(header.run, run) or f"it is shard {header.shard} under another name"
-            raise GTPError(f"{path} is of a different run: {why}; {RESTART}")
+            raise GTPError(f"{path} is of a different run: {why}; {RESTART_HINT}")
         found[header.shard] = dataclasses.replace(header, run=run)
     seen = distributed.all_gather(found)  # by every process, where they share a disk; one of them reads the file
     for number in found:
         sees = [rank for rank, each in enumerate(seen) if number in each]
         if sees[number % len(sees)] == distributed.rank_and_world_size()[0]:
-            read_shard(folder / name_of(number, form))
+            read_shard(folder / shard_file_name(number, form))
     return {number: header for part in seen for number, header in part.items()}
 
 
 def make_manifest(
-    run: Run, every: dict[int, ShardHeader], form: str, classes: list[str] | None, total: int | None
+    run: Run, every: dict[int, ShardHeader], file_format: str, classes: list[str] | None, total: int | None
 ) -> Manifest:
     """What is in the folder, for people and programs."""
     headers = [every[number] for number in sorted(every)]
     images = sum(header.images for header in headers)
     if total is not None and images != total:
         raise GTPError(
-            f"{images} of {counted(total, 'image', 'images')} are in the shards; something has deleted files: start it "
+            f"{images} of {plural(total, 'image', 'images')} are in the shards; something has deleted files: start it "
             "again"
         )
     made: Manifest = {
@@ -167,29 +168,29 @@ def make_manifest(
         "images": images,
         "embedded": sum(header.embedded for header in headers),
         "classes": classes,
-        "shards": [_entry(header, form) for header in headers],
-        "unreadable": _left(header.unreadable for header in headers),
-        "not_finite": _left(header.not_finite for header in headers),
+        "shards": [_entry(header, file_format) for header in headers],
+        "unreadable": _unreadable_images(header.unreadable for header in headers),
+        "not_finite": _unreadable_images(header.not_finite for header in headers),
         "fingerprint": "",
     }
     return {**made, "fingerprint": _fingerprint(made)}
 
 
-def _entry(header: ShardHeader, form: str) -> Entry:
-    file = name_of(header.shard, form)
+def _entry(header: ShardHeader, file_format: str) -> Entry:
+    file = shard_file_name(header.shard, file_format)
     return {"file": file, "first": header.first, "embedded": header.embedded, "fingerprint": header.fingerprint}
 
 
-def _left(shards: Iterable[Mapping[int, str]]) -> list[Left]:
-    return [{"place": place, "image": text} for shard in shards for place, text in shard.items()]
+def _unreadable_images(shards: Iterable[Mapping[int, str]]) -> list[UnreadableImage]:
+    return [{"index": place, "image": text} for shard in shards for place, text in shard.items()]
 
 
-def write_manifest(folder: Path, manifest: Manifest | Begun) -> None:
+def write_manifest(folder: Path, manifest: Manifest | UnfinishedManifest) -> None:
     """Replace the manifest by this one."""
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
-def forget_unused(folder: Path) -> None:
+def delete_unused_manifest(folder: Path) -> None:
     """Delete the manifest of a run that was refused before it wrote any file."""
     stored = _stored_manifest(folder)
     if stored is not None and not stored["finished"] and not _shards(folder):
@@ -203,7 +204,7 @@ def read_embeddings(folder: str | Path) -> Iterator[Shard]:
     """
     folder = Path(folder)
     manifest = _finished_manifest(folder)
-    return (_checked(folder, entry, manifest["run"]) for entry in manifest["shards"])
+    return (_check_shard(folder, entry, manifest["run"]) for entry in manifest["shards"])
 
 
 def verify(folder: Path) -> Manifest:
@@ -212,14 +213,14 @@ def verify(folder: Path) -> Manifest:
     problems = []
     for entry in manifest["shards"]:
         try:
-            _checked(folder, entry, manifest["run"])
+            _check_shard(folder, entry, manifest["run"])
         except GTPError as error:
             problems.append(str(error))
     named = {entry["file"] for entry in manifest["shards"]}
     problems += [f"{path} is not in {MANIFEST}" for path in _shards(folder) if path.name not in named]
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        count = f"{len(problems)} of {counted(len(named), 'file', 'files')} are not as they were written"
+        count = f"{len(problems)} of {plural(len(named), 'file', 'files')} are not as they were written"
         raise GTPError(problems[0] if len(problems) == 1 else f"{count}: {'; '.join(problems[:5])}{more}")
     return manifest
 
@@ -233,7 +234,7 @@ def _finished_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _checked(folder: Path, entry: Entry, run: Run) -> Shard:
+def _check_shard(folder: Path, entry: Entry, run: Run) -> Shard:
     path = folder / entry["file"]
     if not path.exists():
         raise GTPError(f"{path} is missing; it may be on another machine that took part in the run")

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gtp_vit.embeddings.header import VERSION, ShardHeader
-from gtp_vit.errors import GTPError, first_line, shown
+from gtp_vit.errors import GTPError, first_line, short_repr
 
 METADATA = "gtp_vit"
 StoredHeader = dict[str, object]  # as JSON, before it is checked
-LONGEST_HEADER = 90_000_000  # safetensors refuses to read headers of more than 100 MB
+MAX_HEADER_BYTES = 90_000_000  # safetensors refuses to read headers of more than 100 MB
 Integers = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 
@@ -34,7 +34,7 @@ class Shard:
     """The content of one file."""
 
     names: tuple[str, ...]  # N
-    places: Integers  # [N], in the data set
+    indices: Integers  # [N], in the data set
     embeddings: Vectors  # [N, C]
     labels: Integers | None  # [N]; None = the data set has none
     header: ShardHeader
@@ -50,7 +50,7 @@ class Format(Protocol):
         """Raise GTPError with the command that installs what is missing."""
         return
 
-    def content(self, shard: Shard) -> bytes:
+    def serialize(self, shard: Shard) -> bytes:
         """The bytes of the file."""
 
     def header(self, path: Path) -> StoredHeader | None:
@@ -64,20 +64,20 @@ class Format(Protocol):
 
 
 class Safetensors(Format):
-    """Tensors `embeddings`, `places` and `labels`; names as a JSON list in the metadata, under `names`."""
+    """Tensors `embeddings`, `indices` and `labels`; names as a JSON list in the metadata, under `names`."""
 
     name = "safetensors"
     suffix = ".safetensors"
 
-    def content(self, shard: Shard) -> bytes:
+    def serialize(self, shard: Shard) -> bytes:
         from safetensors.numpy import save
 
         names = json.dumps(shard.names)
-        if len(names) > LONGEST_HEADER:
+        if len(names) > MAX_HEADER_BYTES:
             raise GTPError(
                 f"the names of {len(shard.names)} images are too long for one file; give fewer images a file"
             )
-        tensors = {"embeddings": shard.embeddings, "places": shard.places}
+        tensors = {"embeddings": shard.embeddings, "indices": shard.indices}
         if shard.labels is not None:
             tensors["labels"] = shard.labels
         made = save(tensors)
@@ -100,7 +100,7 @@ class Safetensors(Format):
         stored, metadata = load_file(path), self._metadata(path)
         return Shard(
             tuple(json.loads(metadata["names"])),
-            stored["places"],
+            stored["indices"],
             stored["embeddings"],
             stored.get("labels"),
             _checked_header(path, _stored_header(metadata)),
@@ -110,7 +110,7 @@ class Safetensors(Format):
         try:
             with path.open("rb") as file:  # the library refuses files that were cut off
                 length = int.from_bytes(file.read(8), "little")
-                if length > 2 * LONGEST_HEADER:
+                if length > 2 * MAX_HEADER_BYTES:
                     return False
                 header = json.loads(file.read(length))
             return _stored_header(header["__metadata__"]) is not None
@@ -125,7 +125,7 @@ class Safetensors(Format):
 
 
 class Parquet(Format):
-    """Columns `name`, `place`, `embedding` (a list of fixed length, of patches one behind the other) and `label`."""
+    """Columns `name`, `index`, `embedding` (a list of fixed length, of patches one behind the other) and `label`."""
 
     name = "parquet"
     suffix = ".parquet"
@@ -134,13 +134,13 @@ class Parquet(Format):
         if importlib.util.find_spec("pyarrow") is None:
             raise GTPError("Parquet needs pyarrow, which is not installed: pip install 'gtp-vit[parquet]'")
 
-    def content(self, shard: Shard) -> bytes:
+    def serialize(self, shard: Shard) -> bytes:
         import pyarrow
         from pyarrow import parquet
 
         width = int(np.prod(shard.embeddings.shape[1:]))
         vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(shard.embeddings.reshape(-1)), width)
-        columns = {"name": pyarrow.array(shard.names, pyarrow.string()), "place": shard.places, "embedding": vectors}
+        columns = {"name": pyarrow.array(shard.names, pyarrow.string()), "index": shard.indices, "embedding": vectors}
         if shard.labels is not None:
             columns["label"] = shard.labels
         table = pyarrow.table(columns, metadata={METADATA: json.dumps(shard.header.to_dict())})
@@ -163,7 +163,7 @@ class Parquet(Format):
         header = _checked_header(path, stored)
         return Shard(
             tuple(table["name"].to_pylist()),
-            table["place"].to_numpy().copy(),
+            table["index"].to_numpy().copy(),
             vectors.flatten()
             .to_numpy(zero_copy_only=False)
             .reshape(len(table), *_shape(header))
@@ -181,13 +181,13 @@ class Parquet(Format):
             return False
 
 
-_EVERY: tuple[Format, ...] = (Safetensors(), Parquet())
-FORMATS = {each.name: each for each in _EVERY}
+_ALL_FORMATS: tuple[Format, ...] = (Safetensors(), Parquet())
+FORMATS = {each.name: each for each in _ALL_FORMATS}
 
 
 def format_of(path: Path) -> Format:
     """The format that the ending of a name means."""
-    return next(each for each in _EVERY if each.suffix == path.suffix)
+    return next(each for each in _ALL_FORMATS if each.suffix == path.suffix)
 
 
 def read_header(path: Path) -> ShardHeader:
@@ -209,7 +209,8 @@ def _checked_header(path: Path, found: StoredHeader | None) -> ShardHeader:
         raise GTPError(f"{path} was not written by gtp-vit embed; move it away, or write to another folder")
     if found.get("version") != VERSION:
         raise GTPError(
-            f"{path} has version {shown(found.get('version'))} of these files, and this gtp-vit has {VERSION}; begin "
+            f"{path} has version {short_repr(found.get('version'))} of these files, and this gtp-vit has {VERSION}; "
+            "begin "
             "anew with --restart, or write to another folder"
         )
     header = ShardHeader.from_dict(found)
@@ -223,7 +224,7 @@ def read_shard(path: Path) -> Shard:
     said = read_header(path)
     try:
         shard = format_of(path).read(path)
-        whole = fingerprint(shard) == said.fingerprint
+        whole = shard_fingerprint(shard) == said.fingerprint
     except Exception as error:  # both libraries raise errors of many classes
         raise changed(path) from error
     if not whole:
@@ -235,14 +236,14 @@ def changed(path: Path) -> GTPError:
     return GTPError(f"{path} has changed since it was written; delete it and start the same command again")
 
 
-def fingerprint(shard: Shard) -> str:
+def shard_fingerprint(shard: Shard) -> str:
     """A hash of all that a file holds: vectors, places, names, labels, and what it says of itself."""
     digest = hashlib.sha256()
     said = shard.header.to_dict()
     del said["fingerprint"]
     labels = "no labels" if shard.labels is None else "labels"
     digest.update(json.dumps([said, shard.names, labels], sort_keys=True).encode())
-    for array in (shard.embeddings, shard.places, shard.labels):
+    for array in (shard.embeddings, shard.indices, shard.labels):
         if array is not None:
             digest.update(f"{array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).tobytes())

@@ -18,23 +18,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gtp_vit.data.dataset import Images, ImageStream
+from gtp_vit.data.dataset import Images, StreamingImageDataset
 from gtp_vit.data.items import Batch
 from gtp_vit.data.loader import batches, planned_batches
-from gtp_vit.embeddings.embedder import Embedded, Embedder
+from gtp_vit.embeddings.embedder import Embedder, EmbeddingBatch
 from gtp_vit.embeddings.header import VERSION, ShardHeader
 from gtp_vit.embeddings.manifest import (
     Manifest,
+    delete_unused_manifest,
     finished_shards,
-    forget_unused,
     make_manifest,
-    name_of,
     prepare,
+    shard_file_name,
     write_manifest,
 )
-from gtp_vit.embeddings.shards import FORMATS, Integers, Shard, fingerprint
+from gtp_vit.embeddings.shards import FORMATS, Integers, Shard, shard_fingerprint
 from gtp_vit.runs import distributed
-from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
+from gtp_vit.runs.files import Lock, folder_kept_if_used, write_atomically
 
 # Processes report to each other this often. Often enough that none waits until the network gives up (after half an
 # hour), seldom enough that waiting for the slowest costs nothing.
@@ -45,7 +45,7 @@ ImagesDone = Callable[[int, int | None, float], None]  # images done, their tota
 
 
 @dataclass(frozen=True)
-class Written:
+class EmbedResult:
     """What a run wrote."""
 
     folder: Path
@@ -81,7 +81,7 @@ def embed_to_folder(
     workers: int = 2,
     restart: bool = False,
     progress: ImagesDone | None = None,
-) -> Written | None:
+) -> EmbedResult | None:
     """Write the embeddings of all images to a folder; in several processes each writes its own shards.
 
     Args:
@@ -98,21 +98,23 @@ def embed_to_folder(
     """
     form, batch_size, shard_size = layout.form, layout.batch_size, layout.shard_size
     assert shard_size % batch_size == 0
-    assert embedder.kind is not None
-    kind = dataclasses.asdict(embedder.kind)
+    assert embedder.spec is not None
+    kind = dataclasses.asdict(embedder.spec)
     settings = {"output": kind, "normalise": embedder.normalise, "stored": embedder.dtype}
     files = {"format": form, "batch_size": batch_size, "shard_size": shard_size}
     run = json.loads(json.dumps({**run, **settings, **files}))
-    distributed.check_same("weights, images or settings", run)
-    with _locked(folder, run, restart):
+    distributed.check_same_on_all_ranks("weights, images or settings", run)
+    with _lock_folder(folder, run, restart):
         finished = finished_shards(folder, run)
-        work = _Work(folder, embedder, run, form, shard_size, dataset.has_labels, time.perf_counter())
-        todo = _own_batches(dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda")
+        work = ShardWriter(folder, embedder, run, form, shard_size, dataset.has_labels, time.perf_counter())
+        todo = _batches_of_this_process(
+            dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda"
+        )
         total = len(dataset) if hasattr(dataset, "__len__") else None
         done = sum(header.images for header in finished.values())
         if distributed.is_rank_zero() and done != total:
             write_manifest(folder, {"version": VERSION, "finished": False, "run": run})
-        _work_together(work, todo, done, total, progress)
+        _run_all_processes(work, todo, done, total, progress)
         every = finished | {
             number: header for part in distributed.all_gather(work.written) for number, header in part.items()
         }
@@ -121,32 +123,32 @@ def embed_to_folder(
             return None
         manifest = make_manifest(run, every, form, dataset.classes, total)
         write_manifest(folder, manifest)
-    return Written(folder, manifest, images, time.perf_counter() - work.begin)
+    return EmbedResult(folder, manifest, images, time.perf_counter() - work.begin)
 
 
 @dataclass
-class _Work:
+class ShardWriter:
     """The shards of one process, of which it fills one at a time."""
 
     folder: Path
     embedder: Embedder
     run: Mapping[str, object]
-    form: str
+    file_format: str
     shard_size: int
     labels: bool
     begin: float
     images: int = 0  # done by this process
     written: dict[int, ShardHeader] = field(default_factory=dict)
     number: int = -1  # of the shard that is being filled
-    parts: list[Embedded] = field(default_factory=list)
+    parts: list[EmbeddingBatch] = field(default_factory=list)
 
-    def take(self, batch: Batch) -> None:
-        number = _first_place(batch) // self.shard_size
+    def add(self, batch: Batch) -> None:
+        number = _first_index(batch) // self.shard_size
         if number != self.number:
             self.close_shard()
             self.number = number
         self.parts.append(self.embedder(batch))
-        self.images += len(batch.place) + len(batch.unreadable)
+        self.images += len(batch.indices) + len(batch.unreadable)
 
     def close_shard(self) -> None:
         """Write the shard that has been filled."""
@@ -167,19 +169,21 @@ class _Work:
         )
         shard = Shard(
             tuple(_printable(name) for part in parts for name in part.names),
-            _joined([part.places for part in parts]),
+            _concatenate([part.indices for part in parts]),
             embeddings,
-            _joined([part.labels for part in parts]) if self.labels else None,
+            _concatenate([part.labels for part in parts]) if self.labels else None,
             header,
         )
-        header = dataclasses.replace(header, fingerprint=fingerprint(shard))
+        header = dataclasses.replace(header, fingerprint=shard_fingerprint(shard))
         shard = dataclasses.replace(shard, header=header)
-        write_atomically(self.folder / name_of(self.number, self.form), FORMATS[self.form].content(shard))
+        write_atomically(
+            self.folder / shard_file_name(self.number, self.file_format), FORMATS[self.file_format].serialize(shard)
+        )
         self.written[self.number] = header
 
 
-def _work_together(
-    work: _Work, todo: Iterator[Batch], done: int, total: int | None, progress: ImagesDone | None
+def _run_all_processes(
+    work: ShardWriter, todo: Iterator[Batch], done: int, total: int | None, progress: ImagesDone | None
 ) -> None:
     """Do all batches; processes tell each other now and then how far they are, and wait until all have finished."""
     others = 0
@@ -187,7 +191,7 @@ def _work_together(
         report = time.perf_counter() + SECONDS_BETWEEN_REPORTS
         busy = False
         for batch in todo:
-            work.take(batch)
+            work.add(batch)
             if progress is not None:
                 every = others + work.images
                 progress(done + every, total, every / (time.perf_counter() - work.begin))
@@ -202,14 +206,14 @@ def _work_together(
             return
 
 
-def _own_batches(
+def _batches_of_this_process(
     dataset: Images, finished: Container[int], batch_size: int, shard_size: int, workers: int, pin: bool
 ) -> Iterator[Batch]:
     """The batches of this process: every n-th shard of those that are not finished."""
     rank, processes = distributed.rank_and_world_size()
-    if isinstance(dataset, ImageStream):
-        every = batches(dataset, batch_size=batch_size, workers=workers, share=(rank, processes))
-        return (batch for batch in every if _first_place(batch) // shard_size not in finished)
+    if isinstance(dataset, StreamingImageDataset):
+        every = batches(dataset, batch_size=batch_size, workers=workers, rank_and_world_size=(rank, processes))
+        return (batch for batch in every if _first_index(batch) // shard_size not in finished)
     count = len(dataset)
     own = [number for number in range(-(-count // shard_size)) if number not in finished][rank::processes]
 
@@ -222,15 +226,15 @@ def _own_batches(
     return planned_batches(dataset, plan(), workers=workers, pin=pin) if own else iter(())
 
 
-def _first_place(batch: Batch) -> int:
-    return min([*batch.place[:1].tolist(), *batch.unreadable])
+def _first_index(batch: Batch) -> int:
+    return min([*batch.indices[:1].tolist(), *batch.unreadable])
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, run: Mapping[str, object], restart: bool) -> Iterator[None]:
+def _lock_folder(folder: Path, run: Mapping[str, object], restart: bool) -> Iterator[None]:
     """The folder for this run alone: checked, or emptied of what is ours."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(kept_if_used(folder))
+        stack.enter_context(folder_kept_if_used(folder))
         if distributed.is_rank_zero():
             stack.enter_context(_lock(folder))
         if distributed.is_rank_zero():
@@ -248,7 +252,7 @@ def _lock(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        forget_unused(folder)
+        delete_unused_manifest(folder)
         raise
     finally:
         with contextlib.suppress(OSError):
@@ -256,7 +260,7 @@ def _lock(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _joined(parts: list[Tensor]) -> Integers:
+def _concatenate(parts: list[Tensor]) -> Integers:
     return torch.cat(parts).numpy()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.onnxruntime import OnnxRuntime
 from gtp_vit.engines.openvino import OpenVINO
-from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.errors import SettingError, check_name
 
 ENGINES: dict[str, Engine] = {"onnxruntime": OnnxRuntime(), "openvino": OpenVINO()}
 TORCH = "torch"  # what flags and settings call a model that is not exported
@@ -23,7 +23,7 @@ def engine_of(path: Path) -> Engine:
         if path.suffix == engine.suffix:
             return engine
     endings = " or ".join(f"{engine.suffix} ({engine.name})" for engine in ENGINES.values())
-    raise BadSetting(f"{path.name} does not say which engine it is for; end its name in {endings}")
+    raise SettingError(f"{path.name} does not say which engine it is for; end its name in {endings}")
 
 
 def formats() -> dict[str, Engine]:
@@ -50,5 +50,5 @@ def check_precision(engine: Engine, precision: str) -> None:
     """Raise if an engine has no such precision, or is not installed."""
     check_name("precision", precision, precisions())
     if precision not in engine.precisions:
-        raise BadSetting(f"{engine.name} has no {precision} on a CPU; give {' or '.join(engine.precisions)}")
+        raise SettingError(f"{engine.name} has no {precision} on a CPU; give {' or '.join(engine.precisions)}")
     engine.check_installed()

@@ -69,7 +69,14 @@ class Engine(ABC):
 
     @abstractmethod
     def convert(
-        self, program: Program, path: Path, precision: str, images: Array | None, metadata: str, *, careful: bool = True
+        self,
+        program: Program,
+        path: Path,
+        precision: str,
+        images: Array | None,
+        metadata: str,
+        *,
+        tune_smoothing: bool = True,
     ) -> None:
         """Write the file of a model; it may do so in another Python, from a file that `program` has written.
 
@@ -79,7 +86,8 @@ class Engine(ABC):
             precision: one of `precisions`.
             images: [I, channels, height, width] to find the ranges of 8-bit numbers with; None if none were given.
             metadata: JSON, which `open` must return.
-            careful: try several ways to get to 8 bits and take the most exact; else the first, where time is measured.
+            tune_smoothing: try several ways to get to 8 bits and take the most exact; else the first, where time is
+                measured.
         """
 
     @abstractmethod

@@ -22,13 +22,13 @@ from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.metadata import ExportMetadata
 from gtp_vit.engines.model_card import model_card
 from gtp_vit.engines.output_check import OutputCheck, check_outputs
-from gtp_vit.engines.preparation import Preparation
-from gtp_vit.engines.program import Program, check_exportable, output_of
-from gtp_vit.errors import BadInput, BadSetting, GTPError, first_line
+from gtp_vit.engines.preprocessing import Preprocessing
+from gtp_vit.engines.program import Program, check_exportable, output_spec
+from gtp_vit.errors import GTPError, InputError, SettingError, first_line
 from gtp_vit.models.class_names import class_names
 from gtp_vit.patching import host_of, is_patched, tower_of, unpatch
 from gtp_vit.profiling.macs import macs
-from gtp_vit.runs.files import Lock, explained, is_locked, kept_if_used
+from gtp_vit.runs.files import Lock, folder_kept_if_used, friendly_write_errors, is_locked
 from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.version import __version__
 
@@ -46,11 +46,11 @@ class ExportInfo:
     """Where its weights are from."""
     classes: Sequence[str] | None = None
     """Names of the classes; None = as the model's own weights have them, if that is known."""
-    preparation: Mapping[str, object] | None = None
+    preprocessing: Mapping[str, object] | None = None
     """Of images, in timm's words; None = as the model itself says."""
 
 
-NOTHING_KNOWN = ExportInfo()
+NO_INFO = ExportInfo()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def export(
     *,
     precision: str = "f32",
     images: Tensor | None = None,
-    info: ExportInfo = NOTHING_KNOWN,
+    info: ExportInfo = NO_INFO,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ExportResult:
@@ -94,11 +94,11 @@ def export(
     check_precision(engine, precision)
     check_exportable(model)
     _check_images(images, host_of(model).inputs, engine, precision)
-    with explained(path):
-        for existing in (path, *engine.sidecars(path), card_path(path)):
+    with friendly_write_errors(path):
+        for existing in (path, *engine.sidecars(path), model_card_path(path)):
             if existing.is_dir() or (existing.exists() and not overwrite):
                 raise GTPError(f"{existing} exists; give overwrite=True (--overwrite), or a different name")
-    with kept_if_used(path.parent), _temporary(path) as folder, explained(path):
+    with folder_kept_if_used(path.parent), _temporary(path) as folder, friendly_write_errors(path):
         metadata = _describe(model, engine, precision, info)
         made = folder / "made" / path.name
         _convert(model, engine, made, metadata, images, progress)
@@ -108,12 +108,12 @@ def export(
             raise GTPError(f"the exported file is not what it says: {problem}; nothing was written")
         checks = check_outputs(model, engine, made, precision, images)
         checked_on = "noise" if images is None else "images that were given"
-        card_path(made).write_text(model_card(path.name, metadata, engine, checks, checked_on), encoding="utf-8")
+        model_card_path(made).write_text(model_card(path.name, metadata, engine, checks, checked_on), encoding="utf-8")
         files = _publish(made, path)
     return ExportResult(path, files, metadata, checks, checked_on)
 
 
-def card_path(path: Path) -> Path:
+def model_card_path(path: Path) -> Path:
     """Where the card of a file is."""
     return path.with_name(f"{path.name}.md")
 
@@ -121,22 +121,22 @@ def card_path(path: Path) -> Path:
 def _check_images(images: Tensor | None, inputs: Inputs, engine: Engine, precision: str) -> None:
     if images is None:
         if engine.precisions[precision].needs_images:
-            raise BadSetting(
+            raise SettingError(
                 f"{precision} needs images to find the ranges of its numbers; give some dozens (--data-dir)"
             )
         return
     wanted = (inputs.channels, *inputs.size)
     if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != wanted or not len(images):
         found = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise BadInput(f"images are {found}; give a tensor [images, {', '.join(map(str, wanted))}]")
+        raise InputError(f"images are {found}; give a tensor [images, {', '.join(map(str, wanted))}]")
     if not bool(images.isfinite().all()):
-        raise BadInput("some images are not finite; give images as the model takes them")
+        raise InputError("some images are not finite; give images as the model takes them")
 
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """A hidden folder beside a file that is being made; those of exports of it that were killed are deleted."""
-    with explained(path):
+    with friendly_write_errors(path):
         for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
             if left.is_dir() and not is_locked(left / LOCK):
                 shutil.rmtree(left, ignore_errors=True)
@@ -157,10 +157,10 @@ def _describe(model: nn.Module, engine: Engine, precision: str, info: ExportInfo
     """The metadata of a model that is exported."""
     import timm
 
-    plain, inputs, output = unpatch(model), host_of(model).inputs, output_of(model)
+    plain, inputs, output = unpatch(model), host_of(model).inputs, output_spec(model)
     classes = class_names(model) if info.classes is None else list(info.classes)
     if output.kind == "classes" and classes is not None and len(classes) != output.width:
-        raise BadSetting(
+        raise SettingError(
             f"{len(classes)} class names are given, and the model has {output.width} classes; give one each"
         )
     packages = {"gtp-vit": __version__, "torch": torch.__version__, "timm": timm.__version__}
@@ -176,22 +176,24 @@ def _describe(model: nn.Module, engine: Engine, precision: str, info: ExportInfo
         batch=engine.batch,
         channels=inputs.channels,
         size=inputs.size,
-        preparation=_preparation(info.preparation, inputs),
+        preprocessing=_preprocessing_of(info.preprocessing, inputs),
         output=output,
         classes=tuple(classes) if output.kind == "classes" and classes is not None else None,
         versions={**packages, **engine.versions()},
     )
 
 
-def _preparation(given: Mapping[str, object] | None, inputs: Inputs) -> Preparation:
+def _preprocessing_of(preprocessing: Mapping[str, object] | None, inputs: Inputs) -> Preprocessing:
     """The preparation that a file keeps."""
-    known = {word: value for word, value in (given or inputs.preparation or {}).items() if value is not None}
+    known = {word: value for word, value in (preprocessing or inputs.preprocessing or {}).items() if value is not None}
     try:
-        return Preparation.read(json.loads(json.dumps(known, default=str)), inputs.channels)  # as it will be read back
+        return Preprocessing.from_dict(
+            json.loads(json.dumps(known, default=str)), inputs.channels
+        )  # as it will be read back
     except GTPError as error:
-        if given is not None:
-            raise BadSetting(f"preparation: {error}") from error
-        return Preparation()  # e.g. three means of weights for colours, and a model that was made for grey images
+        if preprocessing is not None:
+            raise SettingError(f"preparation: {error}") from error
+        return Preprocessing()  # e.g. three means of weights for colours, and a model that was made for grey images
 
 
 def _convert(

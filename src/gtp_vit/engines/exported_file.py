@@ -88,14 +88,17 @@ class ExportedFile:
         ):
             self._check(what, said, [real])
         method = metadata.method
-        if method is not None and not any(getattr(method, name) for name in method.files):  # its parts may not be here
-            totals = [macs(model, method, lossless=lossless).total for lossless in (True, False)]
+        if method is not None and not any(
+            getattr(method, name) for name in method.weight_file_fields
+        ):  # its parts may not be here
+            totals = [macs(model, method, shorten_last_block=lossless).total for lossless in (True, False)]
             self._check("MACs", metadata.exported_macs, totals)
 
-    def _check(self, what: str, said: object, allowed: Sequence[object]) -> None:
-        if said not in allowed:
+    def _check(self, what: str, stated: object, allowed: Sequence[object]) -> None:
+        if stated not in allowed:
             raise GTPError(
-                f"{self.name} says that its {what} is {said}, and of {self.metadata.model} it is {allowed[0]}; export "
+                f"{self.name} says that its {what} is {stated}, and of {self.metadata.model} it is {allowed[0]}; "
+                "export "
                 "it again"
             )
 

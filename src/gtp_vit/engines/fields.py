@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gtp_vit.errors import GTPError, shown
+from gtp_vit.errors import GTPError, short_repr
 
 MAX_SIZE = 10**6
 
@@ -12,7 +12,7 @@ class Fields:
 
     def __init__(self, value: object, name: str = "") -> None:
         if not isinstance(value, dict):
-            raise GTPError(f"{name or 'the description'} is {shown(value)}; it must have fields")
+            raise GTPError(f"{name or 'the description'} is {short_repr(value)}; it must have fields")
         self.values: dict[str, object] = value
         self.prefix = f"{name}." if name else ""
 
@@ -27,23 +27,23 @@ class Fields:
     def text(self, name: str, *, empty: bool = False) -> str:
         value = self.take(name)
         if not isinstance(value, str) or not (value or empty):
-            raise GTPError(f"{self.prefix}{name} is {shown(value)}; it must be a text")
+            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be a text")
         return value
 
-    def whole(self, name: str, most: int = MAX_SIZE) -> int:
+    def integer(self, name: str, most: int = MAX_SIZE) -> int:
         value = self.take(name)
-        if not is_whole(value, most):
-            raise GTPError(f"{self.prefix}{name} is {shown(value)}; it must be a whole number from 1 to {most}")
+        if not is_integer(value, most):
+            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be a whole number from 1 to {most}")
         return int(value)  # type: ignore[call-overload]
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
         value = self.take(name)
         if value not in allowed:
-            raise GTPError(f"{self.prefix}{name} is {shown(value)}; here it must be {' or '.join(allowed)}")
+            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; here it must be {' or '.join(allowed)}")
         return str(value)
 
 
-def is_whole(value: object, most: int) -> bool:
+def is_integer(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 

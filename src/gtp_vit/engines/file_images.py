@@ -8,20 +8,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gtp_vit.data.dataset import ImageFiles, ImageStream, InMemory
-from gtp_vit.data.open import DataSettings, open_pictures
+from gtp_vit.data.dataset import ImageDataset, InMemoryDataset, StreamingImageDataset
+from gtp_vit.data.open import DataSettings, open_with_transform
 from gtp_vit.data.transforms import make_transform
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.errors import GTPError
 from gtp_vit.models import bundled
-from gtp_vit.models.sources import preparation_of, transform_of
+from gtp_vit.models.sources import preprocessing_of, transform_of
 
 Transform = Callable[[Any], Tensor]  # of a picture
 
 
 def open_for_file(
     file: ExportedFile, settings: DataSettings, model: nn.Module | None = None, name: str = ""
-) -> ImageFiles | ImageStream:
+) -> ImageDataset | StreamingImageDataset:
     """Images from files.
 
     Args:
@@ -33,12 +33,12 @@ def open_for_file(
     metadata = file.metadata
     classes = metadata.output.width if settings.labels and metadata.output.kind == "classes" else 0
     shape = (metadata.channels, *metadata.size)
-    return open_pictures(settings, _transform(file, settings, model, name), shape, classes)
+    return open_with_transform(settings, _transform(file, settings, model, name), shape, classes)
 
 
-def bundled_for_file(file: ExportedFile, images: InMemory) -> InMemory:
+def bundled_for_file(file: ExportedFile, images: InMemoryDataset) -> InMemoryDataset:
     """The images inside the package, if they are prepared as the file wants them."""
-    words = file.metadata.preparation
+    words = file.metadata.preprocessing
     if (words.mean, words.std) != ((bundled.MEAN,), (bundled.STD,)) or file.metadata.size != images.images.shape[2:]:
         raise GTPError(
             f"{file.name} wants its images prepared in another way than those of {bundled.NAME} are; give --data-dir, "
@@ -47,21 +47,21 @@ def bundled_for_file(file: ExportedFile, images: InMemory) -> InMemory:
     return images
 
 
-def transform_in_words(file: ExportedFile, changes: dict[str, Any]) -> Transform | None:
+def transform_from_metadata(file: ExportedFile, changes: dict[str, Any]) -> Transform | None:
     """From a picture to a tensor, with the user's changes; None if the file has no words of timm's for it."""
     import timm.data
 
     metadata = file.metadata
-    if metadata.preparation.mean is None:
+    if metadata.preprocessing.mean is None:
         return None
-    stored = {**metadata.preparation.to_dict(), "input_size": (metadata.channels, *metadata.size)}
+    stored = {**metadata.preprocessing.to_dict(), "input_size": (metadata.channels, *metadata.size)}
     return make_transform(timm.data.resolve_data_config(changes, pretrained_cfg=stored))
 
 
 def check_processor(file: ExportedFile, name: str) -> None:
     """Raise GTPError unless the processor of the model of this name is the one that the file was exported with."""
-    found = json.loads(json.dumps(preparation_of(name), default=str))
-    if found != {"processor": file.metadata.preparation.processor}:
+    found = json.loads(json.dumps(preprocessing_of(name), default=str))
+    if found != {"processor": file.metadata.preprocessing.processor}:
         raise GTPError(
             f"the processor of {name} prepares images differently from the one that {file.name} was exported with; "
             "give back its preprocessor_config.json, or export the file again"
@@ -71,10 +71,10 @@ def check_processor(file: ExportedFile, name: str) -> None:
 def _transform(file: ExportedFile, settings: DataSettings, model: nn.Module | None, name: str) -> Transform:
     words = ("crop_pct", "interpolation")
     changes = {word: value for word in words if (value := getattr(settings, word))}
-    in_words = transform_in_words(file, changes)
+    in_words = transform_from_metadata(file, changes)
     if in_words is not None:
         return in_words
-    if model is None or file.metadata.preparation.processor is None:
+    if model is None or file.metadata.preprocessing.processor is None:
         raise GTPError(
             f"{file.name} does not say how its images are prepared in words that timm knows; name the model it was "
             f"made from instead, with --engine {file.engine.name}"

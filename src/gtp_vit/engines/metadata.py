@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from gtp_vit.core.backbone import FIELDS, Output
 from gtp_vit.core.reducer import Method
 from gtp_vit.engines.engine import INPUT, Engine
-from gtp_vit.engines.fields import MAX_SIZE, Fields, is_whole
+from gtp_vit.engines.fields import MAX_SIZE, Fields, is_integer
 from gtp_vit.engines.graph import Graph, Port
-from gtp_vit.engines.preparation import Preparation
-from gtp_vit.errors import GTPError, shown
+from gtp_vit.engines.preprocessing import Preprocessing
+from gtp_vit.errors import GTPError, short_repr
 from gtp_vit.methods import method_from_dict
 
 FORMAT = 1
 FINGERPRINT = re.compile("[0-9a-f]{16}")
 MAX_MACS = 10**18
 # Programs may need a little more than was counted: the portable form of GTP+ computes both halves of its similarities.
-MIN_SHARE, MAX_SHARE = 0.98, 1.25
+MIN_MACS_RATIO, MAX_MACS_RATIO = 0.98, 1.25
 
 
 def output_name(output: Output) -> str:
@@ -42,18 +42,18 @@ class ExportMetadata:
     batch: int | None  # images that it takes at a time; None = any number
     channels: int
     size: tuple[int, int]  # height and width
-    preparation: Preparation
+    preprocessing: Preprocessing
     output: Output
     classes: tuple[str, ...] | None
     versions: Mapping[str, str]
 
     @property
-    def share(self) -> float:
+    def macs_ratio(self) -> float:
         """Of the unreduced model's MACs."""
         return round(self.exported_macs / self.unreduced_macs, 4)
 
     @property
-    def batch_in_words(self) -> str:
+    def batch_text(self) -> str:
         return "any batch" if self.batch is None else f"batch {self.batch}"
 
     def to_dict(self) -> dict[str, object]:
@@ -63,16 +63,16 @@ class ExportMetadata:
             "model": self.model,
             "weights": {"from": self.weights, "fingerprint": self.fingerprint},
             "method": None if self.method is None else self.method.to_dict(),
-            "macs": {"unreduced": self.unreduced_macs, "exported": self.exported_macs, "share": self.share},
+            "macs": {"unreduced": self.unreduced_macs, "exported": self.exported_macs, "share": self.macs_ratio},
             "precision": self.precision,
             "engine": self.engine,
             "input": {
                 "name": INPUT,
-                "layout": f"batch, channels, height, width; 32-bit floats; {self.batch_in_words}",
+                "layout": f"batch, channels, height, width; 32-bit floats; {self.batch_text}",
                 "batch": self.batch,
                 "channels": self.channels,
                 "size": list(self.size),
-                **self.preparation.to_dict(),
+                **self.preprocessing.to_dict(),
             },
             "output": {"name": output_name(self.output), "kind": self.output.kind, "width": self.output.width},
             "classes": None if self.classes is None else list(self.classes),
@@ -84,35 +84,38 @@ class ExportMetadata:
         """As it was stored; raises GTPError that names the first field that is not right."""
         top = Fields(stored)
         if top.take("format") != FORMAT:
-            raise GTPError(f"its format is {shown(top.take('format'))}; this version of gtp-vit reads {FORMAT}")
+            raise GTPError(f"its format is {short_repr(top.take('format'))}; this version of gtp-vit reads {FORMAT}")
         weights, macs, inputs = top.section("weights"), top.section("macs"), top.section("input")
-        channels, output = inputs.whole("channels"), _output(top.section("output"))
+        channels, output = inputs.integer("channels"), _output(top.section("output"))
         method = top.take("method")
         metadata = cls(
             model=top.text("model"),
             weights=weights.text("from", empty=True),
             fingerprint=weights.text("fingerprint"),
             method=None if method is None else method_from_dict(method),
-            unreduced_macs=macs.whole("unreduced", MAX_MACS),
-            exported_macs=macs.whole("exported", MAX_MACS),
+            unreduced_macs=macs.integer("unreduced", MAX_MACS),
+            exported_macs=macs.integer("exported", MAX_MACS),
             precision=top.one_of("precision", tuple(engine.precisions)),
             engine=top.one_of("engine", (engine.name,)),
-            batch=None if inputs.take("batch") is None else inputs.whole("batch"),
+            batch=None if inputs.take("batch") is None else inputs.integer("batch"),
             channels=channels,
             size=_size(inputs.take("size")),
-            preparation=Preparation.read(inputs.values, channels, "input."),
+            preprocessing=Preprocessing.from_dict(inputs.values, channels, "input."),
             output=output,
             classes=_classes(top.take("classes"), output),
             versions=_versions(top.take("versions")),
         )
         if not FINGERPRINT.fullmatch(metadata.fingerprint):
-            raise GTPError(f"weights.fingerprint is {shown(metadata.fingerprint)}; it must be 16 hexadecimal digits")
+            raise GTPError(
+                f"weights.fingerprint is {short_repr(metadata.fingerprint)}; it must be 16 hexadecimal digits"
+            )
         inputs.one_of("name", (INPUT,))
         top.section("output").one_of("name", (output_name(output),))
         share = macs.take("share")
-        if share != metadata.share:
+        if share != metadata.macs_ratio:
             raise GTPError(
-                f"macs.share is {shown(share)}, and by macs.exported and macs.unreduced it is {metadata.share}"
+                f"macs.share is {short_repr(share)}, and by macs.exported and macs.unreduced it is "
+                f"{metadata.macs_ratio}"
             )
         return metadata
 
@@ -136,19 +139,19 @@ class ExportMetadata:
             return f"it says that its precision is {self.precision}, and its graph has {products}"
         if not graph.macs:
             return "the MACs of its graph cannot be counted"
-        if not MIN_SHARE <= graph.macs / self.exported_macs <= MAX_SHARE:
+        if not MIN_MACS_RATIO <= graph.macs / self.exported_macs <= MAX_MACS_RATIO:
             return f"it says that it takes {self.exported_macs:.4g} MACs, and its graph takes {graph.macs:.4g}"
         return None
 
 
 def _output(fields: Fields) -> Output:
     kind = fields.one_of("kind", tuple(FIELDS))
-    return Output(kind, fields.whole("width"))  # type: ignore[arg-type]  # it is one of these
+    return Output(kind, fields.integer("width"))  # type: ignore[arg-type]  # it is one of these
 
 
 def _size(value: object) -> tuple[int, int]:
-    if not (isinstance(value, list) and len(value) == 2 and all(is_whole(side, MAX_SIZE) for side in value)):
-        raise GTPError(f"input.size is {shown(value)}; it must be height and width")
+    if not (isinstance(value, list) and len(value) == 2 and all(is_integer(side, MAX_SIZE) for side in value)):
+        raise GTPError(f"input.size is {short_repr(value)}; it must be height and width")
     return value[0], value[1]
 
 
@@ -158,7 +161,7 @@ def _classes(value: object, output: Output) -> tuple[str, ...] | None:
     if output.kind != "classes":
         raise GTPError(f"it names classes, and its output is {output.kind}")
     if not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        raise GTPError(f"classes is {shown(value)}; it must be a list of names")
+        raise GTPError(f"classes is {short_repr(value)}; it must be a list of names")
     if len(value) != output.width:
         raise GTPError(f"it names {len(value)} classes, and its output has {output.width}")
     return tuple(value)
@@ -166,14 +169,14 @@ def _classes(value: object, output: Output) -> tuple[str, ...] | None:
 
 def _versions(value: object) -> dict[str, str]:
     if not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
-        raise GTPError(f"versions is {shown(value)}; it must be a version for each package")
+        raise GTPError(f"versions is {short_repr(value)}; it must be a version for each package")
     return value
 
 
-def _fits(port: Port, said: Port) -> bool:
+def _fits(port: Port, stated: Port) -> bool:
     """Is this port as it is said? The batch must be; where any number is said, of tokens, a fixed one fits."""
-    if port.name not in (None, said.name) or port.type != said.type or port.shape is None or said.shape is None:
+    if port.name not in (None, stated.name) or port.type != stated.type or port.shape is None or stated.shape is None:
         return False
-    if len(port.shape) != len(said.shape) or port.shape[0] != said.shape[0]:
+    if len(port.shape) != len(stated.shape) or port.shape[0] != stated.shape[0]:
         return False
-    return all(size in (None, other) for other, size in zip(port.shape[1:], said.shape[1:], strict=True))
+    return all(size in (None, other) for other, size in zip(port.shape[1:], stated.shape[1:], strict=True))

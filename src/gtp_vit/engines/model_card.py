@@ -22,12 +22,12 @@ def model_card(
         f"# {file}",
         "",
         f"{metadata.model}, {reduced}, {metadata.precision}, for {engine.title}. "
-        f"{metadata.exported_macs / 1e9:.3f} GMACs an image, {metadata.share:.0%} of the unreduced model's.",
+        f"{metadata.exported_macs / 1e9:.3f} GMACs an image, {metadata.macs_ratio:.0%} of the unreduced model's.",
         "",
         "## Input and output",
-        f"- input `{INPUT}`: float32 [batch, {metadata.channels}, {height}, {width}], {metadata.batch_in_words}",
+        f"- input `{INPUT}`: float32 [batch, {metadata.channels}, {height}, {width}], {metadata.batch_text}",
         f"- output `{output_name(metadata.output)}`: float32, {metadata.output.width} numbers ({metadata.output.kind})",
-        f"- preparation: {'; '.join(_preparation(metadata))}",
+        f"- preparation: {'; '.join(_preprocessing_steps(metadata))}",
         "",
         "## Use",
         *(line for example in engine.examples(file, metadata.precision) for line in _example(example)),
@@ -53,12 +53,12 @@ def check_row(check: OutputCheck) -> list[str]:
     """The cells of one check: batch, difference, largest output, agreement, KL."""
     agreement = "-" if check.agreement is None else f"{check.agreement:.0f}"
     kl = f"cosine {check.cosine:.4f}" if check.kl is None else f"{check.kl:.2g}"
-    return [str(check.batch), f"{check.difference:.2g}", f"{check.largest:.3g}", agreement, kl]
+    return [str(check.batch), f"{check.max_difference:.2g}", f"{check.max_output:.3g}", agreement, kl]
 
 
-def _preparation(metadata: ExportMetadata) -> list[str]:
+def _preprocessing_steps(metadata: ExportMetadata) -> list[str]:
     """What is done to a picture, step by step."""
-    words, (height, width) = metadata.preparation, metadata.size
+    words, (height, width) = metadata.preprocessing, metadata.size
     how = words.interpolation or "bilinear"
     steps = ["turn the picture upright as its EXIF data say"]
     if words.crop_mode == "squash":

@@ -20,7 +20,7 @@ from gtp_vit.errors import GTPError, first_line
 if TYPE_CHECKING:
     from gtp_vit.engines.program import Program
 
-LARGEST_FILE = 1_500_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
+MAX_FILE_BYTES = 1_500_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
 
 
 def write_onnx(program: Program, path: Path) -> None:
@@ -50,7 +50,7 @@ def write_onnx(program: Program, path: Path) -> None:
                 node.metadata_props.clear()  # where in whose source files each operator comes from
             _rename_inside(graph)
             size = sum(p.numel() * p.element_size() for p in program.module.parameters())
-            exported.save(path, external_data=size > LARGEST_FILE)
+            exported.save(path, external_data=size > MAX_FILE_BYTES)
     except OSError:
         raise
     except Exception as error:  # the exporter raises errors of many classes

@@ -19,7 +19,7 @@ import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
 outputs = session.run(None, {{"images": images}})[0]"""
-LARGEST_FILE = 1_900_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
+MAX_FILE_BYTES = 1_900_000_000  # protobuf can write two gigabytes; larger models have their weights in a file beside
 
 
 class OnnxRuntime(Engine):
@@ -34,7 +34,14 @@ class OnnxRuntime(Engine):
     extra = "onnx"
 
     def convert(
-        self, program: Program, path: Path, precision: str, images: Array | None, metadata: str, *, careful: bool = True
+        self,
+        program: Program,
+        path: Path,
+        precision: str,
+        images: Array | None,
+        metadata: str,
+        *,
+        tune_smoothing: bool = True,
     ) -> None:
         import onnx as format
 
@@ -48,7 +55,7 @@ class OnnxRuntime(Engine):
         entry = model.metadata_props.add()
         entry.key, entry.value = METADATA, metadata
         # Not its ByteSize, which protobuf cannot tell above two gigabytes.
-        large = sum(len(each.raw_data) for each in model.graph.initializer) > LARGEST_FILE
+        large = sum(len(each.raw_data) for each in model.graph.initializer) > MAX_FILE_BYTES
         beside: dict[str, Any] = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
         format.save(model, path, **beside)
 
@@ -82,7 +89,12 @@ class OnnxRuntime(Engine):
         import onnx as format
 
         model = format.load(path, load_external_data=False)
-        names = {entry.value for tensor in _outside(model) for entry in tensor.external_data if entry.key == "location"}
+        names = {
+            entry.value
+            for tensor in _external_tensors(model)
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
         # Beside the file, or where it really is if it is a link: versions of the engine differ.
         beside = [folder / name for name in sorted(names) for folder in (path.parent, path.resolve().parent)]
         return list(dict.fromkeys([path, *beside]))
@@ -91,12 +103,12 @@ class OnnxRuntime(Engine):
         return {"ONNX opset": str(OPSET), **super().versions()}
 
 
-_PRODUCTS = {"MatMul", "MatMulInteger", "Gemm"}
-_EIGHT_BITS = {"MatMulInteger", "DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear", "QLinearMatMul"}
-_LARGE = 4096  # bytes; the numbers of larger constants decide no shape
+_MATMUL_OPS = {"MatMul", "MatMulInteger", "Gemm"}
+_EIGHT_BIT_OPS = {"MatMulInteger", "DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear", "QLinearMatMul"}
+_LARGE_TENSOR = 4096  # bytes; the numbers of larger constants decide no shape
 
 
-def _outside(model: Any) -> Iterator[Any]:
+def _external_tensors(model: Any) -> Iterator[Any]:
     """The tensors of a model whose numbers are in other files, in graphs inside the graph as well."""
     from onnx.external_data_helper import _get_all_tensors, uses_external_data
 
@@ -109,8 +121,8 @@ def _graph(model: Any, folder: Path) -> Graph:
     from onnx.external_data_helper import load_external_data_for_tensor
 
     graph = model.graph
-    for tensor in _outside(model):
-        if math.prod(tensor.dims) <= _LARGE // 8:  # it may be a shape
+    for tensor in _external_tensors(model):
+        if math.prod(tensor.dims) <= _LARGE_TENSOR // 8:  # it may be a shape
             load_external_data_for_tensor(tensor, str(folder))
             tensor.data_location = format.TensorProto.DEFAULT
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
@@ -118,7 +130,7 @@ def _graph(model: Any, folder: Path) -> Graph:
     outputs = tuple(map(_port, graph.output))
     del graph.value_info[:]
     for tensor in graph.initializer:
-        if len(tensor.raw_data) > _LARGE:
+        if len(tensor.raw_data) > _LARGE_TENSOR:
             tensor.ClearField("raw_data")
     for each in graph.input:
         if each.type.tensor_type.shape.dim:
@@ -130,12 +142,12 @@ def _graph(model: Any, folder: Path) -> Graph:
     shapes |= constants
     parts = []
     for node in known.node:
-        if node.op_type in _PRODUCTS:
+        if node.op_type in _MATMUL_OPS:
             transposed = any(each.name == "transA" and each.i for each in node.attribute)
             parts.append(product_macs(shapes.get(node.input[0]), shapes.get(node.output[0]), transposed=transposed))
         elif node.op_type == "Conv":
             parts.append(convolution_macs(shapes.get(node.input[1]), shapes.get(node.output[0])))
-    return Graph(inputs, outputs, total_macs(parts), any(node.op_type in _EIGHT_BITS for node in known.node))
+    return Graph(inputs, outputs, total_macs(parts), any(node.op_type in _EIGHT_BIT_OPS for node in known.node))
 
 
 def _port(value: Any) -> Port:
@@ -170,7 +182,7 @@ def _quantise(onnx: Path, path: Path) -> None:
             reduce_range=True,
             weight_type=QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True},
-            use_external_data_format=onnx.stat().st_size > LARGEST_FILE,
+            use_external_data_format=onnx.stat().st_size > MAX_FILE_BYTES,
         )
     finally:
         logger.setLevel(level)

@@ -28,13 +28,13 @@ import openvino
 
 model = openvino.Core().compile_model("{file}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})
 outputs = model([images])[0]"""
-ISA = "ONEDNN_MAX_CPU_ISA"
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_FP16"
 # How much of the range of activations is moved to the weights before both get 8 bits; -1 = none. On DeiT-Ti none is
 # five times as close to the float model as 0.95, on ViT-Ti it is the other way round.
 SMOOTHING = (-1.0, 0.95)
 # A product in the precision that OpenVINO chooses by itself; one in 8 bits would use the same instructions.
-_TRY = """
+_AMX_PROBE = """
 import numpy as np, openvino as ov
 from openvino import opset13 as ops
 x = ops.parameter([64, 64], np.float32)
@@ -56,20 +56,27 @@ class OpenVINO(Engine):
     extra = "openvino"
 
     def convert(
-        self, program: Program, path: Path, precision: str, images: Array | None, metadata: str, *, careful: bool = True
+        self,
+        program: Program,
+        path: Path,
+        precision: str,
+        images: Array | None,
+        metadata: str,
+        *,
+        tune_smoothing: bool = True,
     ) -> None:
-        make_safe()
+        avoid_amx_crash()
         import openvino
 
         model = openvino.convert_model(program.onnx)
         if precision == "int8":
             assert images is not None
-            model = _quantise(model, images, SMOOTHING if careful else SMOOTHING[:1])
+            model = _quantise(model, images, SMOOTHING if tune_smoothing else SMOOTHING[:1])
         model.set_rt_info(metadata, [METADATA])
         openvino.save_model(model, path, compress_to_fp16=False)
 
     def load(self, path: Path, precision: str, threads: int, batch: int | None) -> Run:
-        make_safe()
+        avoid_amx_crash()
         import openvino
 
         core = openvino.Core()
@@ -109,8 +116,8 @@ class OpenVINO(Engine):
         return {"ONNX opset": str(OPSET), **super().versions()}
 
     def problem(self) -> str | None:
-        found = None if ISA in os.environ else trap()
-        return None if found is None else f"{found}: set {ISA}={SAFE_ISA}, as gtp-vit does"
+        found = None if ISA_VARIABLE in os.environ else probe_amx_crash()
+        return None if found is None else f"{found}: set {ISA_VARIABLE}={SAFE_ISA}, as gtp-vit does"
 
 
 def _hint(precision: str) -> str:
@@ -126,19 +133,19 @@ def _read(core: Any, path: Path) -> Any:
         return core.read_model(path)
     except RuntimeError as error:
         raise GTPError(
-            f"it or its weights, {weights.name}, are damaged, or of two different exports ({_reason(error)}); "
+            f"it or its weights, {weights.name}, are damaged, or of two different exports ({_short_error(error)}); "
             "copy both files"
         ) from error
 
 
 @functools.cache
-def trap() -> str | None:
+def probe_amx_crash() -> str | None:
     """What happens to a process that runs OpenVINO as it is: None, or how it ends. Takes a second or two.
 
     Some virtual machines advertise AMX and end the process that uses it. Only a process that may die can find out.
     """
     try:
-        done = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, timeout=300, check=False)
+        done = subprocess.run([sys.executable, "-c", _AMX_PROBE], capture_output=True, timeout=300, check=False)
     except subprocess.TimeoutExpired:  # a very busy machine, not this trap
         return None
     if done.returncode >= 0:
@@ -146,17 +153,19 @@ def trap() -> str | None:
     return f"OpenVINO's own choice of instructions ends the process here (signal {-done.returncode})"
 
 
-def make_safe() -> None:
+def avoid_amx_crash() -> None:
     """Choose instructions that this machine can run, and say so; before OpenVINO is used for the first time."""
-    if ISA in os.environ:
+    if ISA_VARIABLE in os.environ:
         return
-    problem = trap()
+    problem = probe_amx_crash()
     if problem is not None:
-        os.environ[ISA] = SAFE_ISA
-        warnings.warn(f"{problem}; it runs with {ISA}={SAFE_ISA}, set that wherever the file is used", stacklevel=3)
+        os.environ[ISA_VARIABLE] = SAFE_ISA
+        warnings.warn(
+            f"{problem}; it runs with {ISA_VARIABLE}={SAFE_ISA}, set that wherever the file is used", stacklevel=3
+        )
 
 
-def _reason(error: RuntimeError) -> str:
+def _short_error(error: RuntimeError) -> str:
     """What OpenVINO says of an error; its first lines name places in its own source."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]

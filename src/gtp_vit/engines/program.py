@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import Output, main_output
+from gtp_vit.core.backbone import Output, primary_output
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.engines.onnx_export import write_onnx
-from gtp_vit.errors import BadSetting, GTPError, first_line
+from gtp_vit.errors import GTPError, SettingError, first_line
 from gtp_vit.patching import host_of, is_patched, tower_of
 
-OLDEST_TORCH = "2.9"  # older ones translate some operators wrongly, or not at all
+MIN_TORCH = "2.9"  # older ones translate some operators wrongly, or not at all
 
 
 class Program:
@@ -32,8 +32,8 @@ class Program:
             batch: images that the program takes at a time; None = any number.
             on_trace: called when the model has been traced.
         """
-        inputs, self.output = host_of(model).inputs, output_of(model)
-        self.module = MainOutput(model, self.output.kind)
+        inputs, self.output = host_of(model).inputs, output_spec(model)
+        self.module = PrimaryOutput(model, self.output.kind)
         self.images = torch.zeros(batch or 2, inputs.channels, *inputs.size)  # two: one would be taken as the only size
         self.folder, self.batch, self.on_trace = folder, batch, on_trace
 
@@ -71,7 +71,7 @@ class Program:
         return path
 
 
-class MainOutput(nn.Module):
+class PrimaryOutput(nn.Module):
     """A model that returns one tensor, whatever else the original returns."""
 
     def __init__(self, model: nn.Module, kind: str) -> None:
@@ -80,10 +80,10 @@ class MainOutput(nn.Module):
         self.training = False  # only of this module; the model's own modules are as the caller left them
 
     def forward(self, images: Tensor) -> Tensor:
-        return main_output(self.model(images), self.kind)
+        return primary_output(self.model(images), self.kind)
 
 
-def output_of(model: nn.Module) -> Output:
+def output_spec(model: nn.Module) -> Output:
     """What a model returns; raises GTPError if that is not known."""
     output = host_of(model).output
     if output is None:
@@ -93,7 +93,7 @@ def output_of(model: nn.Module) -> Output:
 
 def torch_can_export() -> bool:
     """Is this torch new enough? Builds before a release, such as 2.9.0a0, count as the release."""
-    have, need = ([int(number) for number in text.split(".")[:2]] for text in (torch.__version__, OLDEST_TORCH))
+    have, need = ([int(number) for number in text.split(".")[:2]] for text in (torch.__version__, MIN_TORCH))
     return have >= need
 
 
@@ -101,21 +101,21 @@ def check_exportable(model: nn.Module) -> None:
     """Refuse models whose program depends on the image, on other devices, and in other precisions."""
     if not torch_can_export():
         raise GTPError(
-            f"export needs torch {OLDEST_TORCH} or newer, and this is {torch.__version__}: pip install --upgrade torch"
+            f"export needs torch {MIN_TORCH} or newer, and this is {torch.__version__}: pip install --upgrade torch"
         )
-    output_of(model)  # raises for models that are not supported
+    output_spec(model)  # raises for models that are not supported
     if is_patched(model) and tower_of(model).reducer.adaptive:
         name = tower_of(model).reduction.method.name
-        raise BadSetting(
+        raise SettingError(
             f"{name} keeps a different number of tokens in every image, and a program has fixed shapes; give it a "
             "budget (ats: budget=...), or use gtp_plus"
         )
     if is_patched(model) and tower_of(model).reduction.method.not_exported is not None:
-        raise BadSetting(tower_of(model).reduction.method.not_exported)
+        raise SettingError(tower_of(model).reduction.method.not_exported)
     weight = next(model.parameters())
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         dtype = str(weight.dtype).removeprefix("torch.")
-        raise BadSetting(
+        raise SettingError(
             f"the model is in {dtype} on {weight.device.type}; export takes float32 on a CPU: model.float().cpu(), and "
             "choose the precision of the file with precision="
         )

@@ -40,7 +40,7 @@ def compile_for_engine(
     images: Tensor,
     threads: int = 0,
     *,
-    careful: bool = False,
+    tune_smoothing: bool = False,
 ) -> Iterator[dict[str, Callable[[Tensor], Tensor]]]:
     """Models in an engine for a while.
 
@@ -50,18 +50,20 @@ def compile_for_engine(
         models: name -> model.
         images: to find the ranges of 8-bit numbers with; noise is as good as any where only time is measured.
         threads: CPU threads; 0 = the engine's choice.
-        careful: outputs matter, as those of a file that `export` writes; else only time does.
+        tune_smoothing: outputs matter, as those of a file that `export` writes; else only time does.
     """
     engine = ENGINES[name]
     check_precision(engine, precision)
-    some = images[: 128 if careful else 8].float().cpu().numpy()
+    some = images[: 128 if tune_smoothing else 8].float().cpu().numpy()
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
         loaded: dict[str, Callable[[Tensor], Tensor]] = {}
         for number, (key, model) in enumerate(models.items()):
             check_exportable(model)
             path, forms = Path(folder) / f"{number}{engine.suffix}", Path(folder) / "forms"
             forms.mkdir()
-            engine.convert(Program(model, forms, engine.batch), path, precision, some, "", careful=careful)
+            engine.convert(
+                Program(model, forms, engine.batch), path, precision, some, "", tune_smoothing=tune_smoothing
+            )
             shutil.rmtree(forms)
             loaded[key] = compiled_file(engine, path, precision, threads)
         yield loaded

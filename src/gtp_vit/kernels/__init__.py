@@ -1,6 +1,6 @@
 """The hot spots as operators, each with a native kernel and a pure-torch twin of the same signature.
 
-`choose` is the one place that decides which of the two runs, `obstacle` says why, `status` what this machine has.
+`choose` is the one place that decides which of the two runs, `why_not_native` says why, `status` what this machine has.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.errors import SettingError, check_name
 from gtp_vit.kernels import native
 from gtp_vit.kernels.arguments import AttentionInputs, NormParams
 from gtp_vit.kernels.checks import DTYPES
 from gtp_vit.kernels.dispatch import Checks, Operator, Ops
 from gtp_vit.kernels.reference import attention
-from gtp_vit.tensors import exporting
+from gtp_vit.tensors import is_exporting
 
 Kernels = Literal["auto", "native", "torch"]
 KERNELS = ("auto", "native", "torch")
-ONE_THREAD = (
+SINGLE_THREADED = (
     "one thread only: torch has loaded no OpenMP runtime with GOMP_parallel, whose threads they would share; "
     "kernels='torch' may be faster here"
 )
@@ -41,38 +41,38 @@ __all__ = [
 
 
 def check(kernels: Kernels, *, quiet: bool = False) -> None:
-    """Raise BadSetting for kernels that are not available, and warn of slow ones; called by `patch`."""
+    """Raise SettingError for kernels that are not available, and warn of slow ones; called by `patch`."""
     check_name("kernels", kernels, KERNELS)
     if kernels == "torch":
         return
-    if native.PROBLEM is None:
-        if not (quiet or native.THREADED or torch.get_num_threads() == 1):
-            warnings.warn(f"gtp_vit's native kernels run on {ONE_THREAD}", stacklevel=3)
+    if native.LOAD_ERROR is None:
+        if not (quiet or native.MULTITHREADED or torch.get_num_threads() == 1):
+            warnings.warn(f"gtp_vit's native kernels run on {SINGLE_THREADED}", stacklevel=3)
         return
     if kernels == "native":
-        raise BadSetting(f"kernels='native' is not available: {native.PROBLEM}; use kernels='auto'")
+        raise SettingError(f"kernels='native' is not available: {native.LOAD_ERROR}; use kernels='auto'")
     if not quiet:
         warnings.warn(
-            f"gtp_vit runs on torch operators, slower than its native kernels: {native.PROBLEM}", stacklevel=3
+            f"gtp_vit runs on torch operators, slower than its native kernels: {native.LOAD_ERROR}", stacklevel=3
         )
 
 
-def choose(kernels: Kernels, x: Tensor) -> Ops:
+def select_ops(kernels: Kernels, x: Tensor) -> Ops:
     """The operators of this forward pass, whose embedded tokens are `x`."""
-    if obstacle(kernels, x) is None:
+    if why_not_native(kernels, x) is None:
         return Ops.NATIVE
-    return Ops.PORTABLE if exporting() else Ops.TORCH
+    return Ops.PORTABLE if is_exporting() else Ops.TORCH
 
 
-def obstacle(kernels: Kernels, x: Tensor) -> str | None:
+def why_not_native(kernels: Kernels, x: Tensor) -> str | None:
     """Why the native kernels cannot run on `x` now; None = they can."""
     if kernels == "torch":
         return "as the model was patched"
-    if native.PROBLEM is not None:
-        return native.PROBLEM
+    if native.LOAD_ERROR is not None:
+        return native.LOAD_ERROR
     if torch.is_grad_enabled():
         return "gradients are on; use torch.no_grad() or torch.inference_mode()"
-    if kernels == "auto" and exporting():
+    if kernels == "auto" and is_exporting():
         return "an exported program should run where gtp_vit is not installed"
     if x.device.type != "cpu" or x.dtype not in DTYPES:
         return f"{x.dtype} on {x.device.type}; native kernels are for float32 and bfloat16 on a CPU"
@@ -85,9 +85,9 @@ def obstacle(kernels: Kernels, x: Tensor) -> str | None:
 
 def status() -> str:
     """Which kernels run on this machine."""
-    if native.PROBLEM is not None:
-        return f"torch operators: {native.PROBLEM}"
-    return f"native, {native.INSTRUCTION_SET}{'' if native.THREADED else f'; on {ONE_THREAD}'}"
+    if native.LOAD_ERROR is not None:
+        return f"torch operators: {native.LOAD_ERROR}"
+    return f"native, {native.INSTRUCTION_SET}{'' if native.MULTITHREADED else f'; on {SINGLE_THREADED}'}"
 
 
 def _transformed() -> bool:

@@ -42,19 +42,19 @@ class AttentionInputs(NamedTuple):
     scale: float  # factor of the logits
     removed: int  # entries below the n-th smallest of each head's map become 0; 0 removes none
     queries: int  # how many queries get an output
-    asked: list[bool]  # which statistics to return: diagonal, column sums, class row
+    statistic_mask: list[bool]  # which statistics to return: diagonal, column sums, class row
     heads: int  # 0 returns them for each head; 1 their largest, 2 their mean over the heads
     first: int  # they leave out the tokens before this one
 
 
-class Attended(NamedTuple):
+class AttentionResult(NamedTuple):
     """The result of `attention`."""
 
     output: Tensor  # [B, queries, H D]
     statistics: Tensor  # those asked for, [S, B, H, N - first] or [S, B, N - first]
 
 
-class ReduceInputs(NamedTuple):
+class GTPReduceInputs(NamedTuple):
     """Of GTP's operator `reduce`."""
 
     x: Tensor  # features [B, N, C]
@@ -76,7 +76,7 @@ class ReduceInputs(NamedTuple):
         return NormParams(self.norm_weight, self.norm_bias, self.epsilon)
 
 
-class Reduced(NamedTuple):
+class GTPReduceResult(NamedTuple):
     """The result of `reduce`: the tokens that stay."""
 
     x: Tensor  # features [B, N - P, C]
@@ -102,7 +102,7 @@ class Neighbours(NamedTuple):
     root: Tensor  # the factors of the edges, degree^-1/2 of each cell, [B, M0]
 
 
-class ConserveInputs(NamedTuple):
+class GTPPlusMergeInputs(NamedTuple):
     """Of GTP+'s operator `conserve`."""
 
     x: Tensor  # features [B, N, C]
@@ -112,8 +112,8 @@ class ConserveInputs(NamedTuple):
     )
     size: Tensor | None  # of the image tokens, [B, M]; None = one each
     removed: int  # how many leave
-    floor: float  # importance of a token without attention, in units of the mean one
-    keep_norm: bool  # bring merged tokens to the largest of the norms involved
+    importance_floor: float  # importance of a token without attention, in units of the mean one
+    preserve_norm: bool  # bring merged tokens to the largest of the norms involved
     norm_weight: Tensor | None  # of the LayerNorm that follows, [C]; None = no LayerNorm
     norm_bias: Tensor | None
     epsilon: float
@@ -123,8 +123,8 @@ class ConserveInputs(NamedTuple):
         return NormParams(self.norm_weight, self.norm_bias, self.epsilon)
 
 
-class ProbeInputs(NamedTuple):
-    """Of GTP+'s operator `conserve_by_probe`."""
+class GTPPlusMergeByProbeInputs(NamedTuple):
+    """Of GTP+'s operator `gtp_plus_merge_by_probe`."""
 
     x: Tensor  # features [B, N, C]
     branch: Tensor  # the attention branch, to be added to them
@@ -132,8 +132,8 @@ class ProbeInputs(NamedTuple):
     size: Tensor  # of the image tokens, [B, M]
     protected: Tensor | None  # 1 for image tokens that neither leave nor receive, else 0, [B, M]; None = there are none
     removed: int  # how many leave
-    floor: float  # importance of a token without sensitivity, in units of the mean one
-    keep_norm: bool  # bring merged tokens to the largest of the norms involved
+    importance_floor: float  # importance of a token without sensitivity, in units of the mean one
+    preserve_norm: bool  # bring merged tokens to the largest of the norms involved
     norm_weight: Tensor | None  # of the LayerNorm that follows, [C]; None = no LayerNorm
     norm_bias: Tensor | None
     epsilon: float
@@ -143,8 +143,8 @@ class ProbeInputs(NamedTuple):
         return NormParams(self.norm_weight, self.norm_bias, self.epsilon)
 
 
-class Merged(NamedTuple):
-    """The result of `conserve` and of `conserve_by_probe`."""
+class GTPPlusMergeResult(NamedTuple):
+    """The result of `conserve` and of `gtp_plus_merge_by_probe`."""
 
     x: Tensor  # features [B, N - P, C]
     normed: Tensor  # the same after the LayerNorm that follows; empty if not asked for

@@ -18,28 +18,28 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from gtp_vit.errors import BadInput
+from gtp_vit.errors import InputError
 from gtp_vit.kernels.arguments import (
     AttentionInputs,
     ClusterInputs,
-    ConserveInputs,
+    GTPPlusMergeByProbeInputs,
+    GTPPlusMergeInputs,
+    GTPReduceInputs,
     NeighboursInputs,
-    ProbeInputs,
-    ReduceInputs,
 )
 
 DTYPES = (torch.float32, torch.bfloat16)  # that native code computes with
 
 
-def refuse(operator: str, wanted: str, **found: object) -> NoReturn:
-    parts = [f"{name} {list(each.shape) if isinstance(each, Tensor) else each}" for name, each in found.items()]
-    raise BadInput(f"gtp_vit.{operator}: {wanted}; found {', '.join(parts)}")
+def refuse(operator: str, expected: str, **actual: object) -> NoReturn:
+    parts = [f"{name} {list(each.shape) if isinstance(each, Tensor) else each}" for name, each in actual.items()]
+    raise InputError(f"gtp_vit.{operator}: {expected}; found {', '.join(parts)}")
 
 
-def check_kinds(operator: str, arguments: Sequence[object], whole: Sequence[int]) -> None:
+def check_dtypes_and_devices(operator: str, arguments: Sequence[object], integer_args: Sequence[int]) -> None:
     """Check dtypes and devices of arguments for the twin; `fits_...` does so for native code.
 
-    `whole`: indices of the tensors that may be integers.
+    `integer_args`: indices of the tensors that may be integers.
     """
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     if len({each.device for each in tensors}) > 1:
@@ -47,7 +47,7 @@ def check_kinds(operator: str, arguments: Sequence[object], whole: Sequence[int]
     for place, each in enumerate(arguments):
         if not isinstance(each, Tensor) or each.is_floating_point():
             continue
-        if place not in whole or each.dtype != torch.int64:
+        if place not in integer_args or each.dtype != torch.int64:
             refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
     if isinstance(arguments, AttentionInputs) and arguments.q.dtype != arguments.k.dtype:
         refuse(operator, "q and k must be of one dtype", q=arguments.q.dtype, k=arguments.k.dtype)
@@ -65,16 +65,21 @@ def check_attention(inputs: AttentionInputs) -> None:
     if size is not None and size.shape != (batch, tokens):
         refuse("attention", "size must have one number for each key, [B, N]", size=size, k=k)
     if len(asked) != 3 or heads not in (0, 1, 2):
-        refuse("attention", "asked must be three of True or False, and heads 0, 1 or 2", asked=asked, heads=heads)
+        refuse(
+            "attention",
+            "statistic_mask must be three of True or False, and heads 0, 1 or 2",
+            statistic_mask=asked,
+            heads=heads,
+        )
     if not (0 <= first <= tokens and 0 <= queries <= rows and 0 <= removed <= rows * tokens):
         wanted = "first must be in 0 ... N, queries in 0 ... Q, removed in 0 ... Q N"
         refuse("attention", wanted, q=q, k=k, first=first, queries=queries, removed=removed)
     if (rows != tokens and (removed or asked[0] or asked[1])) or (rows == 0 and asked[2]):
         wanted = "a threshold, the diagonal and column sums need all queries, Q = N, and the class row needs one"
-        refuse("attention", wanted, q=q, k=k, removed=removed, asked=asked)
+        refuse("attention", wanted, q=q, k=k, removed=removed, statistic_mask=asked)
 
 
-def fits_attention(inputs: AttentionInputs) -> bool:
+def supports_attention(inputs: AttentionInputs) -> bool:
     """May these go into native code?"""
     q, k, v, size = inputs[:4]
     return (
@@ -88,7 +93,7 @@ def fits_attention(inputs: AttentionInputs) -> bool:
 
 
 def _check_tokens(
-    operator: str, inputs: ReduceInputs | ConserveInputs | ProbeInputs, image: Tensor
+    operator: str, inputs: GTPReduceInputs | GTPPlusMergeInputs | GTPPlusMergeByProbeInputs, image: Tensor
 ) -> tuple[int, int, int]:
     """B, N and M, checked; `image` is any tensor with an entry for each image token, [B, M]."""
     x, branch, norm_weight, norm_bias = inputs.x, inputs.branch, inputs.norm_weight, inputs.norm_bias
@@ -105,7 +110,7 @@ def _check_tokens(
     return batch, tokens, of_image[1]
 
 
-def _fit_tokens(inputs: ReduceInputs | ConserveInputs | ProbeInputs) -> bool:
+def _supports_tokens(inputs: GTPReduceInputs | GTPPlusMergeInputs | GTPPlusMergeByProbeInputs) -> bool:
     x, branch, norm_weight, norm_bias = inputs.x, inputs.branch, inputs.norm_weight, inputs.norm_bias
     return (
         x.dtype in DTYPES
@@ -117,32 +122,32 @@ def _fit_tokens(inputs: ReduceInputs | ConserveInputs | ProbeInputs) -> bool:
     )
 
 
-def check_reduce(inputs: ReduceInputs) -> None:
+def check_gtp_reduce(inputs: GTPReduceInputs) -> None:
     x, _, scores, position, size, neighbours, root, removed, alpha = inputs[:9]
-    batch, tokens, count = _check_tokens("reduce", inputs, position)
+    batch, tokens, count = _check_tokens("gtp_reduce", inputs, position)
     if scores.shape != (batch, count):
-        refuse("reduce", "scores and position must both be [B, M]", scores=scores, position=position)
+        refuse("gtp_reduce", "scores and position must both be [B, M]", scores=scores, position=position)
     if size is not None and size.shape != (batch, tokens):
-        refuse("reduce", "size must have one number for each token, [B, N]", size=size, x=x)
+        refuse("gtp_reduce", "size must have one number for each token, [B, N]", size=size, x=x)
     lists = neighbours.shape
     if len(lists) != 3 or root.shape != (lists[0], lists[1]):
-        refuse("reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
+        refuse("gtp_reduce", "neighbours must be [B or 1, M0, W], root [B or 1, M0]", neighbours=neighbours, root=root)
     if lists[0] != batch and lists[0] != 1:
-        refuse("reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
+        refuse("gtp_reduce", "the graph must be one for each image, or one for all", neighbours=neighbours, x=x)
     if not -math.inf < alpha < math.inf:
-        refuse("reduce", "alpha must be a finite number", alpha=alpha)
+        refuse("gtp_reduce", "alpha must be a finite number", alpha=alpha)
     if not 0 < removed < count:
-        refuse("reduce", "removed must be in 1 ... M - 1: one must stay", removed=removed, position=position)
+        refuse("gtp_reduce", "removed must be in 1 ... M - 1: one must stay", removed=removed, position=position)
     if position.dtype != torch.int64 or neighbours.dtype != torch.int64:
         found = {"position": position.dtype, "neighbours": neighbours.dtype}
-        refuse("reduce", "position and neighbours must be int64", **found)
+        refuse("gtp_reduce", "position and neighbours must be int64", **found)
 
 
-def fits_reduce(inputs: ReduceInputs) -> bool:
+def supports_gtp_reduce(inputs: GTPReduceInputs) -> bool:
     """May these go into native code?"""
     scores, position, size, neighbours, root = inputs[2:7]
     return (
-        _fit_tokens(inputs)
+        _supports_tokens(inputs)
         and root.dtype == torch.float32
         and (scores.is_cpu and position.is_cpu and neighbours.is_cpu and root.is_cpu)
         and (scores.is_floating_point() or scores.dtype == torch.int64)
@@ -150,42 +155,44 @@ def fits_reduce(inputs: ReduceInputs) -> bool:
     )
 
 
-def check_conserve(inputs: ConserveInputs) -> None:
+def check_gtp_plus_merge(inputs: GTPPlusMergeInputs) -> None:
     importance, size, removed = inputs[2:5]
-    batch, _, count = _check_tokens("conserve", inputs, importance)
+    batch, _, count = _check_tokens("gtp_plus_merge", inputs, importance)
     if size is not None and size.shape != (batch, count):
-        refuse("conserve", "importance and size must both be [B, M]", importance=importance, size=size)
+        refuse("gtp_plus_merge", "importance and size must both be [B, M]", importance=importance, size=size)
     if not 0 <= removed < count:
-        refuse("conserve", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance)
+        refuse(
+            "gtp_plus_merge", "removed must be in 0 ... M - 1: one must stay", removed=removed, importance=importance
+        )
 
 
-def fits_conserve(inputs: ConserveInputs) -> bool:
+def supports_gtp_plus_merge(inputs: GTPPlusMergeInputs) -> bool:
     """May these go into native code?"""
     importance, size, removed = inputs[2:5]
     return (
-        _fit_tokens(inputs)
+        _supports_tokens(inputs)
         and removed > 0
         and (size is None or (size.dtype == torch.float32 and size.is_cpu))
         and (importance.is_cpu and importance.is_floating_point())
     )
 
 
-def check_conserve_by_probe(inputs: ProbeInputs) -> None:
+def check_gtp_plus_merge_by_probe(inputs: GTPPlusMergeByProbeInputs) -> None:
     x, _, probe, size, protected, removed = inputs[:6]
-    _, _, count = _check_tokens("conserve_by_probe", inputs, size)
+    _, _, count = _check_tokens("gtp_plus_merge_by_probe", inputs, size)
     if probe.shape != x.shape[2:]:
-        refuse("conserve_by_probe", "the probe must be [C]", probe=probe, x=x)
+        refuse("gtp_plus_merge_by_probe", "the probe must be [C]", probe=probe, x=x)
     if protected is not None and protected.shape != size.shape:
-        refuse("conserve_by_probe", "protected and size must both be [B, M]", protected=protected, size=size)
+        refuse("gtp_plus_merge_by_probe", "protected and size must both be [B, M]", protected=protected, size=size)
     if not 0 <= removed < count:
-        refuse("conserve_by_probe", "removed must be in 0 ... M - 1: one must stay", removed=removed, size=size)
+        refuse("gtp_plus_merge_by_probe", "removed must be in 0 ... M - 1: one must stay", removed=removed, size=size)
 
 
-def fits_conserve_by_probe(inputs: ProbeInputs) -> bool:
+def supports_gtp_plus_merge_by_probe(inputs: GTPPlusMergeByProbeInputs) -> bool:
     """May these go into native code?"""
     probe, size, protected, removed = inputs[2:6]
     return (
-        _fit_tokens(inputs)
+        _supports_tokens(inputs)
         and removed > 0
         and (probe.dtype == torch.float32 and probe.is_cpu)
         and (size.dtype == torch.float32 and size.is_cpu)
@@ -204,7 +211,7 @@ def check_neighbours(inputs: NeighboursInputs) -> None:
         refuse("neighbours", wanted, spatial=spatial, semantic=semantic, similarity=similarity)
 
 
-def fits_neighbours(inputs: NeighboursInputs) -> bool:
+def supports_neighbours(inputs: NeighboursInputs) -> bool:
     """Can native code take this?"""
     return inputs.similarity.is_cpu and inputs.similarity.is_floating_point()
 
@@ -219,7 +226,7 @@ def check_cluster(inputs: ClusterInputs) -> None:
         refuse("cluster", wanted, distance=distance, removed=removed, linkage=linkage)
 
 
-def fits_cluster(inputs: ClusterInputs) -> bool:
+def supports_cluster(inputs: ClusterInputs) -> bool:
     """Can native code take this?"""
     distance = inputs.distance
     return distance.is_cpu and distance.dtype == torch.float32 and distance.numel() > 0

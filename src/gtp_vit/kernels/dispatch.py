@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from gtp_vit.kernels import native
-from gtp_vit.kernels.checks import check_kinds
+from gtp_vit.kernels.checks import check_dtypes_and_devices
 
 Inputs = TypeVar("Inputs", bound="tuple[object, ...]")
 Result = TypeVar("Result", bound="tuple[Tensor, ...]")
@@ -45,13 +45,13 @@ class Checks(Generic[Inputs]):
 
     check: Callable[[Inputs], None]
     """Raises where arguments contradict each other."""
-    fits: Callable[[Inputs], bool]
+    supports: Callable[[Inputs], bool]
     """Can native code take these arguments, which have passed `check`?"""
     values: Callable[[Inputs], None]
     """Raises for numbers on which implementations would differ. They are looked at only where others call
     (torch.ops.gtp_vit.*), as the package's own calls never have them. In what it compiles, exports and profiles these
     are therefore calls of a second overload, torch.ops.gtp_vit.*.trusted."""
-    whole: Collection[str] = ()
+    integer_args: Collection[str] = ()
     """Names of the tensors that may be integers."""
 
 
@@ -86,14 +86,14 @@ class Operator(Generic[Inputs, Result]):
         names = tuple(types)
         self.name, self.inputs, self.results, self.by_set, self.checks = name, inputs, results, by_set, checks
         self.twin, self.fake = by_set[Ops.TORCH], fake
-        self.whole = [names.index(each) for each in checks.whole]
+        self.integer_args = [names.index(each) for each in checks.integer_args]
         parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
         schema = f"({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})"
-        for overload, prepared in ((name, self._of_others), (f"{name}.{TRUSTED}", self._of_ours)):
+        for overload, prepared in ((name, self._of_set), (f"{name}.{TRUSTED}", self._of_ours)):
             _LIBRARY.define(f"{overload}{schema}")
-            _LIBRARY.impl(overload, prepared(self._by_twin), "CompositeExplicitAutograd")
+            _LIBRARY.impl(overload, prepared(self._by_reference), "CompositeExplicitAutograd")
             _LIBRARY.impl(overload, prepared(self._by_native), "CPU")
-            _LIBRARY.impl(overload, self._with_gradients(overload, prepared(self._by_twin)), "Autograd")
+            _LIBRARY.impl(overload, self._with_gradients(overload, prepared(self._by_reference)), "Autograd")
             torch.library.register_fake(
                 f"gtp_vit::{overload}", lambda *flat: self._checked(fake, self.inputs(*flat)), lib=_LIBRARY
             )
@@ -111,25 +111,25 @@ class Operator(Generic[Inputs, Result]):
 
     def _by_native(self, inputs: Inputs) -> Result:
         self.checks.check(inputs)
-        fits = native.PROBLEM is None and self.checks.fits(inputs)
-        return self.by_set[Ops.NATIVE](inputs) if fits else self._by_twin(inputs)
+        fits = native.LOAD_ERROR is None and self.checks.supports(inputs)
+        return self.by_set[Ops.NATIVE](inputs) if fits else self._by_reference(inputs)
 
-    def _by_twin(self, inputs: Inputs) -> Result:
+    def _by_reference(self, inputs: Inputs) -> Result:
         return self._checked(self.twin, inputs)
 
     def _checked(self, function: Callable[[Inputs], Result], inputs: Inputs) -> Result:
         """`function` after all checks, including those of dtypes and devices, which `fits` makes for native code."""
         self.checks.check(inputs)
-        check_kinds(self.name, inputs, self.whole)
+        check_dtypes_and_devices(self.name, inputs, self.integer_args)
         return function(inputs)
 
-    def _of_others(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
+    def _of_set(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
         """`function` for calls through torch's dispatcher: arguments one by one, and the numbers are looked at."""
 
         def call(*flat: object) -> Result:
             inputs = self.inputs(*flat)
             self.checks.check(inputs)  # shapes first
-            check_kinds(self.name, inputs, self.whole)
+            check_dtypes_and_devices(self.name, inputs, self.integer_args)
             if torch.is_grad_enabled():
                 with torch.no_grad():
                     self.checks.values(inputs)

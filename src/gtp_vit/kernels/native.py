@@ -19,17 +19,17 @@ from torch import Tensor
 
 from gtp_vit.kernels import sources
 from gtp_vit.kernels.arguments import (
-    Attended,
     AttentionInputs,
+    AttentionResult,
     ClusterInputs,
     Clusters,
-    ConserveInputs,
-    Merged,
+    GTPPlusMergeByProbeInputs,
+    GTPPlusMergeInputs,
+    GTPPlusMergeResult,
+    GTPReduceInputs,
+    GTPReduceResult,
     Neighbours,
     NeighboursInputs,
-    ProbeInputs,
-    Reduced,
-    ReduceInputs,
 )
 
 # instruction sets from best to most common, by the name torch gives to what the processor can do
@@ -38,8 +38,8 @@ BUILDS = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")
 # Arguments of the functions in api.cpp: i int, l int64, f float, p pointer.
 SIGNATURES = {
     "attention": "plll plll plll ll iiii f l pp i ppp ii i",
-    "reduce": "l iiiiii pp pppp p l f pp f pppp i i",
-    "conserve": "l iiii ppppp p fi pp f pp pppp i i",
+    "gtp_reduce": "l iiiiii pp pppp p l f pp f pppp i i",
+    "gtp_plus_merge": "l iiii ppppp p fi pp f pp pppp i i",
     "graph": "l iiii ppp i",
     "cluster": "l iii pppp i",
     "kth_smallest": "p ii ll p",
@@ -83,36 +83,45 @@ def _declare(library: ctypes.CDLL) -> None:
 def _raise(outcome: int, *_: object) -> None:
     """Raise the error that a kernel's return value stands for; see Outcome in reduce.h."""
     if outcome == 2:
-        raise IndexError("gtp_vit.reduce: position or neighbours has an entry that is no cell of the grid")
+        raise IndexError("gtp_vit.gtp_reduce: position or neighbours has an entry that is no cell of the grid")
     if outcome:
         raise MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
 
 
-def _missing(*_: object) -> int:
+def _no_library(*_: object) -> int:
     """Stands for every function where there is no library."""
-    raise RuntimeError(f"gtp_vit: {PROBLEM}")
+    raise RuntimeError(f"gtp_vit: {LOAD_ERROR}")
 
 
-def use(folder: Path) -> None:
+def load_from(folder: Path) -> None:
     """Use the kernels in this folder from now on."""
-    global INSTRUCTION_SET, PROBLEM, THREADED, _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest
-    library, INSTRUCTION_SET, PROBLEM = load(folder)
+    global \
+        INSTRUCTION_SET, \
+        LOAD_ERROR, \
+        MULTITHREADED, \
+        _attention, \
+        _gtp_reduce, \
+        _gtp_plus_merge, \
+        _graph, \
+        _cluster, \
+        _kth_smallest
+    library, INSTRUCTION_SET, LOAD_ERROR = load(folder)
     # Looked up once: between matrix products every line of Python runs from a cold cache.
-    functions = [_missing if library is None else getattr(library, f"gtp_vit_{name}") for name in SIGNATURES]
-    _attention, _reduce, _conserve, _graph, _cluster, _kth_smallest, threads = functions
-    THREADED = library is not None and threads(2) == 2
+    functions = [_no_library if library is None else getattr(library, f"gtp_vit_{name}") for name in SIGNATURES]
+    _attention, _gtp_reduce, _gtp_plus_merge, _graph, _cluster, _kth_smallest, threads = functions
+    MULTITHREADED = library is not None and threads(2) == 2
 
 
 INSTRUCTION_SET: str
-PROBLEM: str | None
-THREADED: bool  # did the library find the OpenMP runtime that torch has loaded? Else it runs on one thread.
+LOAD_ERROR: str | None
+MULTITHREADED: bool  # did the library find the OpenMP runtime that torch has loaded? Else it runs on one thread.
 _attention: Callable[..., int]
-_reduce: Callable[..., int]
-_conserve: Callable[..., int]
+_gtp_reduce: Callable[..., int]
+_gtp_plus_merge: Callable[..., int]
 _graph: Callable[..., int]
 _cluster: Callable[..., int]
 _kth_smallest: Callable[..., float]
-use(Path(__file__).parent)
+load_from(Path(__file__).parent)
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -123,15 +132,15 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def attention_results(inputs: AttentionInputs) -> Attended:
+def attention_results(inputs: AttentionInputs) -> AttentionResult:
     v, first = inputs.v, inputs.first
     batch, num_heads, tokens, depth = inputs.k.shape
     shape = (batch, tokens - first) if inputs.heads else (batch, num_heads, tokens - first)
-    statistics = v.new_empty(sum(inputs.asked), *shape, dtype=torch.float32)
-    return Attended(v.new_empty(batch, inputs.queries, num_heads * depth), statistics)
+    statistics = v.new_empty(sum(inputs.statistic_mask), *shape, dtype=torch.float32)
+    return AttentionResult(v.new_empty(batch, inputs.queries, num_heads * depth), statistics)
 
 
-def attention(inputs: AttentionInputs) -> Attended:
+def attention(inputs: AttentionInputs) -> AttentionResult:
     q, k, v, size, scale, removed, queries, asked, heads, first = inputs
     q, k, v = _rows_contiguous(q), _rows_contiguous(k), _rows_contiguous(v)
     batch, num_heads, tokens, depth = k.shape
@@ -157,11 +166,11 @@ def attention(inputs: AttentionInputs) -> Attended:
     return results
 
 
-def reduce_results(inputs: ReduceInputs) -> Reduced:
+def gtp_reduce_results(inputs: GTPReduceInputs) -> GTPReduceResult:
     x, position, removed = inputs.x, inputs.position, inputs.removed
     batch, tokens, channels = x.shape
     left = tokens - removed
-    return Reduced(
+    return GTPReduceResult(
         x=x.new_empty(batch, left, channels),
         normed=x.new_empty((0,) if inputs.norm_weight is None else (batch, left, channels)),
         size=x.new_empty((batch, left) if inputs.with_size else (0,), dtype=torch.float32),
@@ -169,7 +178,7 @@ def reduce_results(inputs: ReduceInputs) -> Reduced:
     )
 
 
-def reduce(inputs: ReduceInputs) -> Reduced:
+def gtp_reduce(inputs: GTPReduceInputs) -> GTPReduceResult:
     x, branch, scores, position, size, neighbours, root, removed, alpha, with_size = inputs[:10]
     norm_weight, norm_bias, epsilon = inputs[10:]
     x, branch, position = x.contiguous(), branch.to(x.dtype).contiguous(), position.contiguous()
@@ -177,11 +186,11 @@ def reduce(inputs: ReduceInputs) -> Reduced:
     if size is not None:
         size = size.contiguous()
     batch, tokens, channels = x.shape
-    results = reduce_results(inputs)
+    results = gtp_reduce_results(inputs)
     x_out, normed_out, size_out, position_out = results
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
-    _reduce(
+    _gtp_reduce(
         *(batch, tokens, tokens - position.shape[1], channels, removed, neighbours.shape[1], neighbours.shape[2]),
         *(x.data_ptr(), branch.data_ptr(), scores.data_ptr(), position.data_ptr(), _address(size)),
         *(neighbours.data_ptr(), root.data_ptr(), neighbours.shape[0] > 1, alpha),
@@ -192,46 +201,53 @@ def reduce(inputs: ReduceInputs) -> Reduced:
     return results
 
 
-def conserve_results(inputs: ConserveInputs | ProbeInputs) -> Merged:
+def gtp_plus_merge_results(inputs: GTPPlusMergeInputs | GTPPlusMergeByProbeInputs) -> GTPPlusMergeResult:
     x, removed = inputs.x, inputs.removed
     batch, tokens, channels = x.shape
-    image = inputs.importance if isinstance(inputs, ConserveInputs) else inputs.size
+    image = inputs.importance if isinstance(inputs, GTPPlusMergeInputs) else inputs.size
     left, stay = tokens - removed, image.shape[1] - removed
     kept, gone, target = (x.new_empty(batch, count, dtype=torch.int64) for count in (stay, removed, removed))
     normed = x.new_empty((0,) if inputs.norm_weight is None else (batch, left, channels))
     size = x.new_empty(batch, stay, dtype=torch.float32)
-    return Merged(x.new_empty(batch, left, channels), normed, size, kept, gone, target)
+    return GTPPlusMergeResult(x.new_empty(batch, left, channels), normed, size, kept, gone, target)
 
 
-def conserve(inputs: ConserveInputs) -> Merged:
+def gtp_plus_merge(inputs: GTPPlusMergeInputs) -> GTPPlusMergeResult:
     importance, size = inputs.importance.float().contiguous(), inputs.size
     size = torch.ones_like(importance) if size is None else size.contiguous()
-    return _conserve_by(inputs, size, importance=importance)
+    return _gtp_plus_merge_by(inputs, size, importance=importance)
 
 
-def conserve_by_probe(inputs: ProbeInputs) -> Merged:
+def gtp_plus_merge_by_probe(inputs: GTPPlusMergeByProbeInputs) -> GTPPlusMergeResult:
     protected = None if inputs.protected is None else inputs.protected.float().contiguous()
-    return _conserve_by(inputs, inputs.size.contiguous(), probe=inputs.probe.contiguous(), protected=protected)
+    return _gtp_plus_merge_by(inputs, inputs.size.contiguous(), probe=inputs.probe.contiguous(), protected=protected)
 
 
-def _conserve_by(
-    inputs: ConserveInputs | ProbeInputs,
+def _gtp_plus_merge_by(
+    inputs: GTPPlusMergeInputs | GTPPlusMergeByProbeInputs,
     size: Tensor,
     *,
     importance: Tensor | None = None,
     probe: Tensor | None = None,
     protected: Tensor | None = None,
-) -> Merged:
+) -> GTPPlusMergeResult:
     x, branch = inputs.x.contiguous(), inputs.branch.to(inputs.x.dtype).contiguous()
     batch, tokens, channels = x.shape
-    results = conserve_results(inputs)
+    results = gtp_plus_merge_results(inputs)
     norm_weight, norm_bias, epsilon = inputs.norm
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
     normed = results.normed.data_ptr() if norm_weight is not None else None
-    _conserve(
+    _gtp_plus_merge(
         *(batch, tokens, tokens - size.shape[1], channels, inputs.removed, x.data_ptr(), branch.data_ptr()),
-        *(_address(importance), _address(probe), _address(protected), size.data_ptr(), inputs.floor, inputs.keep_norm),
+        *(
+            _address(importance),
+            _address(probe),
+            _address(protected),
+            size.data_ptr(),
+            inputs.importance_floor,
+            inputs.preserve_norm,
+        ),
         *(_address(norm_weight), _address(norm_bias), epsilon),
         *(results.x.data_ptr(), normed, results.size.data_ptr()),
         *(results.kept.data_ptr(), results.gone.data_ptr(), results.target.data_ptr()),

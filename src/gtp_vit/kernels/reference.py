@@ -12,22 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.kernels import checks, native, value_checks
-from gtp_vit.kernels.arguments import Attended, AttentionInputs
+from gtp_vit.kernels.arguments import AttentionInputs, AttentionResult
 from gtp_vit.kernels.dispatch import Checks, Operator, Ops
-from gtp_vit.tensors import at_least_float32, exporting, full_precision
+from gtp_vit.tensors import at_least_float32, full_precision, is_exporting
 
 
-def attention_in_torch(inputs: AttentionInputs) -> Attended:
+def attention_reference(inputs: AttentionInputs) -> AttentionResult:
     """softmax(q k^T * scale + log size) v of the first `queries` tokens, and statistics of the map."""
     q, k, v, size, scale, removed, queries, asked, heads, first = inputs
     diagonal, column_sums, class_row = asked
     if removed == 0 and not diagonal and not column_sums:
-        out = fused(q[:, :, :queries], k, v, scale, size)
+        out = fused_attention(q[:, :, :queries], k, v, scale, size)
         row = softmax(q[:, :, :1], k, scale, size) if class_row else q.new_empty(*q.shape[:2], 1, k.shape[2])
-        return Attended(out, statistics(row, asked, heads, first))
+        return AttentionResult(out, statistics(row, asked, heads, first))
     probs = softmax(q, k, scale, size)
     probs = zero_below(probs.flatten(2), removed).view_as(probs)
-    return Attended(weigh(probs[:, :, :queries], v), statistics(probs, asked, heads, first))
+    return AttentionResult(weighted_values(probs[:, :, :queries], v), statistics(probs, asked, heads, first))
 
 
 def zero_below(probs: Tensor, k: int) -> Tensor:
@@ -38,38 +38,40 @@ def zero_below(probs: Tensor, k: int) -> Tensor:
     """
     if k < 1:
         return probs
-    if exporting():  # engines have a topk
+    if is_exporting():  # engines have a topk
         threshold = probs.topk(probs.shape[-1] - k + 1, dim=-1).values[..., -1:]
     else:
         threshold = probs.detach().kthvalue(k, dim=-1, keepdim=True).values
     return probs * ~(probs < threshold)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None) -> Tensor:
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
     """Torch's own attention, [B, Q, H D]. On a CPU in float32 at least, as the native kernel computes it."""
     dtype = v.dtype
     with full_precision(q) if q.is_cpu else nullcontext():
         if q.is_cpu:
             q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=added(size, bias, q.dtype), scale=scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=logit_bias(size, bias, q.dtype), scale=scale)
     return out.to(dtype).transpose(1, 2).flatten(2)
 
 
-def weigh(probs: Tensor, v: Tensor) -> Tensor:
+def weighted_values(probs: Tensor, v: Tensor) -> Tensor:
     """The output of attention, [B, Q, H D], in the values' dtype; summed up in the map's precision."""
     with full_precision(v):
         out = (probs @ v.to(probs.dtype)).to(v.dtype)
     return out.transpose(1, 2).flatten(2)
 
 
-def statistics(probs: Tensor, asked: list[bool], heads: int, first: int) -> Tensor:
+def statistics(probs: Tensor, statistic_mask: list[bool], heads: int, first: int) -> Tensor:
     """Diagonal, column sums and first row of an attention map, those asked for, in float32."""
     found = []
-    if asked[0]:
+    if statistic_mask[0]:
         found.append(probs.diagonal(dim1=-2, dim2=-1).float())
-    if asked[1]:
+    if statistic_mask[1]:
         found.append(probs.sum(dim=-2, dtype=torch.float32))
-    if asked[2]:
+    if statistic_mask[2]:
         found.append(probs[:, :, 0].float())
     if heads:
         found = [each.amax(dim=1) if heads == 1 else each.mean(dim=1) for each in found]
@@ -80,7 +82,7 @@ def statistics(probs: Tensor, asked: list[bool], heads: int, first: int) -> Tens
     return probs.new_empty(0, *shape, dtype=torch.float32)
 
 
-def added(size: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def logit_bias(size: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """What is added to the logits, [B or 1, H or 1, Q or 1, N]: log sizes of the keys, and the model's own bias."""
     bias = None if bias is None else bias.to(dtype)
     if size is None:
@@ -97,14 +99,14 @@ def softmax(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tenso
 
 def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """The attention logits. Scaling q first keeps them in range in half precision, as the host models do."""
-    more = added(size, bias, q.dtype)
+    more = logit_bias(size, bias, q.dtype)
     found = (q * scale) @ k.transpose(-2, -1)
     return found if more is None else found + more
 
 
 def _attention_flops(inputs: AttentionInputs) -> int:
     batch, heads, tokens, depth = inputs.k.shape
-    queries, asked = inputs.queries, inputs.asked
+    queries, asked = inputs.queries, inputs.statistic_mask
     whole_map = inputs.removed or asked[0] or asked[1]
     again = int(asked[2] and not whole_map)  # the twin computes the class row once more
     return 2 * batch * heads * depth * tokens * ((inputs.q.shape[2] if whole_map else queries) + queries + again)
@@ -113,9 +115,9 @@ def _attention_flops(inputs: AttentionInputs) -> int:
 attention = Operator(
     "attention",
     AttentionInputs,
-    Attended,
-    {Ops.TORCH: attention_in_torch, Ops.NATIVE: native.attention},
-    Checks(checks.check_attention, checks.fits_attention, value_checks.attention),
+    AttentionResult,
+    {Ops.TORCH: attention_reference, Ops.NATIVE: native.attention},
+    Checks(checks.check_attention, checks.supports_attention, value_checks.attention),
     fake=native.attention_results,
     flops=_attention_flops,
 )

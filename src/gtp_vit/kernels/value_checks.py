@@ -18,15 +18,15 @@ from torch import Tensor
 from gtp_vit.kernels.arguments import (
     AttentionInputs,
     ClusterInputs,
-    ConserveInputs,
+    GTPPlusMergeByProbeInputs,
+    GTPPlusMergeInputs,
+    GTPReduceInputs,
     NeighboursInputs,
-    ProbeInputs,
-    ReduceInputs,
 )
 from gtp_vit.kernels.checks import refuse
 
-LARGEST = 1e15  # of a size or a weight: its square is still far from overflow
-REMEMBERED = 2**20  # entries; longer lists are looked at again each time
+MAX_EXACT_SIZE = 1e15  # of a size or a weight: its square is still far from overflow
+MAX_CACHED_ENTRIES = 2**20  # entries; longer lists are looked at again each time
 _good_graph: tuple[Tensor, Tensor] | None = (
     None  # lists and roots that were found good: all layers of a pass share them
 )
@@ -59,27 +59,31 @@ def attention(inputs: AttentionInputs) -> None:
     if size is None or size.is_meta or size.numel() == 0:
         return
     least, most = size.aminmax(dim=1)
-    if not (least.amin().item() >= 0 and _within(most, 1e-44, LARGEST)):  # float32 has nothing between that and 0
-        wanted = f"sizes must be in 0 ... {LARGEST:g}, and in each image one must be more than 0"
+    if not (
+        least.amin().item() >= 0 and _within(most, 1e-44, MAX_EXACT_SIZE)
+    ):  # float32 has nothing between that and 0
+        wanted = f"sizes must be in 0 ... {MAX_EXACT_SIZE:g}, and in each image one must be more than 0"
         refuse("attention", wanted, sizes=_extremes(size))
 
 
-def reduce(inputs: ReduceInputs) -> None:
+def gtp_reduce(inputs: GTPReduceInputs) -> None:
     """No cell is twice among the tokens or in a list of neighbours: one implementation would count it twice."""
     position, size, neighbours, root = inputs[3:7]
     alpha, epsilon = inputs.alpha, inputs.epsilon
-    if not (-LARGEST <= alpha <= LARGEST and math.isfinite(epsilon)):
-        refuse("reduce", f"alpha must be at most {LARGEST:g}, and epsilon finite", alpha=alpha, epsilon=epsilon)
+    if not (-MAX_EXACT_SIZE <= alpha <= MAX_EXACT_SIZE and math.isfinite(epsilon)):
+        refuse(
+            "gtp_reduce", f"alpha must be at most {MAX_EXACT_SIZE:g}, and epsilon finite", alpha=alpha, epsilon=epsilon
+        )
     if position.is_meta:
         return
     patches = neighbours.shape[1]
     _check_graph(neighbours, root, patches)
     if not _within(position, 0, patches - 1):
-        raise IndexError("gtp_vit.reduce: position has an entry that is no cell of the grid")
+        raise IndexError("gtp_vit.gtp_reduce: position has an entry that is no cell of the grid")
     if not (position.diff(dim=1) > 0).all():  # the package has them in order
         _check_once("position", position, patches)
-    if size is not None and not _within(size, -LARGEST, LARGEST):
-        refuse("reduce", f"sizes must be at most {LARGEST:g}", sizes=_extremes(size))
+    if size is not None and not _within(size, -MAX_EXACT_SIZE, MAX_EXACT_SIZE):
+        refuse("gtp_reduce", f"sizes must be at most {MAX_EXACT_SIZE:g}", sizes=_extremes(size))
 
 
 def _check_graph(neighbours: Tensor, root: Tensor, patches: int) -> None:
@@ -94,11 +98,11 @@ def _check_graph(neighbours: Tensor, root: Tensor, patches: int) -> None:
     ):
         return
     if not _within(neighbours, 0, patches):
-        raise IndexError("gtp_vit.reduce: neighbours has an entry that is no cell of the grid")
+        raise IndexError("gtp_vit.gtp_reduce: neighbours has an entry that is no cell of the grid")
     _check_once("neighbours", neighbours, patches)
     if not _within(root, 0, 1):
-        refuse("reduce", "root must be in 0 ... 1, degree^-1/2 of each cell", root=_extremes(root))
-    if neighbours.numel() <= REMEMBERED:
+        refuse("gtp_reduce", "root must be in 0 ... 1, degree^-1/2 of each cell", root=_extremes(root))
+    if neighbours.numel() <= MAX_CACHED_ENTRIES:
         _good_graph = neighbours.clone(), root.clone()
 
 
@@ -107,32 +111,32 @@ def _check_once(name: str, cells: Tensor, patches: int) -> None:
     later = ordered[..., 1:]
     twice = (later == ordered[..., :-1]) & (later < patches)  # M0 fills short lists
     if twice.any():
-        refuse("reduce", f"no cell may be twice in a row of {name}", cell=int(later[twice][0]))
+        refuse("gtp_reduce", f"no cell may be twice in a row of {name}", cell=int(later[twice][0]))
 
 
-def conserve(inputs: ConserveInputs) -> None:
+def gtp_plus_merge(inputs: GTPPlusMergeInputs) -> None:
     """Features are averaged by sizes, which therefore must not be 0."""
-    _check_finite("conserve", floor=inputs.floor, epsilon=inputs.epsilon)
+    _check_finite("gtp_plus_merge", importance_floor=inputs.importance_floor, epsilon=inputs.epsilon)
     if inputs.size is not None:
-        _check_sizes("conserve", inputs.size)
+        _check_sizes("gtp_plus_merge", inputs.size)
 
 
-def conserve_by_probe(inputs: ProbeInputs) -> None:
+def gtp_plus_merge_by_probe(inputs: GTPPlusMergeByProbeInputs) -> None:
     """As in `conserve`; a token is protected, or it is not."""
     probe, size, protected = inputs[2:5]
-    _check_finite("conserve_by_probe", floor=inputs.floor, epsilon=inputs.epsilon)
+    _check_finite("gtp_plus_merge_by_probe", importance_floor=inputs.importance_floor, epsilon=inputs.epsilon)
     if probe.is_meta:
         return
-    _check_sizes("conserve_by_probe", size)
-    if not _within(probe, -LARGEST, LARGEST):
-        refuse("conserve_by_probe", f"the probe must be at most {LARGEST:g}", probe=_extremes(probe))
+    _check_sizes("gtp_plus_merge_by_probe", size)
+    if not _within(probe, -MAX_EXACT_SIZE, MAX_EXACT_SIZE):
+        refuse("gtp_plus_merge_by_probe", f"the probe must be at most {MAX_EXACT_SIZE:g}", probe=_extremes(probe))
     if protected is not None and not ((protected == 0) | (protected == 1)).all():
-        refuse("conserve_by_probe", "protected must be 0 or 1", protected=_extremes(protected))
+        refuse("gtp_plus_merge_by_probe", "protected must be 0 or 1", protected=_extremes(protected))
 
 
 def _check_sizes(operator: str, size: Tensor) -> None:
-    if not size.is_meta and not _within(size, 1e-30, LARGEST):
-        refuse(operator, f"sizes must be in 1e-30 ... {LARGEST:g}", sizes=_extremes(size))
+    if not size.is_meta and not _within(size, 1e-30, MAX_EXACT_SIZE):
+        refuse(operator, f"sizes must be in 1e-30 ... {MAX_EXACT_SIZE:g}", sizes=_extremes(size))
 
 
 def neighbours(inputs: NeighboursInputs) -> None:

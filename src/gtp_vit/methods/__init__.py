@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import BadSetting, check_name, shown
+from gtp_vit.errors import SettingError, check_name, short_repr
 from gtp_vit.methods.atc import ATC
 from gtp_vit.methods.ats import ATS
 from gtp_vit.methods.diffrate import DiffRate
@@ -76,6 +76,6 @@ def make_method(name: str, **settings: Any) -> Method:
 def method_from_dict(stored: object) -> Method:
     """The inverse of `Method.to_dict`, for settings read back from a results file."""
     if not isinstance(stored, dict) or not isinstance(stored.get("method"), str):
-        raise BadSetting(f"a method is stored as {shown(stored)}; it must be a dictionary that names its method")
+        raise SettingError(f"a method is stored as {short_repr(stored)}; it must be a dictionary that names its method")
     settings = {str(key): value for key, value in stored.items()}
     return make_method(settings.pop("method"), **settings)

@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Adjustments
-from gtp_vit.core.merging import PairReducer, Pairs, averaging_macs, check_weighted_pool
+from gtp_vit.core.merging import MergePairs, PairReducer, averaging_macs, check_weighted_pool
 from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
-from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.core.vit import ForwardPass, ViTInfo
+from gtp_vit.errors import SettingError, check_name
 from gtp_vit.kernels import Checks, Operator, Ops, checks, native, value_checks
 from gtp_vit.kernels.arguments import ClusterInputs, Clusters
-from gtp_vit.tensors import exporting, full_precision, split
+from gtp_vit.tensors import full_precision, is_exporting, split_by_score
 
 Linkage = Literal["average", "complete", "single"]
 LINKAGES = get_args(Linkage)
 Variant = Literal["exact", "original"]
-NOWHERE = 4.0  # the distance of tokens that are NaN; that of opposite ones is 2
+MERGED_DISTANCE = 4.0  # the distance of tokens that are NaN; that of opposite ones is 2
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,28 +40,28 @@ class ATC(Method):
         "atc joins clusters one after the other, a loop that engines do not have, and cannot be exported; use tome or "
         "gtp_plus, or run the model in torch"
     )
-    asks: ClassVar[str] = "keys"
-    schedule: ClassVar[str | None] = "r"
+    attention_inputs: ClassVar[str] = "keys"
+    schedule_field: ClassVar[str | None] = "r"
 
     r: Schedule = 8
     """Tokens that go in each layer: a number, one a layer, or a named schedule. The original's for DeiT models is
-    "powers:0.7:3:6:9"."""
+    "geometric:0.7:3:6:9"."""
     linkage: Linkage = "average"
     """The distance of two clusters: the mean, the largest (complete) or the smallest (single) of their members'."""
     variant: Variant = "exact"
     """Remove exactly r tokens, or r - 1, as the original does off the shelf."""
     prop_attn: bool = True
     """Let attention favour large tokens by log size; the original does not for MAE and, by default, for DeiT models."""
-    by_size: bool = True
+    track_sizes: bool = True
     """Weigh tokens by their size in later means; the original's DeiT models do not if prop_attn is off."""
     weighted_pool: bool = False
     """Weigh tokens by their size where the head averages them, as the original does for MAE."""
 
-    def build(self, vit: VitInfo) -> ATCReducer:
+    def build(self, vit: ViTInfo) -> ATCReducer:
         check_name("linkage", self.linkage, LINKAGES)
         check_name("variant", self.variant, get_args(Variant))
-        if not self.by_size and (self.prop_attn or self.weighted_pool):
-            raise BadSetting("by_size=False keeps no sizes; switch prop_attn and weighted_pool off as well")
+        if not self.track_sizes and (self.prop_attn or self.weighted_pool):
+            raise SettingError("by_size=False keeps no sizes; switch prop_attn and weighted_pool off as well")
         if self.weighted_pool:
             check_weighted_pool(vit)
         return ATCReducer(self, vit)
@@ -76,33 +76,33 @@ class ATCReducer(PairReducer):
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         adjustments = super().adjust(layer, tokens)
-        if adjustments is not None and exporting():
-            raise BadSetting(self.method.not_exported)
+        if adjustments is not None and is_exporting():
+            raise SettingError(self.method.not_exported)
         return adjustments
 
-    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> MergePairs:
         with full_precision(keys):
             unit = F.normalize(keys, dim=-1, eps=1e-12)
             apart = 1 - unit @ unit.transpose(1, 2)
-        return Pairs(*cluster(tokens.ops, ClusterInputs(apart, removed, LINKAGES.index(self.method.linkage))))
+        return MergePairs(*cluster(tokens.ops, ClusterInputs(apart, removed, LINKAGES.index(self.method.linkage))))
 
-    def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
+    def merge(self, layer: int, tokens: Tokens, pairs: MergePairs) -> Tokens:
         merged = super().merge(layer, tokens, pairs)
-        return merged if self.method.by_size else merged.but(size=None)
+        return merged if self.method.track_sizes else merged.replace(size=None)
 
-    def own_macs(self, run: ForwardPass) -> int:
-        acting = [step for step in run.reducing if step.keys > step.after]
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
+        acting = [step for step in forward_pass.reducing if step.keys > step.out]
         return sum(step.keys**2 * self.vit.head_dim + averaging_macs(self.vit, step) for step in acting)
 
 
-def join_nearest(inputs: ClusterInputs) -> Clusters:
+def agglomerate(inputs: ClusterInputs) -> Clusters:
     """Clusters of tokens, after the nearest two have joined `removed` times.
 
     Of equal distances the pair whose first tokens come first counts.
     """
     distance, removed, linkage = inputs
     batch, count, _ = distance.shape
-    apart = distance.detach().double().nan_to_num(nan=NOWHERE)
+    apart = distance.detach().double().nan_to_num(nan=MERGED_DISTANCE)
     apart = apart.masked_fill(torch.eye(count, dtype=torch.bool, device=distance.device), torch.inf)
     size = torch.ones(batch, count, dtype=torch.float64, device=distance.device)
     places = torch.arange(count, device=distance.device).expand(batch, -1)
@@ -123,7 +123,7 @@ def join_nearest(inputs: ClusterInputs) -> Clusters:
         apart = apart.scatter(2, both.unsqueeze(1).expand(-1, count, -1), new.transpose(1, 2))
         size = size.scatter_add(1, first, size.gather(1, second))
         owner = torch.where(owner == second, first, owner)
-    kept, gone = split((owner == places).float(), removed)
+    kept, gone = split_by_score((owner == places).float(), removed)
     slot = torch.zeros_like(owner).scatter(1, kept, places[:, : kept.shape[1]])
     return Clusters(kept, gone, slot.gather(1, owner.gather(1, gone)))
 
@@ -132,7 +132,7 @@ cluster = Operator(
     "cluster",
     ClusterInputs,
     Clusters,
-    {Ops.TORCH: join_nearest, Ops.NATIVE: native.cluster},
-    Checks(checks.check_cluster, checks.fits_cluster, value_checks.cluster),
+    {Ops.TORCH: agglomerate, Ops.NATIVE: native.cluster},
+    Checks(checks.check_cluster, checks.supports_cluster, value_checks.cluster),
     fake=native.cluster_results,
 )

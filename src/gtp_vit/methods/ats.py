@@ -18,14 +18,14 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gtp_vit.core.attention import PLAIN, Adjustments, Projections, attend, class_row
+from gtp_vit.core.attention import PLAIN, QKV, Adjustments, attend, class_row
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
-from gtp_vit.core.schedule import Schedule, check_layers, removals, share_at, weaker
+from gtp_vit.core.schedule import Schedule, check_layers, keep_ratio_at, removals, scale_schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, Step, VitInfo
-from gtp_vit.errors import BadSetting, check_name
-from gtp_vit.tensors import behind_prefix, exporting, smallest_first, split
+from gtp_vit.core.vit import ForwardPass, LayerTokens, ViTInfo
+from gtp_vit.errors import SettingError, check_name
+from gtp_vit.tensors import argsort_ascending, is_exporting, split_by_score, with_prefix_rows
 
 Minimum = Literal["lowest", "zero"]
 
@@ -38,7 +38,7 @@ class ATS(Method):
     source: ClassVar[Source] = Source("arXiv 2111.15667 (ECCV 2022)", "adaptivetokensampling/ATS", "Apache-2.0")
     needs_class_token: ClassVar[bool] = True
     fixed_shapes: ClassVar[str] = "no; yes with a budget"
-    asks: ClassVar[str] = "class row and values"
+    attention_inputs: ClassVar[str] = "class row and values"
 
     layers: tuple[int, ...] | None = None
     """Layers that sample, counted from 0; by default from one quarter of the depth to the end: 3 to 11 of 12."""
@@ -49,30 +49,30 @@ class ATS(Method):
     """Remove exactly this many tokens in each layer, for fixed shapes and export: sampled with as many steps as tokens
     stay, completed by the highest scores. Replaces `layers`."""
 
-    def build(self, vit: VitInfo) -> ATSReducer:
+    def build(self, vit: ViTInfo) -> ATSReducer:
         self.check_class_token(vit)
         check_name("cdf_min", self.cdf_min, get_args(Minimum))
         if self.layers is not None and self.budget is not None:
-            raise BadSetting(
+            raise SettingError(
                 "ATS has layers and a budget; give one of them: a budget says by itself which layers sample"
             )
         if self.budget is None and self.layers != () and vit.head_reads_image_tokens:
-            raise BadSetting(
+            raise SettingError(
                 "ATS keeps a different number of tokens in each image, and this model's head reads image tokens, which "
                 "would include padding; use ATS(budget=...), which keeps a fixed number"
             )
         return ATSReducer(self, vit)
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> ATS:
+    def at_strength(cls, vit: ViTInfo, strength: float) -> ATS:
         """Settings with a budget: without one the number of tokens is not known."""
         layers = ":".join(str(layer) for layer in range(vit.depth // 4, vit.depth))
-        return cls(budget=f"keep:{share_at(strength)}:{layers}")
+        return cls(budget=f"keep:{keep_ratio_at(strength)}:{layers}")
 
-    def weakened(self, vit: VitInfo, share: float) -> Method:
+    def scaled(self, vit: ViTInfo, fraction: float) -> Method:
         if self.budget is None:  # how many tokens stay is the image's choice
-            return super().weakened(vit, share)
-        return dataclasses.replace(self, budget=weaker(self.budget, share, vit.depth, vit.image_tokens))
+            return super().scaled(vit, fraction)
+        return dataclasses.replace(self, budget=scale_schedule(self.budget, fraction, vit.depth, vit.image_tokens))
 
 
 def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor:
@@ -84,7 +84,7 @@ def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor
         steps: the number of steps.
         from_zero: does the distribution begin at 0, so that the lowest token may stay?
     """
-    order = smallest_first(scores.masked_fill(~valid, -1.0))
+    order = argsort_ascending(scores.masked_fill(~valid, -1.0))
     real = valid.gather(1, order)
     total = scores.gather(1, order).masked_fill(~real, 0.0).cumsum(dim=1)
     lowest = torch.zeros_like(total[:, :1])
@@ -104,7 +104,7 @@ def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor
 class ATSReducer(Reducer):
     """ATS in a forward pass. Padding has size 0."""
 
-    def __init__(self, method: ATS, vit: VitInfo) -> None:
+    def __init__(self, method: ATS, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         layers = tuple(range(vit.depth // 4, vit.depth)) if method.layers is None else method.layers
         self.layers = check_layers("layers", layers, vit.depth) if method.budget is None else ()
@@ -116,17 +116,17 @@ class ATSReducer(Reducer):
             return removals(self.method.budget, self.vit.depth, grid[0] * grid[1])
         return (0,) * self.vit.depth
 
-    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+    def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         if self.adaptive:
-            raise BadSetting(
+            raise SettingError(
                 "ATS keeps a different number of tokens in each image: count on images, macs(model, images=...), or "
                 "fix it with a budget, ATS(budget=...) or --budget"
             )
-        return tuple(Step(step.keys, step.after, step.after, step.after) for step in super().steps(grid))
+        return tuple(LayerTokens(step.keys, step.out, step.out, step.out) for step in super().steps(grid))
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        if self.adaptive and exporting():
-            raise BadSetting(
+        if self.adaptive and is_exporting():
+            raise SettingError(
                 "a model that keeps a different number of tokens in each image has no fixed shapes and cannot "
                 "be exported; use ATS(budget=...)"
             )
@@ -139,14 +139,14 @@ class ATSReducer(Reducer):
 
     def reduce(self, attention: LayerAttention) -> Tokens:
         """Sample by the class token's row of the map, then compute the output for the tokens that stay."""
-        tokens, prefix, projections = attention.tokens, attention.tokens.prefix, attention.projections
+        tokens, prefix, projections = attention.tokens, attention.tokens.prefix, attention.qkv
         if not self._samples(attention.layer, tokens):
             return attention.add()
         weights = attention.adjustments.key_weights
         row = class_row(projections, weights, heads="mean", first=prefix)
         kept, left = self._sample(attention.layer, tokens, row, attention.values)
-        attention.continue_with(left, PLAIN)
-        output, _ = attend(queries_of(projections, kept, prefix), Adjustments(weights), ops=tokens.ops)
+        attention.replace_tokens(left, PLAIN)
+        output, _ = attend(select_queries(projections, kept, prefix), Adjustments(weights), ops=tokens.ops)
         return attention.add(output)
 
     def _sample(self, layer: int, tokens: Tokens, row: Tensor, values: Tensor) -> tuple[Tensor, Tokens]:
@@ -163,25 +163,27 @@ class ATSReducer(Reducer):
         from_zero = self.method.cdf_min == "zero" and layer > first
         if removed:
             hit = sample(scores, valid, count - removed, from_zero)
-            kept, _ = split(scores + 2 * hit, removed)
+            kept, _ = split_by_score(scores + 2 * hit, removed)
             return kept, tokens.keep(kept)
         # As many steps as there are patches, in every layer: fewer are not in the released code.
         hit = sample(scores, valid, tokens.grid[0] * tokens.grid[1], from_zero)
         longest = int(hit.sum(dim=1).amax()) if hit.shape[0] else count
         kept = (~hit).to(torch.uint8).sort(dim=1, stable=True).indices[:, :longest]
         stays = hit.gather(1, kept)
-        return kept, tokens.keep(kept).but(size=stays.float())
+        return kept, tokens.keep(kept).replace(size=stays.float())
 
-    def own_macs(self, run: ForwardPass) -> int:
-        acting = [step for layer, step in enumerate(run.reducing) if layer in self.layers or step.keys > step.after]
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
+        acting = [
+            step for layer, step in enumerate(forward_pass.reducing) if layer in self.layers or step.keys > step.out
+        ]
         return sum(self.class_row_macs(step.keys) for step in acting)
 
 
-def queries_of(projections: Projections, kept: Tensor, prefix: int) -> Projections:
+def select_queries(qkv: QKV, kept: Tensor, prefix: int) -> QKV:
     """The same with queries of the prefix tokens and of the image tokens `kept` [B, K] only."""
-    q, k, v, scale, dropout, bias, metric = projections
-    rows = behind_prefix(kept, prefix)[:, None, :, None]
+    q, k, v, scale, dropout, bias, metric = qkv
+    rows = with_prefix_rows(kept, prefix)[:, None, :, None]
     if bias is not None:
         bias = bias.expand(q.shape[0], -1, -1, -1).gather(2, rows.expand(-1, q.shape[1], -1, k.shape[2]))
     q = q.gather(2, rows.expand(-1, q.shape[1], -1, q.shape[3]))
-    return Projections(q, k, v, scale, dropout, bias, metric)
+    return QKV(q, k, v, scale, dropout, bias, metric)

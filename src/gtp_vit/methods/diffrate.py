@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
-from gtp_vit.core.schedule import Schedule, removals, weaker
+from gtp_vit.core.schedule import Schedule, removals, scale_schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
-from gtp_vit.errors import BadSchedule
-from gtp_vit.tensors import full_precision, largest_first, select_rows
+from gtp_vit.core.vit import ForwardPass, ViTInfo
+from gtp_vit.errors import ScheduleError
+from gtp_vit.tensors import argsort_descending, full_precision, select_rows
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -31,54 +31,56 @@ class DiffRate(Method):
     name: ClassVar[str] = "diffrate"
     source: ClassVar[Source] = Source("arXiv 2305.17997 (ICCV 2023)", "OpenGVLab/DiffRate", "no licence given")
     needs_class_token: ClassVar[bool] = True
-    asks: ClassVar[str] = "class row"
+    attention_inputs: ClassVar[str] = "class row"
 
-    prune: Schedule = "middle:3"
+    prune: Schedule = "peak:3"
     """Tokens dropped in each layer: a number, one a layer, or a named schedule."""
-    merge: Schedule = "middle:5"
+    merge: Schedule = "peak:5"
     """Tokens merged in each layer, besides those dropped."""
 
     @classmethod
-    def from_kept(cls, prune_kept_num: list[int], merge_kept_num: list[int], tokens: int = 197) -> DiffRate:
+    def from_kept_counts(cls, prune_kept_num: list[int], merge_kept_num: list[int], tokens: int = 197) -> DiffRate:
         """Settings from the original's lists: how many of `tokens` are left after dropping and merging in each layer.
 
-        >>> DiffRate.from_kept([197, 190, 150], [196, 180, 150])
+        >>> DiffRate.from_kept_counts([197, 190, 150], [196, 180, 150])
         DiffRate(prune=(0, 6, 30), merge=(1, 10, 0))
         """
         if len(prune_kept_num) != len(merge_kept_num) or not prune_kept_num:
-            raise BadSchedule(
+            raise ScheduleError(
                 f"the lists have {len(prune_kept_num)} and {len(merge_kept_num)} entries; one a layer each"
             )
         before = [tokens, *merge_kept_num]
         prune = tuple(b - p for b, p in zip(before, prune_kept_num, strict=False))
         merge = tuple(p - m for p, m in zip(prune_kept_num, merge_kept_num, strict=True))
         if min(*prune, *merge) < 0:
-            raise BadSchedule(
+            raise ScheduleError(
                 f"tokens kept rise from one layer to the next, from {tokens} tokens on; they can only fall"
             )
         return cls(prune=prune, merge=merge)
 
-    def build(self, vit: VitInfo) -> DiffRateReducer:
+    def build(self, vit: ViTInfo) -> DiffRateReducer:
         self.check_class_token(vit)
         return DiffRateReducer(self, vit)
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> DiffRate:
+    def at_strength(cls, vit: ViTInfo, strength: float) -> DiffRate:
         """Settings that merge and drop in the proportions of the defaults."""
         steps = round(strength * max(int(16 * (vit.image_tokens - 1) / vit.depth) - 1, 0))
-        return cls(prune=f"middle:{steps * 3 / 128}", merge=f"middle:{steps * 5 / 128}")
+        return cls(prune=f"peak:{steps * 3 / 128}", merge=f"peak:{steps * 5 / 128}")
 
-    def weakened(self, vit: VitInfo, share: float) -> DiffRate:
-        prune, merge = (weaker(each, share, vit.depth, vit.image_tokens) for each in (self.prune, self.merge))
+    def scaled(self, vit: ViTInfo, fraction: float) -> DiffRate:
+        prune, merge = (
+            scale_schedule(each, fraction, vit.depth, vit.image_tokens) for each in (self.prune, self.merge)
+        )
         return dataclasses.replace(self, prune=prune, merge=merge)
 
 
 class DiffRateReducer(Reducer):
     """DiffRate in a forward pass. Tokens are sorted by class attention in every layer that reduces."""
 
-    def __init__(self, method: DiffRate, vit: VitInfo) -> None:
+    def __init__(self, method: DiffRate, vit: ViTInfo) -> None:
         super().__init__(vit, method)
-        self.both = self.plans(vit.grid)
+        self.removals_of_both = self.plans(vit.grid)
 
     def plans(self, grid: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Tokens dropped and tokens merged in each layer."""
@@ -86,7 +88,7 @@ class DiffRateReducer(Reducer):
         prune = removals(self.method.prune, depth, patches)
         merge = removals(self.method.merge, depth, patches)
         if sum(prune) + sum(merge) >= patches:
-            raise BadSchedule(
+            raise ScheduleError(
                 f"prune and merge remove {sum(prune)} + {sum(merge)} tokens, but there are only {patches} image tokens "
                 "and one must stay"
             )
@@ -96,7 +98,7 @@ class DiffRateReducer(Reducer):
         return tuple(p + m for p, m in zip(*self.plans(grid), strict=True))
 
     def _plan(self, layer: int, tokens: Tokens) -> tuple[int, int]:
-        prune, merge = self.both if tokens.grid == self.vit.grid else self.plans(tokens.grid)
+        prune, merge = self.removals_of_both if tokens.grid == self.vit.grid else self.plans(tokens.grid)
         return prune[layer], merge[layer]
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
@@ -110,7 +112,7 @@ class DiffRateReducer(Reducer):
             return attention.add()
         row = attention.statistics("class_row", heads="mean").class_row
         assert row is not None
-        tokens, order = attention.add(), largest_first(row)
+        tokens, order = attention.add(), argsort_descending(row)
         left = order.shape[1] - dropped - merged
         if merged == 0:
             return tokens.keep(order[:, :left])
@@ -125,10 +127,10 @@ class DiffRateReducer(Reducer):
             size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity.clamp(min=0))
         return tokens.merge(kept, gone, chosen * retain.unsqueeze(2), size, retain)
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         total = 0
-        for merged, step in zip(self.plans(run.grid)[1], run.reducing, strict=False):
-            total += self.class_row_macs(step.keys) if step.keys > step.after else 0
+        for merged, step in zip(self.plans(forward_pass.grid)[1], forward_pass.reducing, strict=False):
+            total += self.class_row_macs(step.keys) if step.keys > step.out else 0
             # similarities, and the mean as a product
-            total += (2 * step.after + self.vit.prefix) * merged * self.vit.dim
+            total += (2 * step.out + self.vit.prefix) * merged * self.vit.dim
         return total

@@ -19,9 +19,9 @@ from gtp_vit.core.attention import Adjustments
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, Step, VitInfo
-from gtp_vit.errors import BadSetting, check_range
-from gtp_vit.tensors import at_least_float32, split
+from gtp_vit.core.vit import ForwardPass, LayerTokens, ViTInfo
+from gtp_vit.errors import SettingError, check_range
+from gtp_vit.tensors import at_least_float32, split_by_score
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,9 +30,9 @@ class DynamicViT(Method):
 
     name: ClassVar[str] = "dynamicvit"
     source: ClassVar[Source] = Source("arXiv 2106.02034 (NeurIPS 2021)", "raoyongming/DynamicViT", "MIT")
-    learned: ClassVar[str] = "a predictor for each stage"
-    share_left: ClassVar[str | None] = "keep_ratio"
-    files: ClassVar[tuple[str, ...]] = ("predictors",)
+    trained_parts: ClassVar[str] = "a predictor for each stage"
+    keep_ratio_field: ClassVar[str | None] = "keep_ratio"
+    weight_file_fields: ClassVar[tuple[str, ...]] = ("predictors",)
 
     keep_ratio: float = 0.7
     """Share of the image tokens that is left after the first stage (the paper's rho); its powers after the others."""
@@ -43,11 +43,11 @@ class DynamicViT(Method):
     seed: int = 0
     """Seed of the predictors' weights if no file is given; they then prune about as well as random."""
 
-    def build(self, vit: VitInfo) -> DynamicViTReducer:
-        check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
+    def build(self, vit: ViTInfo) -> DynamicViTReducer:
+        check_range("keep_ratio", self.keep_ratio, 0, 1, exclude_low=True)
         return DynamicViTReducer(self, vit)
 
-    def caution(self) -> str | None:
+    def warning(self) -> str | None:
         if self.predictors is not None or self.keep_ratio == 1:
             return None
         return (
@@ -79,7 +79,7 @@ class Predictor(nn.Module):
         return log_softmax(at_least_float32(x))  # numbers near log 1/2 would all be equal in half precision
 
 
-class Decisions(NamedTuple):
+class KeepDecisions(NamedTuple):
     """The decisions of the stages so far, in training: 1 = the token stays, [B, M, 1]."""
 
     stages: tuple[Tensor, ...] = ()  # after each stage
@@ -88,10 +88,10 @@ class Decisions(NamedTuple):
 class DynamicViTReducer(Reducer):
     """DynamicViT in a forward pass."""
 
-    def __init__(self, method: DynamicViT, vit: VitInfo) -> None:
+    def __init__(self, method: DynamicViT, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         if vit.dim % 4:
-            raise BadSetting(
+            raise SettingError(
                 f"DynamicViT's predictors need a number of channels that is a multiple of 4, not {vit.dim}"
             )
         self.layers = check_layers("pruning_loc", method.pruning_loc, vit.depth)
@@ -105,20 +105,20 @@ class DynamicViTReducer(Reducer):
         if method.predictors is not None:
             load_predictors(self.predictors, method.predictors)
 
-    def left_after(self, stage: int, patches: int) -> int:
+    def tokens_after(self, stage: int, patches: int) -> int:
         return max(int(patches * self.method.keep_ratio ** (stage + 1)), 1)
 
-    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+    def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         patches = grid[0] * grid[1]
         left, found = patches, []
         for layer in range(self.vit.depth):
             if layer in self.layers:
-                left = self.left_after(self.layers.index(layer), patches)
-            found.append(Step(left, left, left, left))
+                left = self.tokens_after(self.layers.index(layer), patches)
+            found.append(LayerTokens(left, left, left, left))
         return tuple(found)
 
     def start(self, tokens: Tokens) -> Tokens:
-        return tokens.but(carry=Decisions()) if self.training else tokens
+        return tokens.replace(method_state=KeepDecisions()) if self.training else tokens
 
     def before(self, layer: int, tokens: Tokens) -> Tokens:
         if layer not in self.layers or self.method.keep_ratio == 1:
@@ -128,36 +128,36 @@ class DynamicViTReducer(Reducer):
             return self._decide(stage, tokens)
         present = torch.ones(*tokens.cell.shape, 1, device=tokens.x.device, dtype=tokens.x.dtype)
         scores = self.predictors[stage](tokens.image, present)[..., 0]
-        left = self.left_after(stage, tokens.grid[0] * tokens.grid[1])
-        return tokens.keep(split(scores, scores.shape[1] - left)[0])
+        left = self.tokens_after(stage, tokens.grid[0] * tokens.grid[1])
+        return tokens.keep(split_by_score(scores, scores.shape[1] - left)[0])
 
     def _decide(self, stage: int, tokens: Tokens) -> Tokens:
         """Sample which tokens stay, with a straight-through gradient."""
-        stages = tokens.carry.stages
+        stages = tokens.method_state.stages
         before = stages[-1] if stages else torch.ones(*tokens.cell.shape, 1, device=tokens.x.device)
         log_p = self.predictors[stage](tokens.image, before.to(tokens.x.dtype)).float()
         soft = (log_p + self.gumbel(stage, log_p)).softmax(dim=-1)
         hard = F.one_hot(soft.argmax(dim=-1), 2) + soft - soft.detach()
-        return tokens.but(carry=Decisions((*stages, hard[..., :1] * before)))
+        return tokens.replace(method_state=KeepDecisions((*stages, hard[..., :1] * before)))
 
     def gumbel(self, stage: int, like: Tensor) -> Tensor:
         """Gumbel noise: the argmax of log-probabilities plus this is a sample."""
         return -torch.empty_like(like).exponential_().log()
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        if not self.training or not tokens.carry.stages:
+        if not self.training or not tokens.method_state.stages:
             return None  # before the first stage the masked softmax is the plain one but for its epsilon
         ones = torch.ones(tokens.x.shape[0], tokens.prefix, 1, device=tokens.x.device)
-        stays = torch.cat([ones, tokens.carry.stages[-1]], dim=1)
+        stays = torch.cat([ones, tokens.method_state.stages[-1]], dim=1)
         itself = torch.eye(tokens.x.shape[1], device=tokens.x.device)
         row = stays.transpose(1, 2)
         return Adjustments(mask=row + (1 - row) * itself)  # a token may always attend to itself
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         if self.method.keep_ratio == 1:
             return 0
-        dim, before, total = self.vit.dim, run.grid[0] * run.grid[1], 0
-        for layer, step in enumerate(run.steps):  # before a layer, so the last one counts too
+        dim, before, total = self.vit.dim, forward_pass.grid[0] * forward_pass.grid[1], 0
+        for layer, step in enumerate(forward_pass.steps):  # before a layer, so the last one counts too
             if layer in self.layers:
                 total += before * (dim**2 + dim**2 // 2 + dim // 2 * (dim // 4) + dim // 4 * 2)
             before = step.keys
@@ -175,13 +175,13 @@ def load_predictors(predictors: nn.ModuleList, file: str) -> None:
     wanted = predictors.state_dict()
     if set(stored) != set(wanted):
         stages = len({key.split(".", 1)[0] for key in stored if ".in_conv." in key})
-        raise BadSetting(
+        raise SettingError(
             f"{file} has predictors of {stages} stages, and {len(predictors)} are needed; give pruning_loc as many "
             "layers as there are stages, or a different file"
         )
     for key, value in wanted.items():
         if stored[key].shape != value.shape:
-            raise BadSetting(
+            raise SettingError(
                 f"{file} has predictors for a different width: {key} is {tuple(stored[key].shape)}, this model needs "
                 f"{tuple(value.shape)}; give predictors trained on a model with {wanted['0.in_conv.0.weight'].numel()} "
                 "channels"

@@ -14,9 +14,9 @@ from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, Step, VitInfo
+from gtp_vit.core.vit import ForwardPass, LayerTokens, ViTInfo
 from gtp_vit.errors import check_range
-from gtp_vit.tensors import full_precision, select_rows, split
+from gtp_vit.tensors import full_precision, select_rows, split_by_score
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -26,8 +26,8 @@ class EViT(Method):
     name: ClassVar[str] = "evit"
     source: ClassVar[Source] = Source("arXiv 2202.07800 (ICLR 2022)", "youweiliang/evit", "Apache-2.0")
     needs_class_token: ClassVar[bool] = True
-    asks: ClassVar[str] = "class row"
-    share_left: ClassVar[str | None] = "keep_rate"
+    attention_inputs: ClassVar[str] = "class row"
+    keep_ratio_field: ClassVar[str | None] = "keep_rate"
 
     keep_rate: float = 0.7
     """Share of its image tokens that each of the layers in `drop_loc` keeps (the paper's k)."""
@@ -36,54 +36,54 @@ class EViT(Method):
     drop_loc: tuple[int, ...] | None = None
     """Layers that drop tokens, counted from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
 
-    def build(self, vit: VitInfo) -> EViTReducer:
+    def build(self, vit: ViTInfo) -> EViTReducer:
         self.check_class_token(vit)
-        check_range("keep_rate", self.keep_rate, 0, 1, above_low=True)
+        check_range("keep_rate", self.keep_rate, 0, 1, exclude_low=True)
         return EViTReducer(self, vit)
 
 
 class EViTReducer(Reducer):
-    """EViT in a forward pass; `carry` is the name of the next fused token."""
+    """EViT in a forward pass; `method_state` is the name of the next fused token."""
 
-    def __init__(self, method: EViT, vit: VitInfo) -> None:
+    def __init__(self, method: EViT, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.layers = check_layers("drop_loc", method.drop_loc, vit.depth)
         self.drops_patches = not method.fuse_token
 
-    def left_of(self, layer: int, tokens: int) -> int:
+    def tokens_after(self, layer: int, tokens: int) -> int:
         """How many of a layer's image tokens stay, the fused one not counted."""
         return math.ceil(self.method.keep_rate * tokens) if layer in self.layers else tokens
 
-    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+    def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         tokens, found = grid[0] * grid[1], []
         for layer in range(self.vit.depth):
-            left = self.left_of(layer, tokens)
+            left = self.tokens_after(layer, tokens)
             after = left + int(self.method.fuse_token and left < tokens)
-            found.append(Step(tokens, tokens, after, after))
+            found.append(LayerTokens(tokens, tokens, after, after))
             tokens = after
         return tuple(found)
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         count = tokens.cell.shape[1]
-        return PLAIN if self.left_of(layer, count) < count else None
+        return PLAIN if self.tokens_after(layer, count) < count else None
 
     def reduce(self, attention: LayerAttention) -> Tokens:
         row = attention.statistics("class_row", heads="mean").class_row
         assert row is not None
         tokens, count = attention.add(), row.shape[1]
-        kept, gone = split(row, count - self.left_of(attention.layer, count))
+        kept, gone = split_by_score(row, count - self.tokens_after(attention.layer, count))
         if not self.method.fuse_token:
             return tokens.keep(kept)
         weights = row.gather(1, gone).unsqueeze(1)  # not normalised, as published
         with full_precision(tokens.x):
             fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
-        number = tokens.carry or tokens.grid[0] * tokens.grid[1]
-        return tokens.fuse(kept, gone, fused, number).but(carry=number + 1)
+        number = tokens.method_state or tokens.grid[0] * tokens.grid[1]
+        return tokens.fuse(kept, gone, fused, number).replace(method_state=number + 1)
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         total = 0
-        for layer, step in enumerate(run.reducing):
-            left = self.left_of(layer, step.keys)
+        for layer, step in enumerate(forward_pass.reducing):
+            left = self.tokens_after(layer, step.keys)
             if left < step.keys:
                 total += self.class_row_macs(step.keys)
                 total += (step.keys - left) * self.vit.dim if self.method.fuse_token else 0

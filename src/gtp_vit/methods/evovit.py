@@ -17,9 +17,9 @@ from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, Step, VitInfo
-from gtp_vit.errors import BadSetting, check_name, check_range
-from gtp_vit.tensors import full_precision, select_rows, split
+from gtp_vit.core.vit import ForwardPass, LayerTokens, ViTInfo
+from gtp_vit.errors import SettingError, check_name, check_range
+from gtp_vit.tensors import full_precision, select_rows, split_by_score
 
 Head = Literal["class", "pooled"]
 
@@ -31,8 +31,8 @@ class EvoViT(Method):
     name: ClassVar[str] = "evovit"
     source: ClassVar[Source] = Source("arXiv 2108.01390 (AAAI 2022)", "YifanXu74/Evo-ViT", "MIT")
     needs_class_token: ClassVar[bool] = True
-    asks: ClassVar[str] = "class row"
-    share_left: ClassVar[str | None] = "keep_ratio"
+    attention_inputs: ClassVar[str] = "class row"
+    keep_ratio_field: ClassVar[str | None] = "keep_ratio"
 
     keep_ratio: float = 0.5
     """Share of the image tokens that is informative (the paper's p)."""
@@ -48,21 +48,23 @@ class EvoViT(Method):
     """What the classifier reads in the model's forward: the class token, as the pre-trained model does, or the mean of
     all image tokens."""
 
-    def build(self, vit: VitInfo) -> EvoViTReducer:
+    def build(self, vit: ViTInfo) -> EvoViTReducer:
         self.check_class_token(vit)
-        check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
+        check_range("keep_ratio", self.keep_ratio, 0, 1, exclude_low=True)
         check_range("tradeoff", self.tradeoff, 0, 1)
         check_name("head", self.head, get_args(Head))
         if self.head == "pooled" and vit.head_reads_image_tokens:
-            raise BadSetting("head='pooled' is for models whose head reads the class token; this one's pools by itself")
+            raise SettingError(
+                "head='pooled' is for models whose head reads the class token; this one's pools by itself"
+            )
         return EvoViTReducer(self, vit)
 
 
-class Waiting(NamedTuple):
+class StageState(NamedTuple):
     """Evo-ViT's state between layers."""
 
     score: Tensor | None = None  # [B, M0]: the class token's attention to each patch, summed over heads
-    chosen: Tensor | None = None  # [B, K]: the patches that are in the stage; None = no stage is running
+    informative: Tensor | None = None  # [B, K]: the patches that are in the stage; None = no stage is running
     x: Tensor | None = None  # [B, M0, C]: all image tokens as they were when the stage began
     mean: Tensor | None = None  # [B, 1, C]: the representative token as it was
 
@@ -70,7 +72,7 @@ class Waiting(NamedTuple):
 class EvoViTReducer(Reducer):
     """Evo-ViT in a forward pass. Tokens keep their raster order: those that wait come back to their places."""
 
-    def __init__(self, method: EvoViT, vit: VitInfo) -> None:
+    def __init__(self, method: EvoViT, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         stages = (vit.depth // 3, 2 * vit.depth // 3) if method.stages is None else method.stages
         stages = check_layers("stages", tuple(dict.fromkeys(stages)), vit.depth, first=1)  # the first needs a score
@@ -82,36 +84,36 @@ class EvoViTReducer(Reducer):
         self.scored = range(first - 1, self.stages[-1]) if stages and method.keep_ratio < 1 else range(0)
         self.drops_patches = not method.representative_token
 
-    def informative(self, patches: int) -> int:
+    def num_informative(self, patches: int) -> int:
         return max(int(patches * self.method.keep_ratio), 1)
 
-    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+    def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         patches = grid[0] * grid[1]
-        inside = self.informative(patches)
+        inside = self.num_informative(patches)
         inside += int(self.method.representative_token and inside < patches)
         found = []
         for layer in range(self.vit.depth):
             count = inside if self.stages and layer >= self.stages[0] else patches
-            found.append(Step(count, count, count, patches if layer in self.ends else count))
+            found.append(LayerTokens(count, count, count, patches if layer in self.ends else count))
         return tuple(found)
 
     def start(self, tokens: Tokens) -> Tokens:
-        return tokens.but(carry=Waiting())
+        return tokens.replace(method_state=StageState())
 
     def before(self, layer: int, tokens: Tokens) -> Tokens:
         patches = tokens.cell.shape[1]
-        count = self.informative(patches) if layer in self.stages else patches
+        count = self.num_informative(patches) if layer in self.stages else patches
         if count == patches:
             return tokens
-        score, x = tokens.carry.score, tokens.image
-        chosen, waiting = split(score, patches - count)
+        score, x = tokens.method_state.score, tokens.image
+        chosen, waiting = split_by_score(score, patches - count)
         if not self.method.representative_token:
-            return tokens.keep(chosen).but(carry=Waiting(score, chosen, x))
+            return tokens.keep(chosen).replace(method_state=StageState(score, chosen, x))
         weights = score.gather(1, waiting)
         weights = (weights / weights.sum(dim=1, keepdim=True)).to(x.dtype).unsqueeze(1)
         with full_precision(x):
             mean = weights @ select_rows(x, waiting)
-        return tokens.fuse(chosen, waiting, mean, patches).but(carry=Waiting(score, chosen, x, mean))
+        return tokens.fuse(chosen, waiting, mean, patches).replace(method_state=StageState(score, chosen, x, mean))
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         return PLAIN if layer in self.scored else None
@@ -119,26 +121,30 @@ class EvoViTReducer(Reducer):
     def reduce(self, attention: LayerAttention) -> Tokens:
         row = attention.statistics("class_row", heads="mean").class_row
         assert row is not None
-        tokens, waiting, row = attention.add(), attention.tokens.carry, row * self.vit.heads
-        if waiting.chosen is None:
-            return tokens.but(carry=Waiting(row))
-        row, t = row[:, : waiting.chosen.shape[1]], self.method.tradeoff  # without the representative token
-        score = waiting.score.scatter(1, waiting.chosen, (1 - t) * waiting.score.gather(1, waiting.chosen) + t * row)
-        return tokens.but(carry=Waiting(score, waiting.chosen, waiting.x, waiting.mean))
+        tokens, waiting, row = attention.add(), attention.tokens.method_state, row * self.vit.heads
+        if waiting.informative is None:
+            return tokens.replace(method_state=StageState(row))
+        row, t = row[:, : waiting.informative.shape[1]], self.method.tradeoff  # without the representative token
+        score = waiting.score.scatter(
+            1, waiting.informative, (1 - t) * waiting.score.gather(1, waiting.informative) + t * row
+        )
+        return tokens.replace(method_state=StageState(score, waiting.informative, waiting.x, waiting.mean))
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
-        waiting = tokens.carry
-        if layer not in self.ends or waiting.chosen is None:
+        waiting = tokens.method_state
+        if layer not in self.ends or waiting.informative is None:
             return tokens
-        count, x = waiting.chosen.shape[1], waiting.x
+        count, x = waiting.informative.shape[1], waiting.x
         if waiting.mean is not None:
             x = x + (tokens.image[:, count:] - waiting.mean)
-        index = waiting.chosen.unsqueeze(-1)
+        index = waiting.informative.unsqueeze(-1)
         image = x.scatter(1, index.expand(-1, -1, x.shape[2]), tokens.image[:, :count])
         cell = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
         owner = None if tokens.owner is None else cell
         x = torch.cat([tokens.x[:, : tokens.prefix], image], dim=1)
-        return tokens.but(x=x, cell=cell, name=None, size=None, owner=owner, carry=Waiting(waiting.score))
+        return tokens.replace(
+            x=x, cell=cell, token_id=None, size=None, owner=owner, method_state=StageState(waiting.score)
+        )
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         if self.method.head == "class":
@@ -146,10 +152,12 @@ class EvoViTReducer(Reducer):
         mean = tokens.image.mean(dim=1, keepdim=True)  # before the norm, as in the original
         return norm(torch.cat([mean, tokens.x[:, 1 : tokens.prefix]], dim=1))
 
-    def own_macs(self, run: ForwardPass) -> int:
-        patches, total = run.grid[0] * run.grid[1], 0
-        for layer, step in enumerate(run.steps):
-            total += self.class_row_macs(step.keys) if layer in self.scored and layer < len(run.reducing) else 0
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
+        patches, total = forward_pass.grid[0] * forward_pass.grid[1], 0
+        for layer, step in enumerate(forward_pass.steps):
+            total += (
+                self.class_row_macs(step.keys) if layer in self.scored and layer < len(forward_pass.reducing) else 0
+            )
             if layer in self.stages and self.method.representative_token:
-                total += (patches - self.informative(patches)) * self.vit.dim
+                total += (patches - self.num_informative(patches)) * self.vit.dim
         return total

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gtp_vit.core.reducer import Method, Reducer, Source
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.vit import ViTInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -16,10 +16,10 @@ class Identity(Method):
     name: ClassVar[str] = "identity"
     source: ClassVar[Source] = Source("none", "none", "none")
 
-    def build(self, vit: VitInfo) -> Reducer:
+    def build(self, vit: ViTInfo) -> Reducer:
         reducer = Reducer(vit)
         reducer.drops_patches = False
         return reducer
 
-    def weakened(self, vit: VitInfo, share: float) -> Identity:
+    def scaled(self, vit: ViTInfo, fraction: float) -> Identity:
         return self

@@ -22,22 +22,22 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
-from gtp_vit.core.merging import Pairs, average, averaging_macs, halves
+from gtp_vit.core.merging import MergePairs, average, averaging_macs, num_bipartite_pairs
 from gtp_vit.core.reducer import Method, Reducer, Source
-from gtp_vit.core.schedule import Schedule, spread
+from gtp_vit.core.schedule import Schedule, even_schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, Step, VitInfo
+from gtp_vit.core.vit import ForwardPass, LayerTokens, ViTInfo
 from gtp_vit.errors import check_name, check_range
 from gtp_vit.kernels import reference
-from gtp_vit.tensors import behind_prefix, full_precision, in_order, largest_first, select_rows
+from gtp_vit.tensors import argsort_descending, full_precision, select_rows, sorted_ascending, with_prefix_rows
 
 Pooling = Literal["importance", "size", "max", "mean"]
-FEWEST = 9  # image tokens that always stay: the original's 10 with the class token
+MIN_TOKENS_LEFT = 9  # image tokens that always stay: the original's 10 with the class token
 
 
-def fusible(tokens: int) -> int:
+def max_fusible(tokens: int) -> int:
     """How many of these tokens can merge: at most half, and not the last nine."""
-    return max(min(tokens // 2, tokens - FEWEST), 0)
+    return max(min(tokens // 2, tokens - MIN_TOKENS_LEFT), 0)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,11 +46,11 @@ class MCTF(Method):
 
     name: ClassVar[str] = "mctf"
     source: ClassVar[Source] = Source("arXiv 2403.10030 (CVPR 2024)", "mlvlab/MCTF", "MIT")
-    asks: ClassVar[str] = "the whole map; column sums with one_step_ahead=0"
-    schedule: ClassVar[str | None] = "r"
-    at_most: ClassVar[Callable[[int], int] | None] = fusible
+    attention_inputs: ClassVar[str] = "the whole map; column sums with one_step_ahead=0"
+    schedule_field: ClassVar[str | None] = "r"
+    max_removable: ClassVar[Callable[[int], int] | None] = max_fusible
 
-    r: Schedule = "from:1:16"
+    r: Schedule = "after:1:16"
     """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens, and
     nine stay. The original's fast setting, r = 0.35 in three layers, is "keep:0.65:3:6:9"."""
     one_step_ahead: int = 1
@@ -69,19 +69,19 @@ class MCTF(Method):
     prop_attn: bool = True
     """Let attention favour large tokens by log size."""
 
-    def build(self, vit: VitInfo) -> MCTFReducer:
-        check_range("one_step_ahead", self.one_step_ahead, 0, 2, whole=True)
+    def build(self, vit: ViTInfo) -> MCTFReducer:
+        check_range("one_step_ahead", self.one_step_ahead, 0, 2, integer=True)
         for name in ("tau_sim", "tau_info", "tau_size"):
             check_range(name, getattr(self, name), 0, 1000)
         check_name("pooling", self.pooling, get_args(Pooling))
         return MCTFReducer(self, vit)
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> MCTF:
+    def at_strength(cls, vit: ViTInfo, strength: float) -> MCTF:
         """The same number in every layer but the first; and but the last, where merging would only cost."""
         last = int(not vit.head_reads_image_tokens and vit.depth > 2)
         layers = max(vit.depth - 1 - last, 1)
-        plan = spread(strength, layers, vit.image_tokens)
+        plan = even_schedule(strength, layers, vit.image_tokens)
         plan = (plan,) * layers if isinstance(plan, int) else plan
         return cls(r=(*(0,) * (vit.depth - layers - last), *plan, *(0,) * last))
 
@@ -91,44 +91,44 @@ class MCTFReducer(Reducer):
 
     drops_patches = False
 
-    def __init__(self, method: MCTF, vit: VitInfo) -> None:
+    def __init__(self, method: MCTF, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
 
-    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+    def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         found, ahead = [], self.method.one_step_ahead
         for step in super().steps(grid):
-            if step.keys == step.after:
+            if step.keys == step.out:
                 found.append(step)
             elif ahead == 0:
-                found.append(Step(step.keys, step.keys, step.keys, step.after))
+                found.append(LayerTokens(step.keys, step.keys, step.keys, step.out))
             else:
-                found.append(Step(*(step.after,) * 4, map=step.keys if ahead == 1 else 0))
+                found.append(LayerTokens(*(step.out,) * 4, map_tokens=step.keys if ahead == 1 else 0))
         return tuple(found)
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        by_size = self._by_size(tokens)
+        by_size = self._size_bias(tokens)
         return super().adjust(layer, tokens) if by_size.key_weights is None else by_size
 
-    def _by_size(self, tokens: Tokens) -> Adjustments:
+    def _size_bias(self, tokens: Tokens) -> Adjustments:
         return Adjustments(tokens.key_sizes if self.method.prop_attn else None)
 
-    def attend(self, attention: LayerAttention) -> Tokens:
+    def add_and_reduce(self, attention: LayerAttention) -> Tokens:
         """With one_step_ahead: merge by the map of all tokens, then go on with those that are left."""
         tokens, layer = attention.tokens, attention.layer
         if not self.method.one_step_ahead or not self.removals_of(tokens)[layer]:
-            return super().attend(attention)
+            return super().add_and_reduce(attention)
         probs = attention.map_only()
         with torch.no_grad():
             importance = probs.mean(dim=(1, 2))[:, tokens.prefix :].float()
-            pairs, shares = self._choose(layer, tokens, importance)
+            pairs, shares = self._match(layer, tokens, importance)
         merged = self._merge(tokens, pairs, *shares)
-        attention.continue_with(merged, self._by_size(merged))
+        attention.replace_tokens(merged, self._size_bias(merged))
         if self.method.one_step_ahead == 2:  # the map is computed again
             return attention.add()
-        seen = Seen(probs, tokens.prefix, pairs, *shares[:2])
+        seen = RecordedMap(probs, tokens.prefix, pairs, *shares[:2])
         queries = tokens.prefix if attention.prefix_only else None
-        output = by_largest_rows if self.method.pooling == "max" else by_merged_map
+        output = output_from_max_rows if self.method.pooling == "max" else output_from_merged_map
         return attention.add(output(seen, attention.values_only(), queries))
 
     def reduce(self, attention: LayerAttention) -> Tokens:
@@ -136,16 +136,18 @@ class MCTFReducer(Reducer):
         if not self.removals_of(attention.tokens)[attention.layer]:
             return attention.add()
         column_sums = attention.statistics("column_sums", heads="mean").column_sums
-        return attention.add().but(carry=column_sums)
+        return attention.add().replace(method_state=column_sums)
 
     def after(self, layer: int, tokens: Tokens) -> Tokens:
-        if tokens.carry is None:
+        if tokens.method_state is None:
             return tokens
         with torch.no_grad():
-            pairs, shares = self._choose(layer, tokens, tokens.carry)
-        return self._merge(tokens.but(carry=None), pairs, *shares)
+            pairs, shares = self._match(layer, tokens, tokens.method_state)
+        return self._merge(tokens.replace(method_state=None), pairs, *shares)
 
-    def _choose(self, layer: int, tokens: Tokens, importance: Tensor) -> tuple[Pairs, tuple[Tensor, Tensor, Tensor]]:
+    def _match(
+        self, layer: int, tokens: Tokens, importance: Tensor
+    ) -> tuple[MergePairs, tuple[Tensor, Tensor, Tensor]]:
         """Which tokens merge, and how much of each: weights [B, K, P] and [B, K], and sizes afterwards, [B, K]."""
         importance, method = importance.clamp(min=1e-12), self.method
         factor = torch.ones_like(importance)
@@ -162,36 +164,40 @@ class MCTFReducer(Reducer):
             weights, retain, _ = average(pairs, torch.ones_like(importance))
         return pairs, (weights, retain, size)
 
-    def _merge(self, tokens: Tokens, pairs: Pairs, weights: Tensor, retain: Tensor, size: Tensor) -> Tokens:
-        merged = tokens.merge(pairs.kept, pairs.gone, weights, size, retain)
-        return merged.but(x=largest(tokens.x, tokens.prefix, pairs)) if self.method.pooling == "max" else merged
+    def _merge(self, tokens: Tokens, pairs: MergePairs, weights: Tensor, retain: Tensor, size: Tensor) -> Tokens:
+        merged = tokens.merge(pairs.kept, pairs.removed, weights, size, retain)
+        return merged.replace(x=group_max(tokens.x, tokens.prefix, pairs)) if self.method.pooling == "max" else merged
 
-    def own_macs(self, run: ForwardPass) -> int:
-        total, ahead, before = 0, self.method.one_step_ahead, run.grid[0] * run.grid[1]
-        steps = run.steps if ahead else run.reducing  # merging before attention matters in a shortened block, too
-        for step, cost in zip(steps, run.blocks, strict=False):
-            if before > step.after:
-                total += halves(self.vit, before) * self.vit.dim
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
+        total, ahead, before = 0, self.method.one_step_ahead, forward_pass.grid[0] * forward_pass.grid[1]
+        steps = (
+            forward_pass.steps if ahead else forward_pass.reducing
+        )  # merging before attention matters in a shortened block, too
+        for step, cost in zip(steps, forward_pass.blocks, strict=False):
+            if before > step.out:
+                total += num_bipartite_pairs(self.vit, before) * self.vit.dim
                 total += averaging_macs(self.vit, step._replace(keys=before))
                 if ahead == 2:
                     total += cost.map_of(self.vit.prefix + before)
                 else:
-                    total += self._reused_map(step, short=run.shortened and step is run.steps[-1])
-            before = step.after
+                    total += self._reused_map(step, short=forward_pass.shortened and step is forward_pass.steps[-1])
+            before = step.out
         return total
 
-    def _reused_map(self, step: Step, *, short: bool) -> int:
+    def _reused_map(self, step: LayerTokens, *, short: bool) -> int:
         """What reusing a map costs: its product with the values is of all tokens."""
-        if not step.map or self.method.pooling == "max":
+        if not step.map_tokens or self.method.pooling == "max":
             return 0
-        width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.map - step.after
+        width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.map_tokens - step.out
         if short:
             return prefix * removed * width
-        before, after = prefix + step.map, prefix + step.after
+        before, after = prefix + step.map_tokens, prefix + step.out
         return (before**2 - after**2) * width
 
 
-def match_both_ways(image: Tensor, factor: Tensor, tau_sim: float, prefix: int, r: int, bidirectional: bool) -> Pairs:
+def match_both_ways(
+    image: Tensor, factor: Tensor, tau_sim: float, prefix: int, r: int, bidirectional: bool
+) -> MergePairs:
     """The r image tokens that merge, and into which.
 
     Args:
@@ -212,78 +218,80 @@ def match_both_ways(image: Tensor, factor: Tensor, tau_sim: float, prefix: int, 
         attraction = attraction * (similarity if tau_sim == 1 else similarity.pow(1 / tau_sim))
     forth = r // 2 if bidirectional else r
     best, partner = attraction.max(dim=2)
-    order = largest_first(best)
-    gone, stay = order[:, :forth], in_order(order[:, forth:])
+    order = argsort_descending(best)
+    gone, stay = order[:, :forth], sorted_ascending(order[:, forth:])
     count, others = stay.shape[1], attraction.shape[2]
     if not bidirectional:
         kept = torch.cat([places[even][stay], places[odd].expand(image.shape[0], -1)], dim=1)
-        return Pairs(kept, places[even][gone], partner.gather(1, gone) + count)
+        return MergePairs(kept, places[even][gone], partner.gather(1, gone) + count)
     best_back, partner_back = select_rows(attraction, stay).max(dim=1)  # [B, B']
-    order = largest_first(best_back)
+    order = argsort_descending(best_back)
     gone_back, stay_back = order[:, : r - forth], order[:, r - forth :]
     receivers = partner_back.gather(1, gone_back)
     # Where the tokens at odd places are afterwards: those that went there go on with them.
     along = torch.arange(count, count + stay_back.shape[1], device=image.device).expand_as(stay_back)
     place = torch.zeros_like(partner_back).scatter(1, stay_back, along).scatter(1, gone_back, receivers)
     assert place.shape[1] == others
-    return Pairs(
+    return MergePairs(
         kept=torch.cat([places[even][stay], places[odd][stay_back]], dim=1),
-        gone=torch.cat([places[even][gone], places[odd][gone_back]], dim=1),
+        removed=torch.cat([places[even][gone], places[odd][gone_back]], dim=1),
         target=torch.cat([place.gather(1, partner.gather(1, gone)), receivers], dim=1),
     )
 
 
-class Seen(NamedTuple):
+class RecordedMap(NamedTuple):
     """A map, and how its tokens have merged since."""
 
     probs: Tensor  # [B, H, N, N]
     prefix: int
-    pairs: Pairs
+    pairs: MergePairs
     weights: Tensor  # [B, K, P]: what each kept token takes of each that goes
     retain: Tensor  # [B, K]: what it keeps of itself
 
 
-def by_merged_map(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+def output_from_merged_map(recorded: RecordedMap, v: Tensor, queries: int | None) -> Tensor:
     """The output of attention, [B, Q, H D], by a map whose columns are summed over groups and whose rows are averaged.
 
     Neither is done to the map, which is large: summing columns is to give each old token the value of its group, and
     averaging rows is to average outputs.
     """
-    probs, prefix, pairs, weights, retain = seen
-    values = v.gather(2, _places(pairs, prefix)[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3]))
+    probs, prefix, pairs, weights, retain = recorded
+    values = v.gather(2, _row_after_merging(pairs, prefix)[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3]))
     if queries is not None:  # of prefix tokens, which do not merge
-        return reference.weigh(probs[:, :, :queries], values)
-    out = reference.weigh(probs, values)
-    own = select_rows(out, behind_prefix(pairs.kept, prefix)) * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(2).to(
-        out
-    )
+        return reference.weighted_values(probs[:, :, :queries], values)
+    out = reference.weighted_values(probs, values)
+    own = select_rows(out, with_prefix_rows(pairs.kept, prefix)) * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(
+        2
+    ).to(out)
     # Each token that goes is in one row of the weights: additions, where a product would count as work.
-    given = select_rows(out, pairs.gone + prefix) * weights.sum(dim=1).unsqueeze(2).to(out)
+    given = select_rows(out, pairs.removed + prefix) * weights.sum(dim=1).unsqueeze(2).to(out)
     return own.scatter_add(1, (pairs.target + prefix).unsqueeze(2).expand_as(given), given)
 
 
-def by_largest_rows(seen: Seen, v: Tensor, queries: int | None) -> Tensor:
+def output_from_max_rows(recorded: RecordedMap, v: Tensor, queries: int | None) -> Tensor:
     """The same with the largest of a group's rows, entry by entry, in place of their average."""
-    probs, prefix, pairs, _, _ = seen
-    places = _places(pairs, prefix)[:, None, None].expand(-1, *probs.shape[1:3], -1)
+    probs, prefix, pairs, _, _ = recorded
+    places = _row_after_merging(pairs, prefix)[:, None, None].expand(-1, *probs.shape[1:3], -1)
     columns = probs.new_zeros(*probs.shape[:3], v.shape[2]).scatter_add(3, places, probs)
-    rows = largest(columns.transpose(1, 2).flatten(2), prefix, pairs).unflatten(2, (probs.shape[1], -1)).transpose(1, 2)
-    return reference.weigh(rows[:, :, :queries], v)
+    rows = (
+        group_max(columns.transpose(1, 2).flatten(2), prefix, pairs).unflatten(2, (probs.shape[1], -1)).transpose(1, 2)
+    )
+    return reference.weighted_values(rows[:, :, :queries], v)
 
 
-def _places(pairs: Pairs, prefix: int) -> Tensor:
+def _row_after_merging(pairs: MergePairs, prefix: int) -> Tensor:
     """For each token, prefix tokens included, its place or that of its group among those that are left, [B, N]."""
-    kept, count = pairs.kept, pairs.kept.shape[1] + pairs.gone.shape[1]
+    kept, count = pairs.kept, pairs.kept.shape[1] + pairs.removed.shape[1]
     own = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
-    place = kept.new_zeros(kept.shape[0], count).scatter(1, kept, own).scatter(1, pairs.gone, pairs.target)
-    return behind_prefix(place, prefix)
+    place = kept.new_zeros(kept.shape[0], count).scatter(1, kept, own).scatter(1, pairs.removed, pairs.target)
+    return with_prefix_rows(place, prefix)
 
 
-def largest(values: Tensor, prefix: int, pairs: Pairs) -> Tensor:
+def group_max(values: Tensor, prefix: int, pairs: MergePairs) -> Tensor:
     """Kept rows of `values` [B, N, D], each the largest of its group entry by entry; the prefix as it is."""
-    found = select_rows(values, behind_prefix(pairs.kept, prefix))
-    for number in range(pairs.gone.shape[1]):  # engines have no maximum by index
+    found = select_rows(values, with_prefix_rows(pairs.kept, prefix))
+    for number in range(pairs.removed.shape[1]):  # engines have no maximum by index
         place = (pairs.target[:, number : number + 1] + prefix).unsqueeze(2).expand(-1, -1, values.shape[2])
-        offered = select_rows(values, pairs.gone[:, number : number + 1] + prefix)
+        offered = select_rows(values, pairs.removed[:, number : number + 1] + prefix)
         found = found.scatter(1, place, torch.maximum(found.gather(1, place), offered))
     return found

@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.merging import PairReducer, Pairs, averaging_macs, check_weighted_pool, mergeable
+from gtp_vit.core.merging import MergePairs, PairReducer, averaging_macs, check_weighted_pool, max_mergeable
 from gtp_vit.core.reducer import Method, Source
-from gtp_vit.core.schedule import Schedule, share_at
+from gtp_vit.core.schedule import Schedule, keep_ratio_at
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
+from gtp_vit.core.vit import ForwardPass, ViTInfo
 from gtp_vit.errors import check_name, check_range
-from gtp_vit.tensors import full_precision, largest_first, select_rows
+from gtp_vit.tensors import argsort_descending, full_precision, select_rows
 
-Modes = Literal["bsm_first", "energy_first", "bsm", "energy"]
+ModeOrder = Literal["bsm_first", "energy_first", "bsm", "energy"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,40 +35,40 @@ class PiToMe(Method):
 
     name: ClassVar[str] = "pitome"
     source: ClassVar[Source] = Source("arXiv 2405.16148 (NeurIPS 2024)", "hchautran/PiToMe", "CC-BY-NC-4.0")
-    asks: ClassVar[str] = "keys"
-    schedule: ClassVar[str | None] = "r"
-    at_most: ClassVar[Callable[[int], int] | None] = mergeable
+    attention_inputs: ClassVar[str] = "keys"
+    schedule_field: ClassVar[str | None] = "r"
+    max_removable: ClassVar[Callable[[int], int] | None] = max_mergeable
 
     r: Schedule = "ratio:0.9125"
     """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens. The
     original keeps the same share in every layer, "ratio:0.95"."""
-    modes: Modes = "bsm_first"
+    mode_order: ModeOrder = "bsm_first"
     """Which layers use which mode: bsm in the first half and energy in the second, as the original for DeiT, the other
     way round, as it does for MAE, or one of them in all."""
     margin: float = 0.75
     """The first layer's margin; the original's is 0.95 or 0.9 for CLIP."""
-    margin_falls: float | None = None
+    margin_decay: float | None = None
     """How far the margin falls, evenly, from the first layer to one behind the last; None = to 0."""
     prop_attn: bool = False
     """Let attention favour large tokens by log size; the original does not."""
     weighted_pool: bool = False
     """Weigh tokens by their size where the head averages them, as the original does for MAE."""
 
-    def build(self, vit: VitInfo) -> PiToMeReducer:
-        check_name("modes", self.modes, get_args(Modes))
+    def build(self, vit: ViTInfo) -> PiToMeReducer:
+        check_name("modes", self.mode_order, get_args(ModeOrder))
         check_range("margin", self.margin, -1, 1)
-        if self.margin_falls is not None:
-            check_range("margin_falls", self.margin_falls, 0, 2)
+        if self.margin_decay is not None:
+            check_range("margin_decay", self.margin_decay, 0, 2)
         if self.weighted_pool:
             check_weighted_pool(vit)
         return PiToMeReducer(self, vit)
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> PiToMe:
+    def at_strength(cls, vit: ViTInfo, strength: float) -> PiToMe:
         """Settings that keep the same share in every layer, rounded so that more strength never leaves more tokens."""
-        rate, left, plan = share_at(strength), vit.image_tokens, []
+        rate, left, plan = keep_ratio_at(strength), vit.image_tokens, []
         for layer in range(vit.depth):
-            after = max(math.ceil(vit.image_tokens * rate ** (layer + 1)), left - mergeable(left))
+            after = max(math.ceil(vit.image_tokens * rate ** (layer + 1)), left - max_mergeable(left))
             plan.append(left - after)
             left = after
         return cls(r=tuple(plan))
@@ -77,7 +77,7 @@ class PiToMe(Method):
 class PiToMeReducer(PairReducer):
     """PiToMe in a forward pass."""
 
-    def __init__(self, method: PiToMe, vit: VitInfo) -> None:
+    def __init__(self, method: PiToMe, vit: ViTInfo) -> None:
         super().__init__(method, vit)
         half = (vit.depth + 1) // 2
         by_name = {
@@ -86,26 +86,26 @@ class PiToMeReducer(PairReducer):
             "bsm": (True,) * 2,
             "energy": (False,) * 2,
         }
-        first, second = by_name[method.modes]
+        first, second = by_name[method.mode_order]
         self.bsm = (first,) * half + (second,) * (vit.depth - half)
-        falls = method.margin if method.margin_falls is None else method.margin_falls
+        falls = method.margin if method.margin_decay is None else method.margin_decay
         self.margins = tuple(method.margin - falls * layer / vit.depth for layer in range(vit.depth))
 
-    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> MergePairs:
         return match_by_energy(keys, removed, self.margins[layer], bsm=self.bsm[layer])
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         total = 0
-        for layer, step in enumerate(run.reducing):
-            if step.keys > step.after:
-                paired = step.keys if self.bsm[layer] else 2 * (step.keys - step.after)
+        for layer, step in enumerate(forward_pass.reducing):
+            if step.keys > step.out:
+                paired = step.keys if self.bsm[layer] else 2 * (step.keys - step.out)
                 cosines = step.keys**2 + paired // 2 * ((paired + 1) // 2)
                 total += cosines * self.vit.head_dim + averaging_macs(self.vit, step)
         return total
 
 
-def match_by_energy(metric: Tensor, r: int, margin: float, *, bsm: bool) -> Pairs:
-    """The pairs that merge, of image tokens with the features `metric` [B, M, D].
+def match_by_energy(metric: Tensor, r: int, margin: float, *, bsm: bool) -> MergePairs:
+    """The pairs that merge, of image tokens with the features `method_keys` [B, M, D].
 
     Args:
         metric: features that similarity is computed from.
@@ -117,14 +117,14 @@ def match_by_energy(metric: Tensor, r: int, margin: float, *, bsm: bool) -> Pair
         unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
         # In place, and cosines of the pairs anew: memory for more maps of all tokens costs more than computing them.
         energy = F.elu((unit @ unit.transpose(1, 2)).sub_(margin), inplace=True).mean(dim=2)
-        order = largest_first(energy)
+        order = argsort_descending(energy)
         paired = order if bsm else order[:, : 2 * r]
         first, second = paired[:, 0::2], paired[:, 1::2]
         best, partner = (select_rows(unit, first) @ select_rows(unit, second).transpose(1, 2)).max(dim=2)
     if not bsm:
         protected = order[:, 2 * r :]
-        return Pairs(torch.cat([protected, second], dim=1), first, partner + protected.shape[1])
-    ranked = largest_first(best)
+        return MergePairs(torch.cat([protected, second], dim=1), first, partner + protected.shape[1])
+    ranked = argsort_descending(best)
     gone, rest = ranked[:, :r], ranked[:, r:]
     kept = torch.cat([first.gather(1, rest), second], dim=1)
-    return Pairs(kept, first.gather(1, gone), partner.gather(1, gone) + rest.shape[1])
+    return MergePairs(kept, first.gather(1, gone), partner.gather(1, gone) + rest.shape[1])

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from gtp_vit.core.attention import Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
-from gtp_vit.core.merging import Pairs, average, match, matching_macs, mean_keys, mergeable
+from gtp_vit.core.merging import MergePairs, average, match, matching_macs, max_mergeable, mean_keys
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import check_layers, removals
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
+from gtp_vit.core.vit import ForwardPass, ViTInfo
 from gtp_vit.errors import check_range
-from gtp_vit.tensors import largest_first
+from gtp_vit.tensors import argsort_descending
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -33,7 +33,7 @@ class PPT(Method):
     name: ClassVar[str] = "ppt"
     source: ClassVar[Source] = Source("arXiv 2310.01812", "xjwu1024/PPT", "Apache-2.0")
     needs_class_token: ClassVar[bool] = True
-    asks: ClassVar[str] = "class row, keys and values"
+    attention_inputs: ClassVar[str] = "class row, keys and values"
 
     r: int = 50
     """Tokens removed in each of the layers in `pp_loc_list`; at most half of a layer's tokens."""
@@ -44,31 +44,31 @@ class PPT(Method):
     prop_attn: bool = True
     """Let attention favour large tokens by log size."""
 
-    def build(self, vit: VitInfo) -> PPTReducer:
+    def build(self, vit: ViTInfo) -> PPTReducer:
         self.check_class_token(vit)
-        check_range("r", self.r, 0, 10**6, whole=True)
+        check_range("r", self.r, 0, 10**6, integer=True)
         check_range("threshold", self.threshold, 0, 1)
         return PPTReducer(self, vit)
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> PPT:
+    def at_strength(cls, vit: ViTInfo, strength: float) -> PPT:
         return cls(r=round(strength * max(vit.image_tokens // 2 - 1, 0)))
 
-    def weakened(self, vit: VitInfo, share: float) -> PPT:
-        return dataclasses.replace(self, r=round(share * self.r))
+    def scaled(self, vit: ViTInfo, fraction: float) -> PPT:
+        return dataclasses.replace(self, r=round(fraction * self.r))
 
 
 class PPTReducer(Reducer):
     """PPT in a forward pass."""
 
-    def __init__(self, method: PPT, vit: VitInfo) -> None:
+    def __init__(self, method: PPT, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.layers = check_layers("pp_loc_list", method.pp_loc_list, vit.depth)
         self.plan = self.removals(vit.grid)
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         listed = tuple(self.method.r if layer in self.layers else 0 for layer in range(self.vit.depth))
-        return removals(listed, self.vit.depth, grid[0] * grid[1], mergeable)
+        return removals(listed, self.vit.depth, grid[0] * grid[1], max_mergeable)
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         weights = tokens.key_sizes if self.method.prop_attn else None
@@ -85,18 +85,18 @@ class PPTReducer(Reducer):
             scores = importance(row, attention.values)
             merging = scores.var(dim=1, keepdim=True) < self.method.threshold  # [B, 1]
             merged = match(mean_keys(attention), tokens.prefix, removed, keep_order=True)
-            order = largest_first(scores)
+            order = argsort_descending(scores)
             left = order.shape[1] - removed
             kept = torch.where(merging, merged.kept, order[:, :left])
-            gone = torch.where(merging, merged.gone, order[:, left:])
+            gone = torch.where(merging, merged.removed, order[:, left:])
             size = tokens.sizes
             # Dropped tokens give nothing, as if their size were 0.
             given = torch.where(merging, size.gather(1, gone), 0.0)
-            weights, retain, size = average(Pairs(kept, gone, merged.target), size.scatter(1, gone, given))
+            weights, retain, size = average(MergePairs(kept, gone, merged.target), size.scatter(1, gone, given))
         return tokens.merge(kept, gone, weights, size, retain)
 
-    def own_macs(self, run: ForwardPass) -> int:
-        acting = [step for step in run.reducing if step.keys > step.after]
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
+        acting = [step for step in forward_pass.reducing if step.keys > step.out]
         return sum(self.class_row_macs(step.keys) + matching_macs(self.vit, step) for step in acting)
 
 

@@ -16,12 +16,12 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gtp_vit.core.merging import PairReducer, Pairs, halves, match, matching_macs, mergeable
+from gtp_vit.core.merging import MergePairs, PairReducer, match, matching_macs, max_mergeable, num_bipartite_pairs
 from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
-from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.core.vit import ForwardPass, ViTInfo
+from gtp_vit.errors import SettingError, check_name, check_range
 from gtp_vit.tensors import full_precision
 
 Variant = Literal["paper", "pitome"]
@@ -34,13 +34,13 @@ class ToFu(Method):
 
     name: ClassVar[str] = "tofu"
     source: ClassVar[Source] = Source("arXiv 2312.01026 (WACV 2024)", "none released", "none")
-    asks: ClassVar[str] = "keys"
-    schedule: ClassVar[str | None] = "r"
-    at_most: ClassVar[Callable[[int], int] | None] = mergeable
+    attention_inputs: ClassVar[str] = "keys"
+    schedule_field: ClassVar[str | None] = "r"
+    max_removable: ClassVar[Callable[[int], int] | None] = max_mergeable
 
     r: Schedule = 8
     """Tokens removed in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
-    split: int | None = None
+    first_merging_layer: int | None = None
     """The first layer that merges, those before it drop; None = half of the depth, as the paper, or one more with
     `variant="pitome"`."""
     norm: Norm = "mlerp"
@@ -48,42 +48,46 @@ class ToFu(Method):
     variant: Variant = "paper"
     """As the paper describes it, or as PiToMe's repository does: its mean is divided by the receiver's old norm, not by
     its own."""
-    sizes: bool = False
+    track_sizes: bool = False
     """Average by size and let attention favour large tokens, in the layers that merge; the paper does not say."""
 
-    def build(self, vit: VitInfo) -> ToFuReducer:
+    def build(self, vit: ViTInfo) -> ToFuReducer:
         check_name("variant", self.variant, get_args(Variant))
         check_name("norm", self.norm, get_args(Norm))
-        if self.split is not None:
-            check_range("split", self.split, 0, vit.depth, whole=True)
-        if self.sizes and self.variant == "pitome":
-            raise BadSetting("variant='pitome' keeps no sizes; leave out sizes, or use variant='paper'")
+        if self.first_merging_layer is not None:
+            check_range("split", self.first_merging_layer, 0, vit.depth, integer=True)
+        if self.track_sizes and self.variant == "pitome":
+            raise SettingError("variant='pitome' keeps no sizes; leave out sizes, or use variant='paper'")
         return ToFuReducer(self, vit)
 
 
 class ToFuReducer(PairReducer):
     """ToFu in a forward pass."""
 
-    def __init__(self, method: ToFu, vit: VitInfo) -> None:
+    def __init__(self, method: ToFu, vit: ViTInfo) -> None:
         super().__init__(method, vit)
-        self.split = vit.depth // 2 + (method.variant == "pitome") if method.split is None else method.split
-        self.drops_patches = self.split > 0
+        self.first_merging_layer = (
+            vit.depth // 2 + (method.variant == "pitome")
+            if method.first_merging_layer is None
+            else method.first_merging_layer
+        )
+        self.drops_patches = self.first_merging_layer > 0
 
-    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> MergePairs:
         return match(keys, tokens.prefix, removed, self.vit.class_token)
 
-    def merge(self, layer: int, tokens: Tokens, pairs: Pairs) -> Tokens:
-        if layer < self.split:
+    def merge(self, layer: int, tokens: Tokens, pairs: MergePairs) -> Tokens:
+        if layer < self.first_merging_layer:
             return tokens.keep(pairs.kept)
         merged = super().merge(layer, tokens, pairs)
-        merged = merged if self.method.sizes else merged.but(size=None)
-        return merged if self.method.norm == "mean" else self._lengthened(tokens, merged, pairs)
+        merged = merged if self.method.track_sizes else merged.replace(size=None)
+        return merged if self.method.norm == "mean" else self._with_longer_norm(tokens, merged, pairs)
 
-    def _lengthened(self, before: Tokens, merged: Tokens, pairs: Pairs) -> Tokens:
+    def _with_longer_norm(self, before: Tokens, merged: Tokens, pairs: MergePairs) -> Tokens:
         """Merged tokens brought to the largest norm of those they were merged from; the others as they are."""
         with torch.no_grad(), full_precision(before.x):
             length = before.image.float().norm(dim=2)
-            own, gone = length.gather(1, pairs.kept), length.gather(1, pairs.gone)
+            own, gone = length.gather(1, pairs.kept), length.gather(1, pairs.removed)
             # [B, K, r]: a product with zeros and ones, as engines have no maximum by index
             places = torch.arange(pairs.kept.shape[1], device=own.device).unsqueeze(1)
             visits = pairs.target.unsqueeze(1) == places
@@ -91,7 +95,7 @@ class ToFuReducer(PairReducer):
             below = own if self.method.variant == "pitome" else merged.image.float().norm(dim=2)
             factor = torch.where(visits.any(dim=2), longest / below.clamp(min=1e-12), 1.0)
         image = merged.image * factor.unsqueeze(2).to(merged.x.dtype)
-        return merged.but(x=torch.cat([merged.x[:, : merged.prefix], image], dim=1))
+        return merged.replace(x=torch.cat([merged.x[:, : merged.prefix], image], dim=1))
 
     @property
     def weighs_keys(self) -> bool:
@@ -100,10 +104,14 @@ class ToFuReducer(PairReducer):
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         return norm(tokens.x)
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         total = 0
-        for layer, step in enumerate(run.reducing):
-            if step.keys > step.after:
-                merges = layer >= self.split
-                total += matching_macs(self.vit, step) if merges else halves(self.vit, step.keys) * self.vit.head_dim
+        for layer, step in enumerate(forward_pass.reducing):
+            if step.keys > step.out:
+                merges = layer >= self.first_merging_layer
+                total += (
+                    matching_macs(self.vit, step)
+                    if merges
+                    else num_bipartite_pairs(self.vit, step.keys) * self.vit.head_dim
+                )
         return total

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gtp_vit.core.merging import PairReducer, Pairs, check_weighted_pool, match, matching_macs, mergeable
+from gtp_vit.core.merging import MergePairs, PairReducer, check_weighted_pool, match, matching_macs, max_mergeable
 from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
+from gtp_vit.core.vit import ForwardPass, ViTInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -25,9 +25,9 @@ class ToMe(Method):
 
     name: ClassVar[str] = "tome"
     source: ClassVar[Source] = Source("arXiv 2210.09461 (ICLR 2023)", "facebookresearch/ToMe", "CC-BY-NC-4.0")
-    asks: ClassVar[str] = "keys"
-    schedule: ClassVar[str | None] = "r"
-    at_most: ClassVar[Callable[[int], int] | None] = mergeable
+    attention_inputs: ClassVar[str] = "keys"
+    schedule_field: ClassVar[str | None] = "r"
+    max_removable: ClassVar[Callable[[int], int] | None] = max_mergeable
 
     r: Schedule = 8
     """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
@@ -37,7 +37,7 @@ class ToMe(Method):
     """Weigh tokens by their size where the head averages them, as ToMe does for MAE; only in the model's forward, as
     `forward_features` returns the tokens as they are."""
 
-    def build(self, vit: VitInfo) -> ToMeReducer:
+    def build(self, vit: ViTInfo) -> ToMeReducer:
         if self.weighted_pool:
             check_weighted_pool(vit)
         return ToMeReducer(self, vit)
@@ -46,8 +46,8 @@ class ToMe(Method):
 class ToMeReducer(PairReducer):
     """ToMe in a forward pass."""
 
-    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> Pairs:
+    def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> MergePairs:
         return match(keys, tokens.prefix, removed, self.vit.class_token)
 
-    def own_macs(self, run: ForwardPass) -> int:
-        return sum(matching_macs(self.vit, step) for step in run.reducing if step.keys > step.after)
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
+        return sum(matching_macs(self.vit, step) for step in forward_pass.reducing if step.keys > step.out)

@@ -18,11 +18,11 @@ from torch import Tensor
 from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
-from gtp_vit.core.schedule import check_layers, weaker_share
+from gtp_vit.core.schedule import check_layers, scale_keep_ratio
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
+from gtp_vit.core.vit import ForwardPass, ViTInfo
 from gtp_vit.errors import check_range
-from gtp_vit.tensors import select_rows, split
+from gtp_vit.tensors import select_rows, split_by_score
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -32,8 +32,8 @@ class TriLevel(Method):
     name: ClassVar[str] = "trilevel"
     source: ClassVar[Source] = Source("arXiv 2211.10801 (AAAI 2023)", "ZLKong/Tri-Level-ViT", "MIT")
     needs_class_token: ClassVar[bool] = True
-    asks: ClassVar[str] = "class row; the map where attn_ratio < 1"
-    share_left: ClassVar[str | None] = "keep_ratio"
+    attention_inputs: ClassVar[str] = "class row; the map where attn_ratio < 1"
+    keep_ratio_field: ClassVar[str | None] = "keep_ratio"
 
     keep_ratio: float = 0.7
     """Share of its image tokens that each of the layers in `pruning_loc` keeps (the paper's R_T)."""
@@ -42,27 +42,27 @@ class TriLevel(Method):
     pruning_loc: tuple[int, ...] | None = None
     """Layers that drop tokens, counted from 0; by default at one, two and three quarters: 3, 6, 9 of 12."""
 
-    def build(self, vit: VitInfo) -> TriLevelReducer:
+    def build(self, vit: ViTInfo) -> TriLevelReducer:
         self.check_class_token(vit)
-        check_range("keep_ratio", self.keep_ratio, 0, 1, above_low=True)
-        check_range("attn_ratio", self.attn_ratio, 0, 1, above_low=True)
+        check_range("keep_ratio", self.keep_ratio, 0, 1, exclude_low=True)
+        check_range("attn_ratio", self.attn_ratio, 0, 1, exclude_low=True)
         return TriLevelReducer(self, vit)
 
-    def weakened(self, vit: VitInfo, share: float) -> TriLevel:
-        keep, attend = (weaker_share(ratio, share) for ratio in (self.keep_ratio, self.attn_ratio))
+    def scaled(self, vit: ViTInfo, fraction: float) -> TriLevel:
+        keep, attend = (scale_keep_ratio(ratio, fraction) for ratio in (self.keep_ratio, self.attn_ratio))
         return dataclasses.replace(self, keep_ratio=keep, attn_ratio=attend)
 
 
-def strongest(attention: Tensor, ratio: float) -> Tensor:
+def strongest_mask(attention: Tensor, ratio: float) -> Tensor:
     """1 for each row's largest entries, the given share of them and what equals the last; [B, K, K]."""
     count = math.ceil(attention.shape[-1] * ratio)
     return (attention >= attention.topk(count, dim=-1).values[..., -1:]).float()
 
 
 class TriLevelReducer(Reducer):
-    """Tri-Level in a forward pass; `carry` is the mask of the attention map, [B, N, N]."""
+    """Tri-Level in a forward pass; `method_state` is the mask of the attention map, [B, N, N]."""
 
-    def __init__(self, method: TriLevel, vit: VitInfo) -> None:
+    def __init__(self, method: TriLevel, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.layers = check_layers("pruning_loc", method.pruning_loc, vit.depth)
         self.masks = method.attn_ratio < 1
@@ -71,38 +71,38 @@ class TriLevelReducer(Reducer):
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
         tokens, found = grid[0] * grid[1], []
         for layer in range(self.vit.depth):
-            found.append(tokens - self.left_of(tokens) if layer in self.layers else 0)
+            found.append(tokens - self.tokens_after(tokens) if layer in self.layers else 0)
             tokens -= found[-1]
         return tuple(found)
 
-    def left_of(self, tokens: int) -> int:
+    def tokens_after(self, tokens: int) -> int:
         return math.ceil(self.method.keep_ratio * tokens)
 
-    def acts(self, layer: int, tokens: int) -> bool:
-        return layer in self.layers and (self.masks or self.left_of(tokens) < tokens)
+    def prunes(self, layer: int, tokens: int) -> bool:
+        return layer in self.layers and (self.masks or self.tokens_after(tokens) < tokens)
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        if tokens.carry is not None:
-            return Adjustments(mask=tokens.carry)
-        return PLAIN if self.acts(layer, tokens.cell.shape[1]) else None
+        if tokens.method_state is not None:
+            return Adjustments(mask=tokens.method_state)
+        return PLAIN if self.prunes(layer, tokens.cell.shape[1]) else None
 
     def reduce(self, attention: LayerAttention) -> Tokens:
         count, prefix = attention.tokens.cell.shape[1], attention.tokens.prefix
-        if not self.acts(attention.layer, count):
+        if not self.prunes(attention.layer, count):
             return attention.add()
         stats = attention.statistics(*self.statistics, heads="mean")
         assert stats.class_row is not None
-        kept, _ = split(stats.class_row, count - self.left_of(count))
+        kept, _ = split_by_score(stats.class_row, count - self.tokens_after(count))
         tokens = attention.add().keep(kept)
         if stats.map is not None:
             rows = select_rows(stats.map.mean(dim=1)[:, prefix:, prefix:], kept)
             rows = rows.gather(2, kept.unsqueeze(1).expand(-1, kept.shape[1], -1))
-            mask = F.pad(strongest(rows, self.method.attn_ratio), (prefix, 0, prefix, 0), value=1.0)
-            tokens = tokens.but(carry=mask)
+            mask = F.pad(strongest_mask(rows, self.method.attn_ratio), (prefix, 0, prefix, 0), value=1.0)
+            tokens = tokens.replace(method_state=mask)
         return tokens
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         if self.masks:  # the map is computed anyway, the class token's row with it
             return 0
-        acting = [step for layer, step in enumerate(run.reducing) if self.acts(layer, step.keys)]
+        acting = [step for layer, step in enumerate(forward_pass.reducing) if self.prunes(layer, step.keys)]
         return sum(self.class_row_macs(step.keys) for step in acting)

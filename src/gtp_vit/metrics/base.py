@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.backbone import Output, main_output
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.core.backbone import Output, primary_output
+from gtp_vit.errors import GTPError, SettingError
 from gtp_vit.metrics.input_checks import check_finite
 
 UNREDUCED = "unreduced"
@@ -30,7 +30,7 @@ Stored = str | float | None  # of one image, as JSON: a number, null for NaN, or
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """A figure of a model over all images: the mean of a value of each image, unless it says otherwise."""
 
     name: str  # in files
@@ -52,12 +52,12 @@ class Bound:
     help: str  # goes on "the cheapest schedule with"
     low: float = 0.0  # its values are above this,
     high: float = 100.0  # and at most this
-    figure: str = ""  # which figure is bounded; "" = it bounds no figure of a measure
+    metric: str = ""  # which figure is bounded; "" = it bounds no figure of a measure
     at_least: bool = False  # else at most
     reading: Callable[[float], float] = float  # from the figure to what is bounded
 
     def is_met(self, value: float, figures: Mapping[str, float]) -> bool:
-        reached = self.reading(figures[self.figure])
+        reached = self.reading(figures[self.metric])
         return reached >= value if self.at_least else reached <= value
 
 
@@ -70,16 +70,18 @@ class Measure:
 
     name: ClassVar[str]
     help: ClassVar[str]  # for --help: what it compares
-    figures: ClassVar[tuple[Figure, ...]]
+    metrics: ClassVar[tuple[Metric, ...]]
     damage: ClassVar[str]  # the figure by which methods are ranked; less is better
-    searched: ClassVar[str]  # the array whose mean a search minimises
+    objective: ClassVar[str]  # the array whose mean a search minimises
     summary: ClassVar[tuple[str, ...]]  # the figures that a recipe has
     headline: ClassVar[str] = ""  # the figure that pages plot as quality; "" = the damage
     bounds: ClassVar[tuple[Bound, ...]] = ()  # targets that a search can be given
     needs_labels: ClassVar[bool] = False  # must images come with classes?
     restores: ClassVar[bool] = False  # are reduced models patched with restore?
-    shows: ClassVar[frozenset[str]] = frozenset()  # what a page can show of one image: classes, neighbours, features
-    meaning: ClassVar[str]  # a sentence for people
+    demo_sections: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # what a page can show of one image: classes, neighbours, features
+    explanation: ClassVar[str]  # a sentence for people
     undefined: ClassVar[str] = "not finite"  # which outputs have no damage
 
     kind: str = "classes"  # the model's `Output.kind`, which says what to read of what it returns
@@ -90,7 +92,7 @@ class Measure:
         return False
 
     @classmethod
-    def refusal(cls, output: Output) -> str | None:
+    def unsupported_reason(cls, output: Output) -> str | None:
         """Why such outputs cannot be measured so, and what to do; None if they can."""
         if output.kind != "tokens":
             return None
@@ -100,7 +102,7 @@ class Measure:
         )
 
     @property
-    def fewest_images(self) -> int:
+    def min_images(self) -> int:
         """How many images its figures need to mean something."""
         return 1
 
@@ -110,29 +112,29 @@ class Measure:
 
     def outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
         """What is compared, checked; a row for each image. `name` is the model's, for errors."""
-        return self.check(name, main_output(model(images), self.kind), len(images)).float()
+        return self.check(name, primary_output(model(images), self.kind), len(images)).float()
 
     def check(self, name: str, output: object, images: int) -> Tensor:
-        """`output` if it is what this measure compares; raises BadSetting."""
+        """`output` if it is what this measure compares; raises SettingError."""
         raise NotImplementedError
 
-    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
         """What is stored of each image: `output` against the unreduced model's `base`. NaN where one is not finite.
 
-        `whole` [B]: of which images arrays may be large.
+        `keep_arrays` [B]: of which images arrays may be large.
         """
         raise NotImplementedError
 
     def check_labels(self, labels: Tensor, width: int) -> None:
         """Refuse labels that this measure needs and that make no sense."""
 
-    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         """The values of each image for all models, by figure; the unreduced one is first. Figures may be missing."""
         raise NotImplementedError
 
     def explain(self, base: Arrays) -> str:
         """What reports say beside the figures; `base` has the unreduced model's values of each image."""
-        return self.meaning
+        return self.explanation
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:
         """A random direction in the output with the covariance by which the damage grows, [B, ...] like both arguments.
@@ -141,29 +143,29 @@ class Measure:
         """
         return noise
 
-    def figure(self, name: str) -> Figure:
-        return next(figure for figure in self.figures if figure.name == name)
+    def metric(self, name: str) -> Metric:
+        return next(figure for figure in self.metrics if figure.name == name)
 
     def bound(self, name: str) -> Bound | None:
         return next((bound for bound in self.bounds if bound.name == name), None)
 
 
-def check_base(outputs: Tensor, place: Sequence[int], images: Tensor) -> None:
-    """Refuse outputs of the unreduced model that are not finite; `place` is where each image is in the data set."""
+def check_reference_outputs(outputs: Tensor, indices: Sequence[int], images: Tensor) -> None:
+    """Refuse outputs of the unreduced model that are not finite; `indices` is where each image is in the data set."""
     finite = outputs.flatten(1).isfinite().all(dim=1).tolist()
-    wrong = [where for where, fine in zip(place, finite, strict=True) if not fine]
+    wrong = [where for where, fine in zip(indices, finite, strict=True) if not fine]
     if wrong:
-        check_finite(images, place)  # then it is not the model
+        check_finite(images, indices)  # then it is not the model
         raise GTPError(
             f"the unreduced model's outputs are not finite on {len(wrong)} of {len(finite)} images (the first is image "
             f"{wrong[0]}): there is nothing to compare with; check its weights, or use float32"
         )
 
 
-def refuse_shape(name: str, output: object, images: int, needed: str) -> BadSetting:
+def refuse_shape(name: str, output: object, images: int, needed: str) -> SettingError:
     """The error for an output that a measure cannot compare."""
     shape = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    return BadSetting(f"{name} returns {shape} for {images} images; {needed}")
+    return SettingError(f"{name} returns {shape} for {images} images; {needed}")
 
 
 def finite_rows(base: Tensor, output: Tensor) -> Tensor:
@@ -171,25 +173,25 @@ def finite_rows(base: Tensor, output: Tensor) -> Tensor:
     return (base.isfinite() & output.isfinite()).flatten(1).all(dim=1)
 
 
-def values(tensor: Tensor) -> Array:
+def to_array(tensor: Tensor) -> Array:
     """A figure of each image as an array, rounded as it is stored, so that a resumed run gives the same."""
     return tensor.double().numpy(force=True).round(9)
 
 
-def encoded(arrays: Mapping[str, Array]) -> dict[str, list[Stored]]:
+def encode_arrays(arrays: Mapping[str, Array]) -> dict[str, list[Stored]]:
     """Arrays as JSON: a value for each image, null for NaN; rows of several numbers as base64."""
-    return {name: _encoded(array) for name, array in arrays.items()}
+    return {name: _encode_array(array) for name, array in arrays.items()}
 
 
-def _encoded(array: Array) -> list[Stored]:
+def _encode_array(array: Array) -> list[Stored]:
     if array.ndim == 2:  # a row of NaN was not stored
         rows = np.ascontiguousarray(array, dtype=np.float32)
         return ["" if np.isnan(row).all() else base64.b64encode(row.tobytes()).decode() for row in rows]
     return [None if value != value else value for value in array.tolist()]
 
 
-def decoded(stored: Sequence[Stored]) -> Array:
-    """An array from what `encoded` made of it, of one or more batches."""
+def decode_array(stored: Sequence[Stored]) -> Array:
+    """An array from what `encode_arrays` made of it, of one or more batches."""
     if stored and isinstance(stored[0], str):
         rows = [np.frombuffer(base64.b64decode(str(text)), dtype=np.float32) for text in stored]
         width = max(map(len, rows))
@@ -197,7 +199,7 @@ def decoded(stored: Sequence[Stored]) -> Array:
     return np.array([np.nan if value is None else value for value in stored])
 
 
-def joined(parts: Sequence[Arrays]) -> Arrays:
+def concatenate_arrays(parts: Sequence[Arrays]) -> Arrays:
     """The arrays of several batches as one."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -13,71 +13,76 @@ from torch import Tensor
 
 from gtp_vit.core.backbone import Output
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.base import UNREDUCED, Arrays, Bound, Measure, Metric, finite_rows, refuse_shape, to_array
 
-NEEDED = "agreement, KL and accuracy need one score for each class"
+CLASS_SCORES_NEEDED = "agreement, KL and accuracy need one score for each class"
 
 
 @dataclass(frozen=True)
-class Classes(Measure):
+class Classification(Measure):
     """For models with a score for each of several classes."""
 
     name: ClassVar[str] = "classes"
     help: ClassVar[str] = "KL and agreement"
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure("top1", "top-1 %", 2, interval=False, timm=True),
-        Figure("top5", "top-5 %", 2, interval=False, brief=False, timm=True),
-        Figure("top1_change", "top-1 change", 2, change="top1"),
-        Figure("agreement", "agreement %", 2, interval=False),
-        Figure("kl", "KL to unreduced"),
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("top1", "top-1 %", 2, interval=False, timm=True),
+        Metric("top5", "top-5 %", 2, interval=False, brief=False, timm=True),
+        Metric("top1_change", "top-1 change", 2, change="top1"),
+        Metric("agreement", "agreement %", 2, interval=False),
+        Metric("kl", "KL to unreduced"),
     )
     damage: ClassVar[str] = "kl"
-    searched: ClassVar[str] = "kl"
+    objective: ClassVar[str] = "kl"
     summary: ClassVar[tuple[str, ...]] = ("kl", "agreement")
     headline: ClassVar[str] = "top1"
     bounds: ClassVar[tuple[Bound, ...]] = (
-        Bound("max_kl", "at most this KL divergence to the unreduced model", figure="kl"),
+        Bound("max_kl", "at most this KL divergence to the unreduced model", metric="kl"),
         Bound(
             "min_agreement",
             "the unreduced model's first class on at least this percentage of images",
-            figure="agreement",
+            metric="agreement",
             at_least=True,
         ),
     )
     needs_labels: ClassVar[bool] = True
-    shows: ClassVar[frozenset[str]] = frozenset({"classes"})
-    meaning: ClassVar[str] = "KL: how far the class probabilities are from the unreduced model's."
+    demo_sections: ClassVar[frozenset[str]] = frozenset({"classes"})
+    explanation: ClassVar[str] = "KL: how far the class probabilities are from the unreduced model's."
 
     @classmethod
     def fits(cls, output: Output | None) -> bool:
         return output is None or (output.kind == "classes" and output.width > 1)
 
     @classmethod
-    def refusal(cls, output: Output) -> str | None:
+    def unsupported_reason(cls, output: Output) -> str | None:
         kind, width = output
         if kind == "tokens":
             return (
-                f"the model has an output for every token, {width} numbers each; {NEEDED}: create it with pooling, "
+                f"the model has an output for every token, {width} numbers each; {CLASS_SCORES_NEEDED}: create it with "
+                "pooling, "
                 "e.g. global_pool='token'"
             )
         if kind == "features":
             return (
-                f"the model has no classifier: its output is {width} features; {NEEDED}: create it with num_classes "
+                f"the model has no classifier: its output is {width} features; {CLASS_SCORES_NEEDED}: create it with "
+                "num_classes "
                 "and weights that have them"
             )
         if kind == "embedding":
             return (
-                f"the model's output is an embedding of {width} numbers, to be compared with those of texts; {NEEDED}: "
+                f"the model's output is an embedding of {width} numbers, to be compared with those of texts; "
+                f"{CLASS_SCORES_NEEDED}: "
                 "give weights that were finetuned on classes (timm has them as ..._ft_in1k)"
             )
         if width == 1:
-            return f"the model has one output, whose softmax is always 1; {NEEDED}: give two or more classes"
+            return (
+                f"the model has one output, whose softmax is always 1; {CLASS_SCORES_NEEDED}: give two or more classes"
+            )
         return None
 
     def check(self, name: str, output: object, images: int) -> Tensor:
         if isinstance(output, Tensor) and output.ndim == 2 and len(output) == images and output.shape[1] > 1:
             return output
-        raise refuse_shape(name, output, images, f"{NEEDED}: [images, classes], two classes or more")
+        raise refuse_shape(name, output, images, f"{CLASS_SCORES_NEEDED}: [images, classes], two classes or more")
 
     def check_labels(self, labels: Tensor, width: int) -> None:
         lowest, highest = int(labels.min()), int(labels.max())
@@ -91,16 +96,16 @@ class Classes(Measure):
                 f"an image has label {highest}, but the model has {width} classes; give data with its classes"
             )
 
-    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
         finite = finite_rows(base, output)
         labels = labels.clamp(min=0)  # a search has none, and reads no rank
         return {
             "rank": torch.where(finite, _rank(output, labels), output.shape[1]).numpy(force=True),
             "first": torch.where(finite, output.argmax(dim=1), -1).numpy(force=True),  # -1 = no class
-            "kl": values(kl_per_image(base, output)),
+            "kl": to_array(kl_per_image(base, output)),
         }
 
-    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         first = stored[UNREDUCED]["first"]
         return {
             name: {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Measure, joined, no_labels
+from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Measure, concatenate_arrays, no_labels
 
 REDUCED = "reduced"
 
@@ -28,14 +28,18 @@ class Damage:
         return cls(measure, compare_unlabelled(measure, base, base), compare_unlabelled(measure, base, outputs))
 
     @classmethod
-    def together(cls, parts: Sequence[Damage]) -> Damage:
+    def concatenate(cls, parts: Sequence[Damage]) -> Damage:
         """The damage on the images of several parts."""
-        return cls(parts[0].measure, joined([part.base for part in parts]), joined([part.reduced for part in parts]))
+        return cls(
+            parts[0].measure,
+            concatenate_arrays([part.base for part in parts]),
+            concatenate_arrays([part.reduced for part in parts]),
+        )
 
     @property
     def values(self) -> Array:
         """What a search minimises, image by image."""
-        return self.reduced[self.measure.searched]
+        return self.reduced[self.measure.objective]
 
     @property
     def mean(self) -> float:
@@ -48,14 +52,14 @@ class Damage:
 
     def figures(self, first: int = 0) -> dict[str, float]:
         """All figures of the measure, of the images from the `first` on; neighbours are sought among all."""
-        per_image = self.measure.per_image({UNREDUCED: self.base, REDUCED: self.reduced})[REDUCED]
+        per_image = self.measure.per_image_values({UNREDUCED: self.base, REDUCED: self.reduced})[REDUCED]
         return {name: float(values[first:].mean()) for name, values in per_image.items()}
 
     def summary(self, first: int = 0) -> dict[str, float]:
         """The figures that a recipe has, rounded."""
         figures = self.figures(first)
         return {
-            name: round(figures[name], 2 if self.measure.figure(name).decimals == 2 else 6)
+            name: round(figures[name], 2 if self.measure.metric(name).decimals == 2 else 6)
             for name in self.measure.summary
         }
 

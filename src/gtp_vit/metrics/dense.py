@@ -17,40 +17,40 @@ from torch import Tensor, nn
 
 from gtp_vit.core.backbone import Output
 from gtp_vit.core.loop import all_features
-from gtp_vit.errors import BadSetting, UnsupportedBackbone
+from gtp_vit.errors import SettingError, UnsupportedModelError
 from gtp_vit.methods.identity import Identity
-from gtp_vit.metrics.base import Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.base import Arrays, Bound, Measure, Metric, finite_rows, refuse_shape, to_array
 from gtp_vit.patching import is_patched, patch, tower_of
-from gtp_vit.tensors import rescaled
+from gtp_vit.tensors import rescale
 
 
 @dataclass(frozen=True)
-class Dense(Measure):
+class PatchFeatures(Measure):
     """For models that are read as a map of features."""
 
     name: ClassVar[str] = "dense"
     help: ClassVar[str] = "features of all patches, restored"
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure("patch_distance", "1 - cosine per patch"),
-        Figure("patch_error", "relative error per patch"),
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("patch_distance", "1 - cosine per patch"),
+        Metric("patch_error", "relative error per patch"),
     )
     damage: ClassVar[str] = "patch_error"
-    searched: ClassVar[str] = "patch_error"
+    objective: ClassVar[str] = "patch_error"
     summary: ClassVar[tuple[str, ...]] = ("patch_error", "patch_distance")
     bounds: ClassVar[tuple[Bound, ...]] = (
-        Bound("max_error", "at most this relative error of features, patch by patch", figure="patch_error"),
+        Bound("max_error", "at most this relative error of features, patch by patch", metric="patch_error"),
         Bound(
             "min_cosine",
             "at least this cosine to the unreduced features, patch by patch",
             high=1,
-            figure="patch_distance",
+            metric="patch_distance",
             at_least=True,
             reading=lambda distance: 1 - distance,
         ),
     )
     restores: ClassVar[bool] = True
-    shows: ClassVar[frozenset[str]] = frozenset({"features"})
-    meaning: ClassVar[str] = (
+    demo_sections: ClassVar[frozenset[str]] = frozenset({"features"})
+    explanation: ClassVar[str] = (
         "Relative error per patch: how far a restored feature is from the unreduced model's, by its length."
     )
 
@@ -61,7 +61,7 @@ class Dense(Measure):
         return output is not None and output.kind == "tokens"
 
     @classmethod
-    def refusal(cls, output: Output) -> str | None:
+    def unsupported_reason(cls, output: Output) -> str | None:
         return None
 
     def outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
@@ -72,16 +72,18 @@ class Dense(Measure):
             return output
         raise refuse_shape(name, output, images, "features of patches are [images, patches, channels]")
 
-    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
         if base.shape != output.shape:
-            raise BadSetting(f"there are features of {list(output.shape)} and {list(base.shape)}: not the same patches")
+            raise SettingError(
+                f"there are features of {list(output.shape)} and {list(base.shape)}: not the same patches"
+            )
         error = patch_errors(base, output).mean(dim=1)
-        distance = (1 - F.cosine_similarity(rescaled(base), rescaled(output), dim=2)).mean(dim=1).clamp(min=0)
+        distance = (1 - F.cosine_similarity(rescale(base), rescale(output), dim=2)).mean(dim=1).clamp(min=0)
         finite = finite_rows(base, output)
         both = {"patch_error": error, "patch_distance": distance}
-        return {key: values(torch.where(finite, value, math.nan)) for key, value in both.items()}
+        return {key: to_array(torch.where(finite, value, math.nan)) for key, value in both.items()}
 
-    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         return {name: {key: np.asarray(each, np.float64) for key, each in own.items()} for name, own in stored.items()}
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ class Dense(Measure):
 
 def patch_errors(base: Tensor, features: Tensor) -> Tensor:
     """How far each feature is from the unreduced model's, by the length of that, [..., M0] of two [..., M0, C]."""
-    unit, moved = rescaled(base), rescaled(features, like=base)
+    unit, moved = rescale(base), rescale(features, like=base)
     return (moved - unit).norm(dim=-1) / unit.norm(dim=-1).clamp(min=1e-12)
 
 
@@ -100,9 +102,9 @@ def patch_features(model: nn.Module, images: Tensor) -> Tensor:
     if not is_patched(model):
         try:
             model = patch(model, Identity(), restore=True, quiet=True)
-        except UnsupportedBackbone as error:
-            raise BadSetting(f"features of patches are read from a ViT; {error}") from error
+        except UnsupportedModelError as error:
+            raise SettingError(f"features of patches are read from a ViT; {error}") from error
     tower = tower_of(model)
     if not tower.reduction.restore:
-        raise BadSetting("the model is patched without restore, so patches are missing; patch it with restore=True")
+        raise SettingError("the model is patched without restore, so patches are missing; patch it with restore=True")
     return all_features(tower, images)[:, tower.reduction.vit.prefix :]

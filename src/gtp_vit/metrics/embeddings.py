@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.backbone import Output
-from gtp_vit.errors import BadSetting, GTPError, check_range, counted
-from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.errors import GTPError, SettingError, check_range, plural
+from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Bound, Measure, Metric, finite_rows, refuse_shape, to_array
 from gtp_vit.metrics.texts import check_texts, read_texts
 from gtp_vit.runs.fingerprint import tensors_fingerprint
-from gtp_vit.tensors import rescaled
+from gtp_vit.tensors import rescale
 
 TEMPERATURE = 0.07  # of the votes of neighbours, as DINO's k-NN classifier has it
 
@@ -35,17 +35,17 @@ class Embeddings(Measure):
 
     name: ClassVar[str] = "embedding"
     help: ClassVar[str] = "cosine and nearest neighbours"
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure("knn", "k-NN %", 2, interval=False, partial=True),
-        Figure("knn_change", "k-NN change", 2, change="knn", partial=True),
-        Figure("zero_shot_top1", "zero-shot %", 2, interval=False),
-        Figure("zero_shot_agreement", "zero-shot agreement %", 2, interval=False),
-        Figure("neighbours", "same neighbours %", 2, interval=False, partial=True),
-        Figure("distance_p95", "1 - cosine, 95 %", quantile=("distance", 0.95), interval=False, brief=False),
-        Figure("distance", "1 - cosine"),
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("knn", "k-NN %", 2, interval=False, partial=True),
+        Metric("knn_change", "k-NN change", 2, change="knn", partial=True),
+        Metric("zero_shot_top1", "zero-shot %", 2, interval=False),
+        Metric("zero_shot_agreement", "zero-shot agreement %", 2, interval=False),
+        Metric("neighbours", "same neighbours %", 2, interval=False, partial=True),
+        Metric("distance_p95", "1 - cosine, 95 %", quantile=("distance", 0.95), interval=False, brief=False),
+        Metric("distance", "1 - cosine"),
     )
     damage: ClassVar[str] = "distance"
-    searched: ClassVar[str] = "distance"
+    objective: ClassVar[str] = "distance"
     summary: ClassVar[tuple[str, ...]] = ("distance", "neighbours")
     headline: ClassVar[str] = "neighbours"
     bounds: ClassVar[tuple[Bound, ...]] = (
@@ -53,23 +53,23 @@ class Embeddings(Measure):
             "min_cosine",
             "at least this cosine to the unreduced model's embedding",
             high=1,
-            figure="distance",
+            metric="distance",
             at_least=True,
             reading=lambda distance: 1 - distance,
         ),
         Bound(
             "min_neighbours",
             "at least this percentage of an image's nearest neighbours unchanged",
-            figure="neighbours",
+            metric="neighbours",
             at_least=True,
         ),
     )
-    shows: ClassVar[frozenset[str]] = frozenset({"neighbours", "features"})
+    demo_sections: ClassVar[frozenset[str]] = frozenset({"neighbours", "features"})
     undefined: ClassVar[str] = "not finite, or zero, which has no direction"
-    meaning: ClassVar[str] = "1 - cosine: how far an embedding points away from the unreduced model's."
+    explanation: ClassVar[str] = "1 - cosine: how far an embedding points away from the unreduced model's."
 
     kind: str = "features"
-    nearest: int = field(
+    num_neighbours: int = field(
         default=10, metadata={"help": "how many nearest images of each are compared, and vote where there are labels"}
     )
     text_embeddings: Tensor | Path | None = field(  # [T, C], of which an image gets the nearest
@@ -82,7 +82,7 @@ class Embeddings(Measure):
     )
 
     def __post_init__(self) -> None:
-        check_range("nearest", self.nearest, 1, 1000, whole=True)
+        check_range("num_neighbours", self.num_neighbours, 1, 1000, integer=True)
         if isinstance(self.text_embeddings, Path):
             object.__setattr__(self, "text_embeddings", read_texts(self.text_embeddings))
         if self.texts is not None:
@@ -98,55 +98,55 @@ class Embeddings(Measure):
         return output is not None and output.kind in ("features", "embedding")
 
     @classmethod
-    def refusal(cls, output: Output) -> str | None:
+    def unsupported_reason(cls, output: Output) -> str | None:
         if output.kind == "classes":
             return f"the model scores {output.width} classes, which are no embedding; create it with num_classes=0"
-        return super().refusal(output)
+        return super().unsupported_reason(output)
 
     @property
-    def fewest_images(self) -> int:
-        return self.nearest + 1
+    def min_images(self) -> int:
+        return self.num_neighbours + 1
 
     def settings(self) -> dict[str, object]:
         texts = None if self.texts is None else tensors_fingerprint({"texts": self.texts})
-        return {"measure": self.name, "neighbours": self.nearest, "texts": texts}
+        return {"measure": self.name, "neighbours": self.num_neighbours, "texts": texts}
 
     def check(self, name: str, output: object, images: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != images or output.shape[1] < 2:
             raise refuse_shape(name, output, images, "an embedding is a vector for each image: [images, channels]")
         if self.texts is not None and self.texts.shape[1] != output.shape[1]:
-            raise BadSetting(
+            raise SettingError(
                 f"the embeddings of texts have {self.texts.shape[1]} numbers, those of {name} {output.shape[1]}; give "
                 "those of the same model"
             )
         return output
 
-    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
-        cosine = F.cosine_similarity(rescaled(base.double()), rescaled(output.double()), dim=1)
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
+        cosine = F.cosine_similarity(rescale(base.double()), rescale(output.double()), dim=1)
         directed = finite_rows(base, output) & (base != 0).any(dim=1) & (output != 0).any(dim=1)
         distance = torch.where(directed, (1 - cosine).clamp(min=0), math.nan)
         arrays = {
-            "distance": values(distance),
+            "distance": to_array(distance),
             "label": labels.numpy(force=True),
-            "vector": torch.where(whole.unsqueeze(1), output.float(), math.nan).numpy(force=True),
+            "vector": torch.where(keep_arrays.unsqueeze(1), output.float(), math.nan).numpy(force=True),
         }
         if self.texts is not None:
-            texts = F.normalize(rescaled(self.texts.to(output.device, torch.float32)), dim=1)
-            nearest = (rescaled(output.float()) @ texts.T).argmax(dim=1)
+            texts = F.normalize(rescale(self.texts.to(output.device, torch.float32)), dim=1)
+            nearest = (rescale(output.float()) @ texts.T).argmax(dim=1)
             directed = output.isfinite().all(dim=1) & (output != 0).any(dim=1)
             arrays["text"] = torch.where(directed, nearest, -1).numpy(force=True)
         return arrays
 
-    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         base = stored[UNREDUCED]
         compared = np.logical_not(np.isnan(base["vector"]).all(axis=1))
         count = int(compared.sum())
-        if 2 * self.nearest > count - 1:  # a model that knows nothing would keep more than half of them
+        if 2 * self.num_neighbours > count - 1:  # a model that knows nothing would keep more than half of them
             most = (count - 1) // 2
             raise GTPError(
-                f"{counted(self.nearest, 'neighbour is', 'neighbours are')} asked for, and among "
-                f"{counted(count, 'image', 'images')} each has {counted(count - 1, 'other', 'others')}, of which at "
-                f"most half may count; give more images{f', or --nearest {most}' if most else ''}"
+                f"{plural(self.num_neighbours, 'neighbour is', 'neighbours are')} asked for, and among "
+                f"{plural(count, 'image', 'images')} each has {plural(count - 1, 'other', 'others')}, of which at "
+                f"most half may count; give more images{f', or --num-neighbours {most}' if most else ''}"
             )
         zero = np.flatnonzero((base["vector"] == 0).all(axis=1))
         if len(zero):
@@ -158,19 +158,21 @@ class Embeddings(Measure):
         labels = base["label"][compared]
         # Labels that are all the same, or all different, say nothing of neighbours.
         votes = bool((labels >= 0).all()) and 1 < len(np.unique(labels)) < count
-        nearest = _nearest(base["vector"][compared], self.nearest)
+        nearest = _nearest_neighbours(base["vector"][compared], self.num_neighbours)
         figures: dict[str, Arrays] = {}
         for name, own in stored.items():
-            neighbours, likeness = nearest if own is base else _nearest(own["vector"][compared], self.nearest)
+            neighbours, likeness = (
+                nearest if own is base else _nearest_neighbours(own["vector"][compared], self.num_neighbours)
+            )
             finite = ~np.isnan(own["distance"][compared])  # others have no direction: near to none, they count as wrong
             same = finite * (neighbours[:, :, None] == nearest[0][:, None, :]).any(axis=2).mean(axis=1)
             figures[name] = {
                 "distance": own["distance"].astype(np.float64),
-                "neighbours": _spread(100.0 * same, compared),
+                "neighbours": _scatter(100.0 * same, compared),
             }
             if votes:
                 right = finite & (_vote(neighbours, likeness, labels) == labels)
-                figures[name]["knn"] = _spread(100.0 * right, compared)
+                figures[name]["knn"] = _scatter(100.0 * right, compared)
             if self.texts is not None:
                 figures[name]["zero_shot_agreement"] = 100.0 * (own["text"] == base["text"])
                 if base["label"].min() >= 0 and base["label"].max() < len(self.texts):
@@ -181,7 +183,8 @@ class Embeddings(Measure):
         """Among how many images neighbours were sought, and what labels were used for."""
         count = int((~np.isnan(base["neighbours"])).sum())
         text = (
-            f"{self.meaning} Same neighbours: of each image's {self.nearest} nearest among {count}, how many are those "
+            f"{self.explanation} Same neighbours: of each image's {self.num_neighbours} nearest among {count}, how "
+            "many are those "
             "of the unreduced model."
         )
         if "knn" in base:
@@ -195,16 +198,16 @@ class Embeddings(Measure):
         return (noise - unit * (unit * noise).sum(dim=-1, keepdim=True)) / length
 
 
-def _spread(some: Array, where: Array) -> Array:
+def _scatter(some: Array, where: Array) -> Array:
     """Values of some images among all, NaN for the others."""
     spread = np.full(where.shape, np.nan)
     spread[where] = some
     return spread
 
 
-def _nearest(vectors: Array, k: int) -> tuple[Array, Array]:
+def _nearest_neighbours(vectors: Array, k: int) -> tuple[Array, Array]:
     """The k nearest other images of each by cosine, and these cosines, [I, K] each."""
-    unit = F.normalize(rescaled(torch.from_numpy(np.ascontiguousarray(vectors))), dim=1)
+    unit = F.normalize(rescale(torch.from_numpy(np.ascontiguousarray(vectors))), dim=1)
     unit = unit.nan_to_num(0.0, 0.0, 0.0)  # an embedding that is zero or not finite is near to none
     places, cosines = [], []
     for begin in range(0, len(unit), 1024):

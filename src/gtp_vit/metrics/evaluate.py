@@ -23,14 +23,24 @@ from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.loader import batches
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Array, Arrays, Figure, Measure, Stored, check_base, decoded, encoded
+from gtp_vit.metrics.base import (
+    UNREDUCED,
+    Array,
+    Arrays,
+    Measure,
+    Metric,
+    Stored,
+    check_reference_outputs,
+    decode_array,
+    encode_arrays,
+)
 from gtp_vit.metrics.output_cache import OutputCache
-from gtp_vit.metrics.registry import measure_of
+from gtp_vit.metrics.registry import select_measure
 from gtp_vit.runs import distributed
 from gtp_vit.runs.journal import Journal
 
 RESAMPLES = 2000
-MOST_VECTORS = 5000  # images whose embeddings are kept for their neighbours
+MAX_VECTORS = 5000  # images whose embeddings are kept for their neighbours
 ImagesDone = Callable[[int, int | None], None]  # images done, and their total if that is known
 
 
@@ -85,7 +95,7 @@ class Evaluation:
     measure: Measure
     scores: tuple[Score, ...]
     unreadable: tuple[str, ...]
-    per_image: dict[str, Arrays]  # model -> values of each image, by figure
+    per_image_values: dict[str, Arrays]  # model -> values of each image, by figure
 
     def not_finite(self) -> list[str]:
         """A sentence for each model with outputs that are not finite."""
@@ -95,14 +105,14 @@ class Evaluation:
             if score.not_finite
         ]
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[Metric]:
         """The figures that all models have, in the order of the measure."""
-        return [figure for figure in self.measure.figures if figure.name in self.scores[0].figures]
+        return [figure for figure in self.measure.metrics if figure.name in self.scores[0].figures]
 
-    def differences(self, wanted: Sequence[tuple[str, str, str]]) -> list[Interval]:
+    def differences(self, names: Sequence[tuple[str, str, str]]) -> list[Interval]:
         """For each (one, other, figure): the first model's value, e.g. kl or agreement, minus the other's, paired."""
-        rows = [self.per_image[one][f] - self.per_image[other][f] for one, other, f in wanted]
-        return bootstrap(np.stack(rows), [self.measure.figure(figure).partial for _, _, figure in wanted])
+        rows = [self.per_image_values[one][f] - self.per_image_values[other][f] for one, other, f in names]
+        return bootstrap(np.stack(rows), [self.measure.metric(figure).partial for _, _, figure in names])
 
 
 def evaluate(
@@ -137,9 +147,9 @@ def evaluate(
     if progress is not None:
         progress(done, total)
     # Of very many images neighbours are compared among some, evenly spread: vectors of all would fill the memory.
-    every = 1 if total is None else math.ceil(total / MOST_VECTORS)
+    every = 1 if total is None else math.ceil(total / MAX_VECTORS)
     pin, share = device.type == "cuda", distributed.rank_and_world_size()
-    own = batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=pin, share=share)
+    own = batches(dataset, batch_size=batch_size, workers=workers, skip=done, pin=pin, rank_and_world_size=share)
     while True:
         # A round covers consecutive images whatever the number of processes, so any number of them can resume.
         batch = next(own, None)
@@ -157,12 +167,12 @@ def evaluate(
     return summarise(list(models), entries, chosen)
 
 
-def check_measure(models: Mapping[str, nn.Module], wanted: str | Measure = "auto") -> Measure:
-    """The measure for these models, the unreduced one first; raises BadSetting if their outputs do not fit it."""
+def check_measure(models: Mapping[str, nn.Module], name: str | Measure = "auto") -> Measure:
+    """The measure for these models, the unreduced one first; raises SettingError if their outputs do not fit it."""
     first, *others = models.values()
-    chosen = measure_of(first, wanted)
+    chosen = select_measure(first, name)
     for model in others:
-        measure_of(model, chosen.name)
+        select_measure(model, chosen.name)
     return chosen
 
 
@@ -191,15 +201,19 @@ def _run(
     batch: Batch,
     device: torch.device,
     measure: Measure,
-    every: int,
+    keep_every: int,
     cache: OutputCache | None = None,
 ) -> Entry:
     """What is stored of one batch, as JSON. Large arrays are stored of every n-th image."""
-    entry: Entry = {"index": batch.place.tolist(), "unreadable": batch.unreadable, "models": {}}
+    entry: Entry = {"index": batch.indices.tolist(), "unreadable": batch.unreadable, "models": {}}
     if len(batch.images) == 0:
         return entry
     base: Tensor | None = None
-    images, labels, whole = batch.images.to(device), batch.labels.to(device), (batch.place % every == 0).to(device)
+    images, labels, whole = (
+        batch.images.to(device),
+        batch.labels.to(device),
+        (batch.indices % keep_every == 0).to(device),
+    )
     weight = next(next(iter(models.values())).parameters())
     for name, model in models.items():
         begin = time.perf_counter()
@@ -210,9 +224,9 @@ def _run(
         seconds = time.perf_counter() - begin
         if base is None:
             measure.check_labels(labels, outputs.shape[1])
-            check_base(outputs, batch.place.tolist(), images)
+            check_reference_outputs(outputs, batch.indices.tolist(), images)
             base = outputs
-        arrays = encoded(measure.compare(base, outputs, labels, whole))
+        arrays = encode_arrays(measure.compare(base, outputs, labels, whole))
         entry["models"][name] = {"arrays": arrays, "seconds": seconds}
     return entry
 
@@ -228,37 +242,37 @@ def summarise(names: list[str], entries: list[Entry], measure: Measure) -> Evalu
     entries = [entry for entry in entries if entry["index"]]
     stored = {
         name: {
-            key: decoded([value for entry in entries for value in entry["models"][name]["arrays"][key]])
+            key: decode_array([value for entry in entries for value in entry["models"][name]["arrays"][key]])
             for key in entries[0]["models"][name]["arrays"]
         }
         for name in names
     }
-    per_image = measure.per_image(stored)
+    per_image = measure.per_image_values(stored)
     for name in names:  # differences to the unreduced model are figures of each image, too
-        for figure in measure.figures:
+        for figure in measure.metrics:
             if figure.change in per_image[name]:
                 per_image[name][figure.name] = per_image[name][figure.change] - per_image[UNREDUCED][figure.change]
-    figures = [figure for figure in measure.figures if figure.name in per_image[UNREDUCED]]
+    figures = [figure for figure in measure.metrics if figure.name in per_image[UNREDUCED]]
     rows = np.stack([per_image[name][figure.name] for name in names for figure in figures])
     intervals = iter(bootstrap(rows, [figure.partial for _ in names for figure in figures]))
     scores = []
     for name in names:
         own = {figure.name: next(intervals) for figure in figures}
-        own |= {f.name: _quantile(per_image[name][f.quantile[0]], f.quantile[1]) for f in measure.figures if f.quantile}
+        own |= {f.name: _quantile(per_image[name][f.quantile[0]], f.quantile[1]) for f in measure.metrics if f.quantile}
         seconds = sum(entry["models"][name]["seconds"] for entry in entries)
         not_finite = int(np.isnan(per_image[name][measure.damage]).sum())
         scores.append(Score(name, len(indices), own, own[measure.damage], seconds, not_finite))
     return Evaluation(measure, tuple(scores), unreadable, per_image)
 
 
-def _quantile(values: Array, share: float) -> Interval:
+def _quantile(values: Array, fraction: float) -> Interval:
     """A quantile over images and its 95 % interval, from the ranks that a binomial distribution gives."""
     if np.isnan(values).any():
         return Interval(math.nan, math.nan, math.nan)
     count, ordered = len(values), np.sort(values)
-    spread = 1.96 * math.sqrt(count * share * (1 - share))
-    low, high = (min(max(round(count * share + side * spread), 0), count - 1) for side in (-1, 1))
-    return Interval(float(np.quantile(values, share)), float(ordered[low]), float(ordered[high]))
+    spread = 1.96 * math.sqrt(count * fraction * (1 - fraction))
+    low, high = (min(max(round(count * fraction + side * spread), 0), count - 1) for side in (-1, 1))
+    return Interval(float(np.quantile(values, fraction)), float(ordered[low]), float(ordered[high]))
 
 
 def bootstrap(values: Array, partial: Sequence[bool] = ()) -> list[Interval]:

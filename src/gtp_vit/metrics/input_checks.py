@@ -7,66 +7,70 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gtp_vit.errors import BadInput, BadSetting, counted
+from gtp_vit.errors import InputError, SettingError, plural
 
-LARGEST = 30  # prepared pixels are a few units; those of 0 to 255 were not scaled
+MAX_PIXEL_VALUE = 30  # prepared pixels are a few units; those of 0 to 255 were not scaled
 
 
 def check_has_weights(model: nn.Module) -> None:
-    """Raise BadSetting for a model on torch's meta device, which has sizes and no numbers."""
+    """Raise SettingError for a model on torch's meta device, which has sizes and no numbers."""
     if any(weight.is_meta for weight in model.parameters()):
-        raise BadSetting(
+        raise SettingError(
             f"{type(model).__name__} is on the meta device, where it has no weights; load them first: "
             "model.to_empty(device='cpu') and load_state_dict, or create it with its weights"
         )
 
 
 def check_image_tensor(images: object, fewest: int, purpose: str, better: int) -> None:
-    """Raise BadSetting unless `images` is a tensor of enough images for a purpose, and BadInput for bad pixels."""
+    """Raise SettingError unless `images` is a tensor of enough images for a purpose, and InputError for bad pixels."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
-        raise BadSetting(
+        raise SettingError(
             f"images is a {type(images).__name__}{shape}; give one tensor [images, channels, height, width]"
         )
     if len(images) < fewest:
-        count = counted(len(images), "image is", "images are")
-        raise BadSetting(f"{count} too few to {purpose}; give at least {fewest}, better {better}")
+        count = plural(len(images), "image is", "images are")
+        raise SettingError(f"{count} too few to {purpose}; give at least {fewest}, better {better}")
     check_pixels(images)
 
 
 def check_pixels(images: Tensor) -> None:
-    """Raise BadInput for images without numbers, or with some that are not finite; warn of those that teach nothing."""
+    """Raise InputError for images without numbers, or with some that are not finite; warn of those that teach
+    nothing."""
     if images.is_meta:
-        raise BadInput("the images are on the meta device, where they have no pixels; give them on the CPU")
+        raise InputError("the images are on the meta device, where they have no pixels; give them on the CPU")
     check_finite(images, range(len(images)))
     rows = images.flatten(1)
     if not len(rows):
         return
     flat = (rows.amax(dim=1) == rows.amin(dim=1)).nonzero().flatten().tolist()
     if flat:
-        warnings.warn(f"{_named(flat)} one value in all pixels, from which nothing is learned; leave out", stacklevel=3)
+        warnings.warn(
+            f"{_name_images(flat)} one value in all pixels, from which nothing is learned; leave out", stacklevel=3
+        )
     elif len(rows) > 1 and bool((rows == rows[:1]).all()):
         warnings.warn(f"all {len(rows)} images are the same one; give different ones", stacklevel=3)
-    wide = (rows.abs().amax(dim=1) > LARGEST).nonzero().flatten().tolist()
+    wide = (rows.abs().amax(dim=1) > MAX_PIXEL_VALUE).nonzero().flatten().tolist()
     if wide:
         warnings.warn(
-            f"{_named(wide)} values up to {float(rows.abs().max()):g}; give images as the model wants them, scaled and "
+            f"{_name_images(wide)} values up to {float(rows.abs().max()):g}; give images as the model wants them, "
+            "scaled and "
             "with its mean and standard deviation",
             stacklevel=3,
         )
 
 
-def check_finite(images: Tensor, place: Sequence[int]) -> None:
-    """Raise BadInput for images with pixels that are not finite; `place` is where each is in the data set."""
+def check_finite(images: Tensor, index: Sequence[int]) -> None:
+    """Raise InputError for images with pixels that are not finite; `index` is where each is in the data set."""
     bad = (~images.flatten(1).isfinite().all(dim=1)).nonzero().flatten().tolist()
     if bad:
-        named = _named([place[number] for number in bad])
-        raise BadInput(f"{named} pixels that are not finite; repair or leave out what they were made of")
+        named = _name_images([index[number] for number in bad])
+        raise InputError(f"{named} pixels that are not finite; repair or leave out what they were made of")
 
 
-def _named(places: Sequence[int]) -> str:
+def _name_images(indices: Sequence[int]) -> str:
     """The places of images, as the begin of a sentence."""
-    if len(places) == 1:
-        return f"image {places[0]} (counted from 0) has"
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return f"images {', '.join(map(str, places[:3]))}{more} (counted from 0) have"
+    if len(indices) == 1:
+        return f"image {indices[0]} (counted from 0) has"
+    more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
+    return f"images {', '.join(map(str, indices[:3]))}{more} (counted from 0) have"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gtp_vit.data.items import Batch
 from gtp_vit.metrics.base import UNREDUCED, Measure
 
-MOST_BYTES = 512 * 2**20  # in each process
+MAX_BYTES = 512 * 2**20  # in each process
 
 
 class OutputCache:
@@ -29,10 +29,10 @@ class OutputCache:
         """The model's outputs for `images`, those of the batch on the model's device."""
         # A user's own data set may change its images between passes, so their places are not enough.
         raw = batch.images.cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        key = (*batch.place.tolist(), zlib.crc32(raw))  # type: ignore[arg-type]
+        key = (*batch.indices.tolist(), zlib.crc32(raw))  # type: ignore[arg-type]
         if key not in self.outputs:
             outputs = self.compute(images)
-            if self.bytes + outputs.nbytes > MOST_BYTES:
+            if self.bytes + outputs.nbytes > MAX_BYTES:
                 return outputs
             self.outputs[key] = outputs.cpu()
             self.bytes += outputs.nbytes

@@ -8,48 +8,50 @@ from typing import Any
 from torch import nn
 
 from gtp_vit.core.backbone import Output
-from gtp_vit.errors import BadSetting, UnsupportedBackbone, check_name
+from gtp_vit.errors import SettingError, UnsupportedModelError, check_name
 from gtp_vit.metrics.base import Measure
-from gtp_vit.metrics.classes import Classes
-from gtp_vit.metrics.dense import Dense
+from gtp_vit.metrics.classes import Classification
+from gtp_vit.metrics.dense import PatchFeatures
 from gtp_vit.metrics.embeddings import Embeddings
-from gtp_vit.metrics.regression import Numbers
+from gtp_vit.metrics.regression import Regression
 from gtp_vit.patching import host_of
 
-MEASURES: dict[str, type[Measure]] = {each.name: each for each in (Classes, Embeddings, Numbers, Dense)}
+MEASURES: dict[str, type[Measure]] = {
+    each.name: each for each in (Classification, Embeddings, Regression, PatchFeatures)
+}
 
 
-def measure_of(model: nn.Module, wanted: str | Measure = "auto", **settings: Any) -> Measure:
+def select_measure(model: nn.Module, name: str | Measure = "auto", **settings: Any) -> Measure:
     """The measure for a model's outputs; no image is run.
 
     Args:
         model: a supported ViT or a model around one, patched or not. Of other models nothing is known: they must return
-            scores of classes, unless `wanted` says otherwise.
-        wanted: auto, or the name of a measure, if the model's outputs fit it; a measure itself is returned unchanged.
+            scores of classes, unless `name` says otherwise.
+        name: auto, or the name of a measure, if the model's outputs fit it; a measure itself is returned unchanged.
         **settings: of the measure, e.g. neighbours and texts of the one for embeddings.
     """
-    if isinstance(wanted, Measure):
-        return wanted
-    check_name("measure", wanted, ("auto", *MEASURES))
+    if isinstance(name, Measure):
+        return name
+    check_name("measure", name, ("auto", *MEASURES))
     output = _output(model)
-    if wanted != "auto":
-        chosen = MEASURES[wanted]
-        reason = None if output is None else chosen.refusal(output)
+    if name != "auto":
+        chosen = MEASURES[name]
+        reason = None if output is None else chosen.unsupported_reason(output)
         if reason is not None:
-            raise BadSetting(f"{reason}, or measure it as {measure_for(output).name}")
+            raise SettingError(f"{reason}, or measure it as {measure_for_output(output).name}")
     else:
-        chosen = measure_for(output)
+        chosen = measure_for_output(output)
     for name in settings:
         owners = [key for key, each in MEASURES.items() if name in {field.name for field in dataclasses.fields(each)}]
         if chosen.name not in owners:
-            raise BadSetting(
+            raise SettingError(
                 f"{name} is a setting of {' and '.join(owners) or 'no measure'}, and this model's outputs are measured "
                 f"as {chosen.name}; leave it out"
             )
     return chosen(**settings) if output is None else chosen(kind=output.kind, **settings)
 
 
-def measure_for(output: Output | None) -> type[Measure]:
+def measure_for_output(output: Output | None) -> type[Measure]:
     """The measure for such an output; None: nothing is known of it."""
     return next(each for each in MEASURES.values() if each.fits(output))
 
@@ -57,14 +59,14 @@ def measure_for(output: Output | None) -> type[Measure]:
 def check_class_output(model: nn.Module) -> None:
     """Refuse a supported ViT without classes, from its head alone, for work that needs them, such as finetuning."""
     output = _output(model)
-    reason = None if output is None else Classes.refusal(output)
+    reason = None if output is None else Classification.unsupported_reason(output)
     if reason is not None:
-        raise BadSetting(reason)
+        raise SettingError(reason)
 
 
 def _output(model: nn.Module) -> Output | None:
     """What a model returns; None if nothing is known of it: it is then checked when it has run."""
     try:
         return host_of(model).output
-    except UnsupportedBackbone:
+    except UnsupportedModelError:
         return None

@@ -16,24 +16,24 @@ from torch import Tensor
 
 from gtp_vit.core.backbone import Output
 from gtp_vit.errors import GTPError
-from gtp_vit.metrics.base import UNREDUCED, Arrays, Bound, Figure, Measure, finite_rows, refuse_shape, values
+from gtp_vit.metrics.base import UNREDUCED, Arrays, Bound, Measure, Metric, finite_rows, refuse_shape, to_array
 
 
 @dataclass(frozen=True)
-class Numbers(Measure):
+class Regression(Measure):
     """For models that return one or several numbers for each image."""
 
-    name: ClassVar[str] = "numbers"
+    name: ClassVar[str] = "regression"
     help: ClassVar[str] = "relative error"
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure("error_p95", "relative error, 95 %", quantile=("error", 0.95), interval=False, brief=False),
-        Figure("error", "relative error"),
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("error_p95", "relative error, 95 %", quantile=("error", 0.95), interval=False, brief=False),
+        Metric("error", "relative error"),
     )
     damage: ClassVar[str] = "error"
-    searched: ClassVar[str] = "difference"
+    objective: ClassVar[str] = "difference"
     summary: ClassVar[tuple[str, ...]] = ("error",)
-    bounds: ClassVar[tuple[Bound, ...]] = (Bound("max_error", "at most this relative error", figure="error"),)
-    meaning: ClassVar[str] = "Relative error: differences to the unreduced model by the mean size of its outputs."
+    bounds: ClassVar[tuple[Bound, ...]] = (Bound("max_error", "at most this relative error", metric="error"),)
+    explanation: ClassVar[str] = "Relative error: differences to the unreduced model by the mean size of its outputs."
 
     @classmethod
     def fits(cls, output: Output | None) -> bool:
@@ -44,14 +44,14 @@ class Numbers(Measure):
             return output.reshape(images, -1)
         raise refuse_shape(name, output, images, "a regression has numbers for each image: [images, numbers]")
 
-    def compare(self, base: Tensor, output: Tensor, labels: Tensor, whole: Tensor) -> Arrays:
+    def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
         difference = (output.double() - base.double()).norm(dim=1)
         return {
-            "difference": values(torch.where(finite_rows(base, output), difference, math.nan)),
-            "length": values(base.double().norm(dim=1)),
+            "difference": to_array(torch.where(finite_rows(base, output), difference, math.nan)),
+            "length": to_array(base.double().norm(dim=1)),
         }
 
-    def per_image(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         mean = float(stored[UNREDUCED]["length"].mean())
         if mean == 0:
             raise GTPError("the unreduced model's outputs are all zero: an error relative to them means nothing")

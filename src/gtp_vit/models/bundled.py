@@ -42,12 +42,12 @@ def create(*, pretrained: bool = True, meta: bool = False) -> Any:
     return model
 
 
-class Bundled(Library):
+class BundledLibrary(Library):
     """The one model inside the package."""
 
     title, has_weights = "the package", True
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return name == NAME
 
     def create(
@@ -61,10 +61,10 @@ class Bundled(Library):
         return model
 
 
-BUNDLED = Bundled()
+BUNDLED = BundledLibrary()
 
 
-def test_images() -> tuple[Tensor, Tensor]:
+def sample_images() -> tuple[Tensor, Tensor]:
     """Images of Fashion-MNIST's test set, uint8 [I, 28, 28], and their labels [I]."""
     stored = _read("images.safetensors")
     return stored["images"], stored["labels"].long()

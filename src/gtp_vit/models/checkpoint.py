@@ -25,6 +25,6 @@ def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
 
     host = host_of(model)
     recipe.check(host)
-    recipe = dataclasses.replace(recipe, method=recipe.method.learned_on(host.matrices))
+    recipe = dataclasses.replace(recipe, method=recipe.method.with_fingerprint_of(host.block_weights))
     weights = {key: value.contiguous() for key, value in unpatch(model).state_dict().items()}
     write_atomically(Path(path), save(weights, {METADATA: json.dumps(recipe.to_dict())}))

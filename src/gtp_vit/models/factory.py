@@ -13,13 +13,21 @@ from pathlib import Path
 from torch import nn
 
 from gtp_vit.backbones import known_backbones
-from gtp_vit.backbones.host import find
-from gtp_vit.errors import BadSetting, GTPError, UnknownName, UnsupportedBackbone, check_range, first_line, shown
+from gtp_vit.backbones.host import find_vit
+from gtp_vit.errors import (
+    GTPError,
+    SettingError,
+    UnknownNameError,
+    UnsupportedModelError,
+    check_range,
+    first_line,
+    short_repr,
+)
 from gtp_vit.models import bundled
 from gtp_vit.models.sources import libraries, library_of
-from gtp_vit.recipes.files import BESIDE
+from gtp_vit.recipes.files import RECIPE_FILENAME
 
-LARGEST_SIDE = 8192  # height and width of images: a quarter of a million patches of 16 x 16
+MAX_SIDE = 8192  # height and width of images: a quarter of a million patches of 16 x 16
 
 
 def names(pattern: str) -> list[str]:
@@ -40,34 +48,35 @@ def _names(prefix: str) -> list[str]:
 
 
 @functools.cache
-def refusal(name: str) -> str | None:
+def unsupported_reason(name: str) -> str | None:
     """Why `patch` refuses this model, None if it takes it: the model is built without weights and checked."""
     library, own_name = library_of(name)
     try:
-        _check_images_only(library.outline(own_name), name)
+        _check_takes_images_only(library.create_without_weights(own_name), name)
     except Exception as error:  # libraries raise errors of many classes
         return first_line(error)
     return None
 
 
-def check_model_name(name: str) -> None:
-    """Raise UnknownName with the nearest names if no model has this name."""
+def require_known_model(name: str) -> None:
+    """Raise UnknownNameError with the nearest names if no model has this name."""
     library, own_name = library_of(name)
     if not own_name:
-        raise UnknownName(f"{shown(name)} names no model; give one behind the colon")
-    if not library.knows(own_name):
+        raise UnknownNameError(f"{short_repr(name)} names no model; give one behind the colon")
+    if not library.has_model(own_name):
         every = f"gtp-vit models '{library.prefix}:*'" if library.prefix else "gtp-vit models"
         name = name if library.prefix else name.split(".", 1)[0]
-        raise UnknownName(
-            f"unknown model {shown(name)}; the nearest are {', '.join(nearest(name, 5, cutoff=0.0))}; {every} lists all"
+        raise UnknownNameError(
+            f"unknown model {short_repr(name)}; the nearest are {', '.join(suggest_names(name, 5, cutoff=0.0))}; "
+            f"{every} lists all"
         )
 
 
-def nearest(name: str, count: int, cutoff: float = 0.6) -> list[str]:
+def suggest_names(name: str, count: int, cutoff: float = 0.6) -> list[str]:
     """The most similar names of models of the same library that `patch` takes."""
     candidates = _names(library_of(name)[0].prefix)
     near = difflib.get_close_matches(name[:100], candidates, n=3 * count, cutoff=cutoff)
-    return list(itertools.islice((each for each in near if refusal(each) is None), count))
+    return list(itertools.islice((each for each in near if unsupported_reason(each) is None), count))
 
 
 def create_model(
@@ -97,33 +106,36 @@ def create_model(
     """
     if meta and (pretrained or checkpoint is not None):
         raise GTPError("a model on the meta device has no weights; leave out pretrained and checkpoint")
-    check_model_name(name)
+    require_known_model(name)
     for side in () if img_size is None else img_size if isinstance(img_size, tuple) else (img_size,):
-        check_range("img_size", side, 1, LARGEST_SIDE, whole=True, why="(pixels, height and width)")
+        check_range("img_size", side, 1, MAX_SIDE, integer=True, why="(pixels, height and width)")
     if num_classes is not None:
-        check_range("num_classes", num_classes, 0, 10**6, whole=True)
+        check_range("num_classes", num_classes, 0, 10**6, integer=True)
     asked = {"img_size": img_size, "num_classes": num_classes}
     sizes = {key: value for key, value in asked.items() if value is not None}
     library, own_name = library_of(name)
-    if library.prefix and (Path(own_name) / BESIDE).is_file():
-        warnings.warn(f"{BESIDE} in this folder is not used by itself; give --method {own_name}/{BESIDE}", stacklevel=2)
+    if library.prefix and (Path(own_name) / RECIPE_FILENAME).is_file():
+        warnings.warn(
+            f"{RECIPE_FILENAME} in this folder is not used by itself; give --method {own_name}/{RECIPE_FILENAME}",
+            stacklevel=2,
+        )
     file = None if checkpoint is None else Path(checkpoint)
     new_size = img_size if resample_positions else None
     if resample_positions and (file is None or sizes.pop("img_size", None) is None):
-        raise BadSetting("resample_positions is for a checkpoint at another size; give checkpoint and img_size, too")
+        raise SettingError("resample_positions is for a checkpoint at another size; give checkpoint and img_size, too")
     model = library.create(own_name, pretrained=pretrained, checkpoint=file, meta=meta, sizes=sizes)
     if new_size is not None:
         library.resize(model, new_size)
     if library.prefix:
-        _check_images_only(model, name)
+        _check_takes_images_only(model, name)
     _check_patches(model, name, img_size)
     return model
 
 
-def _check_images_only(model: nn.Module, name: str) -> None:
+def _check_takes_images_only(model: nn.Module, name: str) -> None:
     """Of a model by name images are all that commands can give it."""
-    if find(model).output is None:
-        raise UnsupportedBackbone(f"{name} takes more than images; patch it in Python: gtp_vit.patch(model)")
+    if find_vit(model).output is None:
+        raise UnsupportedModelError(f"{name} takes more than images; patch it in Python: gtp_vit.patch(model)")
 
 
 def has_own_weights(name: str) -> bool:
@@ -136,15 +148,15 @@ def _check_patches(model: nn.Module, name: str, img_size: int | tuple[int, int] 
     if img_size is None:
         return
     try:
-        inputs = find(model).inputs
-    except UnsupportedBackbone:  # patch says why
+        inputs = find_vit(model).inputs
+    except UnsupportedModelError:  # patch says why
         return
-    own_size = (inputs.preparation or {}).get("input_size") or (0,)
+    own_size = (inputs.preprocessing or {}).get("input_size") or (0,)
     sides = img_size if isinstance(img_size, tuple) else (img_size, img_size)
     for side, width in zip(sides, inputs.patch, strict=True):
         if side % width and img_size != own_size[-1]:
             whole = dict.fromkeys(str(max(count, 1) * width) for count in (side // width, side // width + 1))
-            raise BadSetting(
+            raise SettingError(
                 f"img_size is {side}, and the patches of {name} are {width} wide; give a multiple, e.g. "
                 f"{' or '.join(whole)}"
             )

@@ -1,4 +1,4 @@
-"""fit_processor: a VLM's processor writes as many placeholders as its reduced ViT has features."""
+"""adapt_processor: a VLM's processor writes as many placeholders as its reduced ViT has features."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any, TypeVar
 from torch import nn
 
 from gtp_vit.backbones.host import Host
-from gtp_vit.errors import BadSetting, shown
+from gtp_vit.errors import SettingError, short_repr
 from gtp_vit.patching import host_of, is_patched, tower_of
 
 Processor = TypeVar("Processor")
 
 
-def fit_processor(processor: Processor, fast: nn.Module) -> Processor:
+def adapt_processor(processor: Processor, fast: nn.Module) -> Processor:
     """A copy of a LLaVA's or PaliGemma's processor for a patched model; the processor itself stays as it is.
 
-    >>> inputs = fit_processor(processor, fast)(images=image, text=prompt)  # doctest: +SKIP
+    >>> inputs = adapt_processor(processor, fast)(images=image, text=prompt)  # doctest: +SKIP
     """
     if not is_patched(fast):
-        raise BadSetting(f"{type(fast).__name__} is not patched, and needs no other processor; patch it first")
+        raise SettingError(f"{type(fast).__name__} is not patched, and needs no other processor; patch it first")
     tower = tower_of(fast)
     restores = tower.reduction.restore
     if tower.reducer.adaptive and not restores:
-        raise BadSetting(
+        raise SettingError(
             f"{tower.reduction.method.name} keeps a different number of tokens in every image, and a prompt has fixed "
             "placeholders; give it a budget, or use gtp_plus"
         )
     vit = tower.reduction.vit
     # With restore the language model sees as many features as ever.
-    left = vit.image_tokens if restores else tower.reducer.steps(vit.grid)[-1].after
+    left = vit.image_tokens if restores else tower.reducer.steps(vit.grid)[-1].out
     found: Any = copy.copy(processor)
     model, kind = type(fast).__name__, type(processor).__name__
     if model.startswith(("Llava", "VipLlava")) and kind == "LlavaProcessor":
@@ -47,10 +47,11 @@ def fit_processor(processor: Processor, fast: nn.Module) -> Processor:
     if restores and _is_processor(processor):
         own = _processor_of(fast)
         if own is not None and own not in {each.__name__ for each in type(processor).__mro__}:
-            raise BadSetting(f"{kind} does not belong to {model}; give the processor of this model, {own}")
+            raise SettingError(f"{kind} does not belong to {model}; give the processor of this model, {own}")
         return found
-    raise BadSetting(
-        f"{kind} does not belong to {model}; fit_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor for "
+    raise SettingError(
+        f"{kind} does not belong to {model}; adapt_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor "
+        "for "
         "PaliGemma"
     )
 
@@ -73,8 +74,9 @@ def _check_strategy(processor: Any, model: Any) -> None:
     """Do both leave the class token out, or neither?"""
     theirs, own = processor.vision_feature_select_strategy, model.config.vision_feature_select_strategy
     if theirs != own:
-        raise BadSetting(
-            f"the processor's vision_feature_select_strategy is {shown(theirs)}, the model's {shown(own)}; give the "
+        raise SettingError(
+            f"the processor's vision_feature_select_strategy is {short_repr(theirs)}, the model's {short_repr(own)}; "
+            "give the "
             "processor of this model"
         )
 
@@ -84,7 +86,8 @@ def _check_sizes(host: Host, size: Any, patch: int | None) -> None:
     found = (size.get("height"), size.get("width"))
     if found != host.inputs.size or (patch is not None and (patch, patch) != host.inputs.patch):
         patches = "" if patch is None else f" in patches of {patch}"
-        raise BadSetting(
-            f"the processor makes images of {shown(found)}{patches}, and the ViT takes {host.inputs.size} in patches "
+        raise SettingError(
+            f"the processor makes images of {short_repr(found)}{patches}, and the ViT takes {host.inputs.size} in "
+            "patches "
             f"of {host.inputs.patch}; give the processor of this model"
         )

@@ -23,7 +23,7 @@ def library_of(name: str) -> tuple[Library, str]:
         if colon and prefix and prefix == library.prefix:
             return library, rest
     plain = [library for library in libraries() if not library.prefix]
-    return next((library for library in plain if library.knows(name)), BACKBONES["timm_vit"].library()), name
+    return next((library for library in plain if library.has_model(name)), BACKBONES["timm_vit"].library()), name
 
 
 def transform_of(name: str, model: nn.Module) -> Transform | None:
@@ -32,10 +32,10 @@ def transform_of(name: str, model: nn.Module) -> Transform | None:
     return library.transform(own_name, model)
 
 
-def preparation_of(name: str) -> dict[str, Any] | None:
+def preprocessing_of(name: str) -> dict[str, Any] | None:
     """The same in timm's words; None: the model's `inputs.preparation`."""
     library, own_name = library_of(name)
-    return library.preparation(own_name)
+    return library.preprocessing(own_name)
 
 
 def public_name(name: str) -> str:

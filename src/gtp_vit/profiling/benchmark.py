@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from gtp_vit.core.eval_mode import eval_mode
-from gtp_vit.errors import BadSetting, check_range
+from gtp_vit.errors import SettingError, check_range
 
-PAUSE = 0.01  # seconds, where engines are timed: threads that have nothing to do have stopped spinning by then
+PAUSE_SECONDS = 0.01  # seconds, where engines are timed: threads that have nothing to do have stopped spinning by then
 Samples = dict[str, list[float]]  # seconds of each candidate, round by round
 
 
@@ -59,10 +59,10 @@ def interleave(
             work is done, and take the cores of the next.
         progress: called with the number of rounds done and their total.
     """
-    check_range("rounds", rounds, 3, 1e6, whole=True)
+    check_range("rounds", rounds, 3, 1e6, integer=True)
     names = list(candidates)
     if len(names) < 2:
-        raise BadSetting(f"{len(names)} candidate to time; a speed-up needs a baseline and something to compare")
+        raise SettingError(f"{len(names)} candidate to time; a speed-up needs a baseline and something to compare")
     seconds: Samples = {name: [] for name in names}
     order = random.Random(0)
     asynchronous = torch.accelerator.is_available()
@@ -81,7 +81,7 @@ def interleave(
     return seconds
 
 
-def against(samples: Samples, baseline: str) -> list[Timing]:
+def speedups_over(samples: Samples, baseline: str) -> list[Timing]:
     """Every candidate against the baseline of the same round."""
     return [_timing(name, own, samples[baseline]) for name, own in samples.items()]
 
@@ -100,14 +100,14 @@ def benchmark_models(
 
     with torch.inference_mode(), eval_mode(*models.values()):
         samples = interleave({name: call(model) for name, model in models.items()}, rounds=rounds, progress=progress)
-    return against(samples, next(iter(models)))
+    return speedups_over(samples, next(iter(models)))
 
 
-def _timing(name: str, own: list[float], base: list[float]) -> Timing:
-    ratios = [b / o for b, o in zip(base, own, strict=True)]
-    low, middle, high = (1000 * second for second in statistics.quantiles(own, n=4))
+def _timing(name: str, seconds: list[float], baseline: list[float]) -> Timing:
+    ratios = [b / o for b, o in zip(baseline, seconds, strict=True)]
+    low, middle, high = (1000 * second for second in statistics.quantiles(seconds, n=4))
     ratio_low, ratio, ratio_high = statistics.quantiles(ratios, n=4)
-    return Timing(name, middle, (low, high), ratio, (ratio_low, ratio_high), _best(base) / _best(own))
+    return Timing(name, middle, (low, high), ratio, (ratio_low, ratio_high), _best(baseline) / _best(seconds))
 
 
 def _best(seconds: list[float]) -> float:

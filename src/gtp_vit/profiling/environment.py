@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_BF16_PRODUCT = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert float((a @ a)[0, 0]) == 64"
+_BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert float((a @ a)[0, 0]) == 64"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def bf16_verdict() -> str:
     Takes a few seconds: it is tried in a process of its own.
     """
     try:
-        done = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, timeout=120, check=False)
+        done = subprocess.run([sys.executable, "-c", _BF16_PROBE], capture_output=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:
         return "does not answer within two minutes"
     if done.returncode == 0:

@@ -10,28 +10,28 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.costs import PRODUCTS, Convention, Macs
+from gtp_vit.core.costs import TORCH_CONVENTION, Convention, Macs
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import Step
-from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.core.vit import LayerTokens
+from gtp_vit.errors import SettingError, check_name
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, is_patched, patch, tower_of
 from gtp_vit.profiling.torchprofile import TORCHPROFILE
 
-ConventionName = Literal["model", "torchprofile"]
-CONVENTIONS: dict[str, Convention] = {each.name: each for each in (PRODUCTS, TORCHPROFILE)}
+ConventionName = Literal["torch", "torchprofile"]
+CONVENTIONS: dict[str, Convention] = {each.name: each for each in (TORCH_CONVENTION, TORCHPROFILE)}
 
 
 def macs(
     model: nn.Module,
     method: Method | None = None,
     *,
-    convention: ConventionName = "model",
-    include_method: bool = True,
-    lossless: bool | None = None,
+    convention: ConventionName = "torch",
+    include_overhead: bool = True,
+    shorten_last_block: bool | None = None,
     grid: tuple[int, int] | None = None,
     images: Tensor | None = None,
 ) -> Macs:
@@ -43,8 +43,9 @@ def macs(
         convention: "model" counts linear layers, convolutions and the two products of attention, which is what torch's
             FlopCounterMode sees. "torchprofile" also counts norms and scales, and takes the method's own work as the
             released code does it: this is how the paper counts.
-        include_method: count the method's own work too.
-        lossless: does the last block compute prefix tokens only? None = as the model is patched; for a plain model no.
+        include_overhead: count the method's own work too.
+        shorten_last_block: does the last block compute prefix tokens only? None = as the model is patched; for a plain
+            model no.
         grid: rows and columns of the patch grid; None = the model's own.
         images: count for these: their size and, if a method keeps a different number of tokens in each, the mean.
 
@@ -54,14 +55,14 @@ def macs(
     """
     check_name("convention", convention, CONVENTIONS)
     if method is not None and not isinstance(method, Method):
-        raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=8)")
+        raise SettingError(f"method is {method!r}; give settings, e.g. GTP(propagate=8)")
     whole = isinstance(grid, (tuple, list)) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
     if grid is not None and not (whole and min(grid) > 0):
-        raise BadSetting(f"grid is {grid!r}; give rows and columns of the patch grid, e.g. (14, 14)")
+        raise SettingError(f"grid is {grid!r}; give rows and columns of the patch grid, e.g. (14, 14)")
     if is_patched(model):
         reduction = model.reduction
         method = reduction.method if method is None else method
-        lossless = reduction.lossless if lossless is None else lossless
+        shorten_last_block = reduction.shorten_last_block if shorten_last_block is None else shorten_last_block
     host = host_of(model)
     if images is not None and grid is None:
         with torch.no_grad(), eval_mode(host.tower):
@@ -70,10 +71,15 @@ def macs(
     reducer = (method or Identity()).build(host.vit)
     if images is not None and reducer.adaptive:
         assert method is not None
-        every = steps_on(patch(host.model, method), images)
+        every = layer_tokens_of_images(patch(host.model, method), images)
     else:
         every = [reducer.steps(costs.grid)]
-    return _mean([costs.of(reducer, steps, lossless=bool(lossless), include_method=include_method) for steps in every])
+    return _mean(
+        [
+            costs.macs(reducer, steps, shorten_last_block=bool(shorten_last_block), include_overhead=include_overhead)
+            for steps in every
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -88,26 +94,27 @@ class LayerCosts:
 
 
 def layer_costs(
-    model: nn.Module, fast: nn.Module, *, convention: ConventionName = "model", images: Tensor | None = None
+    model: nn.Module, fast: nn.Module, *, convention: ConventionName = "torch", images: Tensor | None = None
 ) -> LayerCosts:
     """What each layer of a model costs, and of the same model patched; with `images` as in `macs`."""
     tower = tower_of(fast)
     vit = tower.reduction.vit
     by_image = images is not None and tower.reducer.adaptive
-    every = [tower.reducer.steps(vit.grid)] if images is None or not by_image else steps_on(fast, images)
+    every = [tower.reducer.steps(vit.grid)] if images is None or not by_image else layer_tokens_of_images(fast, images)
     tokens = [vit.prefix + sum(step.keys for step in layer) / len(every) for layer in zip(*every, strict=True)]
     reduced = macs(fast, convention=convention, images=images)
     return LayerCosts(macs(model, convention=convention), reduced, vit.image_tokens, vit.prefix, tuple(tokens))
 
 
-def steps_on(model: nn.Module, images: Tensor) -> list[tuple[Step, ...]]:
+def layer_tokens_of_images(model: nn.Module, images: Tensor) -> list[tuple[LayerTokens, ...]]:
     """For each image the tokens of each layer, for models whose number of tokens depends on the image."""
     seen: list[Tokens] = []
     with torch.no_grad(), eval_mode(model):
         run(tower_of(model), images, observe=seen.append)
     counts = [(tokens.sizes > 0).sum(dim=1).tolist() for tokens in seen]
     layers = [
-        [Step(b, a, a, a) for b, a in zip(before, after, strict=True)] for before, after in itertools.pairwise(counts)
+        [LayerTokens(b, a, a, a) for b, a in zip(before, after, strict=True)]
+        for before, after in itertools.pairwise(counts)
     ]
     return list(zip(*layers, strict=True))
 
@@ -121,5 +128,5 @@ def _mean(counts: list[Macs]) -> Macs:
         embed=mean(count.embed for count in counts),
         layers=tuple(mean(layer) for layer in layers),
         head=mean(count.head for count in counts),
-        method=mean(count.method for count in counts),
+        overhead=mean(count.overhead for count in counts),
     )

@@ -13,7 +13,7 @@ from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import Step, VitInfo
+from gtp_vit.core.vit import LayerTokens, ViTInfo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -23,21 +23,21 @@ class Slicing(Method):
     name: ClassVar[str] = "slicing"
     source: ClassVar[Source] = Source("none", "none", "none")
 
-    keys: tuple[int, ...]
+    keys_per_layer: tuple[int, ...]
     """Image tokens that go into each layer."""
-    left: tuple[int, ...]
+    tokens_after_layer: tuple[int, ...]
     """Image tokens after its attention."""
 
-    def build(self, vit: VitInfo) -> Reducer:
+    def build(self, vit: ViTInfo) -> Reducer:
         return SlicingReducer(vit, self)
 
 
 class SlicingReducer(Reducer):
     """Slicing in a forward pass."""
 
-    def steps(self, grid: tuple[int, int]) -> tuple[Step, ...]:
+    def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         counts = zip(self.method.keys, self.method.left, strict=True)
-        return tuple(Step(keys, keys, left, left) for keys, left in counts)
+        return tuple(LayerTokens(keys, keys, left, left) for keys, left in counts)
 
     def before(self, layer: int, tokens: Tokens) -> Tokens:
         return _first(tokens, self.method.keys[layer])
@@ -53,15 +53,17 @@ class SlicingReducer(Reducer):
 def _first(tokens: Tokens, count: int) -> Tokens:
     if count >= tokens.cell.shape[1]:
         return tokens
-    return tokens.but(x=tokens.x[:, : tokens.prefix + count], cell=tokens.cell[:, :count])
+    return tokens.replace(x=tokens.x[:, : tokens.prefix + count], cell=tokens.cell[:, :count])
 
 
-def slicing_of(reducer: Reducer) -> Slicing | None:
+def slicing_like(reducer: Reducer) -> Slicing | None:
     """Slicing with the numbers of tokens of a method; None where they depend on the image or grow again."""
     if reducer.adaptive:
         return None
     steps = reducer.steps(reducer.vit.grid)
     for step, following in itertools.pairwise(steps):
-        if step.rows != step.keys or step.mlp != step.after or following.keys > step.after:
+        if step.queries != step.keys or step.mlp != step.out or following.keys > step.out:
             return None
-    return Slicing(keys=tuple(step.keys for step in steps), left=tuple(step.after for step in steps))
+    return Slicing(
+        keys_per_layer=tuple(step.keys for step in steps), tokens_after_layer=tuple(step.out for step in steps)
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gtp_vit.core.costs import Convention
 from gtp_vit.core.reducer import Reducer
-from gtp_vit.core.vit import BlockCosts, ForwardPass, VitInfo
+from gtp_vit.core.vit import BlockCosts, ForwardPass, ViTInfo
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.gtp.selection import SELECTORS
 
@@ -43,27 +43,31 @@ OPERATORS: dict[object, Callable[..., int]] = {
 }
 
 
-def own_macs(reducer: Reducer, run: ForwardPass) -> int:
+def overhead_macs(reducer: Reducer, forward_pass: ForwardPass) -> int:
     """MACs of a method's own work; of GTP as the tool sees the released code."""
-    return released_gtp(reducer.method, reducer.vit, run) if isinstance(reducer.method, GTP) else reducer.own_macs(run)
+    return (
+        released_gtp_macs(reducer.method, reducer.vit, forward_pass)
+        if isinstance(reducer.method, GTP)
+        else reducer.overhead_macs(forward_pass)
+    )
 
 
-def released_gtp(settings: GTP, vit: VitInfo, run: ForwardPass) -> int:
+def released_gtp_macs(settings: GTP, vit: ViTInfo, forward_pass: ForwardPass) -> int:
     """What the tool sees of the released code of GTP."""
-    steps, graph, total = run.steps, settings.graph, 0
+    steps, graph, total = forward_pass.steps, settings.graph, 0
     count = steps[0].keys
-    if count == steps[-1].after:
+    if count == steps[-1].out:
         return 0
     if graph != "none":
         total += count**2 * vit.dim if graph in ("mixed", "semantic") else 0
         total += 2 * count**3  # the degree matrices are multiplied as dense ones
-    for layer, step in enumerate(run.reducing):
+    for layer, step in enumerate(forward_pass.reducing):
         total += _selection(settings.select, settings.heads, step.keys, vit.prefix)
         if graph != "none":
             # The sizes of the last layer are unused, so the tool does not see them.
             sizes = settings.proportional_attention and layer < len(steps) - 1
             # alpha is multiplied in a step of its own
-            total += step.after * (step.keys - step.after + 1) * (vit.dim + int(sizes))
+            total += step.out * (step.keys - step.out + 1) * (vit.dim + int(sizes))
     return total
 
 
@@ -72,7 +76,7 @@ def _selection(select: str, heads: str, count: int, prefix: int) -> int:
     if select == "cosine_attention":
         return count * (count + prefix) * (count + int(heads == "mean"))
     products = count if select == "mixed" else 0
-    return products + (len(SELECTORS[select].needs) * count if heads == "mean" else 0)
+    return products + (len(SELECTORS[select].required_stats) * count if heads == "mean" else 0)
 
 
 def with_scaled_queries(block: BlockCosts) -> BlockCosts:
@@ -81,4 +85,4 @@ def with_scaled_queries(block: BlockCosts) -> BlockCosts:
     return block._replace(queries=block.queries + scaling, map_only=block.map_only + scaling)
 
 
-TORCHPROFILE = Convention("torchprofile", OPERATORS, with_scaled_queries, own_macs)
+TORCHPROFILE = Convention("torchprofile", OPERATORS, with_scaled_queries, overhead_macs)

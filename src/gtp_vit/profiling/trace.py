@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.backbones.host import wrapped
+from gtp_vit.backbones.host import find_inside_wrapper
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.loop import run
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import SettingError
 from gtp_vit.patching import is_patched, tower_of
 
 
@@ -32,8 +32,8 @@ class LayerTrace:
 
     kept: Tensor  # [B, K]       patches still there after this layer
     removed: Tensor  # [B, P]       patches that this layer removed
-    size: Tensor | None  # [B, K]       patches each kept token stands for, as its method counts; None = one each
-    owner: Tensor  # [B, M0]      for each patch the index in `kept` of the token that stands for it; -1 = lost
+    sizes: Tensor | None  # [B, K]       patches each kept token stands for, as its method counts; None = one each
+    owners: Tensor  # [B, M0]      for each patch the index in `kept` of the token that stands for it; -1 = lost
 
     @property
     def lost(self) -> Tensor:
@@ -41,7 +41,7 @@ class LayerTrace:
         if self.removed.shape[1] == 0:
             return torch.zeros(len(self.removed), device=self.removed.device)
         # Tokens in no cell, such as fused ones, are never lost.
-        taken = F.pad(self.owner, (0, 1)).gather(1, self.removed.clamp(max=self.owner.shape[1])) >= 0
+        taken = F.pad(self.owners, (0, 1)).gather(1, self.removed.clamp(max=self.owners.shape[1])) >= 0
         return 1 - taken.float().mean(dim=1)
 
 
@@ -70,22 +70,24 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
     [92, 84, 76, 68, 60, 52]
     """
     if not is_patched(model):
-        inside = wrapped(model)
+        inside = find_inside_wrapper(model)
         if inside is not None:
-            raise BadSetting(f"trace needs the model itself, not a {type(model).__name__} around it; give {inside}")
-        raise BadSetting(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
+            raise SettingError(f"trace needs the model itself, not a {type(model).__name__} around it; give {inside}")
+        raise SettingError(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
     seen: list[Tokens] = []
     with eval_mode(model):
-        run(tower_of(model), images, observe=seen.append, follow=True)
+        run(tower_of(model), images, observe=seen.append, track_owners=True)
     if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in seen):
-        raise BadSetting("this method keeps a different number of tokens in each image; trace the images one by one")
+        raise SettingError("this method keeps a different number of tokens in each image; trace the images one by one")
     return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))
 
 
 def _layer(before: Tokens, after: Tokens) -> LayerTrace:
     assert after.owner is not None
-    batch = len(before.names)
-    gone = ~(before.names.unsqueeze(2) == after.names.unsqueeze(1)).any(dim=2)
+    batch = len(before.token_ids)
+    gone = ~(before.token_ids.unsqueeze(2) == after.token_ids.unsqueeze(1)).any(dim=2)
     removed = int(gone.sum()) // max(batch, 1)  # the same for every image of a batch
     index = gone.nonzero()[:, 1].view(batch, removed)
-    return LayerTrace(kept=after.names, removed=before.names.gather(1, index), size=after.size, owner=after.owner)
+    return LayerTrace(
+        kept=after.token_ids, removed=before.token_ids.gather(1, index), sizes=after.size, owners=after.owner
+    )

@@ -6,11 +6,11 @@ import json
 import os
 from pathlib import Path
 
-from gtp_vit.errors import GTPError, shown
+from gtp_vit.errors import GTPError, short_repr
 
 METADATA = "gtp_vit_recipe"  # key in a checkpoint's metadata
-BESIDE = "gtp_vit.json"  # name of a recipe beside the weights of a Hugging Face model
-LARGEST = 2**20  # characters; a recipe takes a few thousand
+RECIPE_FILENAME = "gtp_vit.json"  # name of a recipe beside the weights of a Hugging Face model
+MAX_BYTES = 2**20  # characters; a recipe takes a few thousand
 
 
 def read_json(path: Path) -> object:
@@ -20,15 +20,15 @@ def read_json(path: Path) -> object:
 
 def parse(text: str, where: str) -> object:
     """JSON without duplicate keys, NaN or deep nesting; `where` is for errors."""
-    if len(text) > LARGEST:
-        raise GTPError(f"{where} is no recipe: it is larger than {LARGEST // 2**20} MB, and recipes are small")
+    if len(text) > MAX_BYTES:
+        raise GTPError(f"{where} is no recipe: it is larger than {MAX_BYTES // 2**20} MB, and recipes are small")
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise GTPError(f"{where} is no recipe: it has {shown(twice)} twice; remove one of them")
+            raise GTPError(f"{where} is no recipe: it has {short_repr(twice)} twice; remove one of them")
         return found
 
     def refuse(word: str) -> object:
@@ -46,7 +46,7 @@ def parse(text: str, where: str) -> object:
 
 def _text(path: Path) -> str:
     try:
-        if os.path.getsize(path) > 4 * LARGEST:
+        if os.path.getsize(path) > 4 * MAX_BYTES:
             raise GTPError(f"{path} is no recipe: it has {os.path.getsize(path) / 1e6:.0f} MB, and recipes are small")
         return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from gtp_vit.core.settings import checked
-from gtp_vit.errors import BadSetting, check_name, shown
+from gtp_vit.core.settings import coerce_setting
+from gtp_vit.errors import SettingError, check_name, short_repr
 
 Part = TypeVar("Part")
 
@@ -82,7 +82,7 @@ class Measurements:
     """What was measured with the settings of a recipe: costs, and the figures of its measure."""
 
     macs: int | None = None  # for one image
-    share: float | None = None  # of the unreduced model's
+    fraction: float | None = None  # of the unreduced model's
     measure: str = ""
     figures: Mapping[str, float | None] = field(default_factory=dict)  # on the images of the search
     images: int = 0
@@ -115,9 +115,9 @@ def without_defaults(part: object) -> dict[str, Any]:
 
 
 def read_part(kind: type[Part], name: str, stored: object) -> Part:
-    """A part of a recipe from its JSON, checked; raises BadSetting."""
+    """A part of a recipe from its JSON, checked; raises SettingError."""
     if not isinstance(stored, dict):
-        raise BadSetting(f"{name} is {shown(stored)}; it must be a dictionary")
+        raise SettingError(f"{name} is {short_repr(stored)}; it must be a dictionary")
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in stored.items():
@@ -128,12 +128,12 @@ def read_part(kind: type[Part], name: str, stored: object) -> Part:
         elif get_origin(hint) is not None and issubclass(_plain(hint), Mapping):
             values[key] = _mapping(f"{name}.{key}", value, only_numbers=get_args(hint)[1] is not object)
         else:
-            values[key] = checked(kind, key, value)
+            values[key] = coerce_setting(kind, key, value)
     try:
         return kind(**values)
     except TypeError:
         needed = [each.name for each in dataclasses.fields(kind) if each.default is dataclasses.MISSING]  # type: ignore[arg-type]
-        raise BadSetting(f"{name} lacks {', '.join(each for each in needed if each not in values)}") from None
+        raise SettingError(f"{name} lacks {', '.join(each for each in needed if each not in values)}") from None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -149,8 +149,8 @@ def _plain(hint: Any) -> type:
 def _mapping(name: str, value: object, *, only_numbers: bool) -> dict[str, Any]:
     """Names and what they stand for; null is a number that was not finite."""
     if not isinstance(value, dict):
-        raise BadSetting(f"{name} is {shown(value)}; it must be a dictionary")
+        raise SettingError(f"{name} is {short_repr(value)}; it must be a dictionary")
     for key, number in value.items() if only_numbers else ():
         if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
-            raise BadSetting(f"{name}.{key} is {shown(number)}; it must be a number")
+            raise SettingError(f"{name}.{key} is {short_repr(number)}; it must be a number")
     return dict(value)

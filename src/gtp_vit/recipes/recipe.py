@@ -15,14 +15,14 @@ from typing import Any
 
 from gtp_vit.backbones.host import Host
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.settings import checked
-from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import BadSetting, GTPError, check_name, shown
+from gtp_vit.core.settings import coerce_setting
+from gtp_vit.core.vit import ViTInfo
+from gtp_vit.errors import GTPError, SettingError, check_name, short_repr
 from gtp_vit.methods import known_methods, method_from_dict
 from gtp_vit.recipes.provenance import Measurements, Provenance, read_part, without_defaults
 
 FORMAT = 1
-KEYS = ("model", "sizes", "method", "provenance", "measured")
+RECIPE_KEYS = ("model", "sizes", "method", "provenance", "measured")
 FOLDER = Path(__file__).parent
 DEPLOY = "deploy"  # names settings for engines: in them every layer that reduces costs time of its own
 
@@ -71,21 +71,21 @@ class Recipe:
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
     def check(self, host: Host) -> None:
-        """Raise BadSetting if this recipe is for a different model."""
+        """Raise SettingError if this recipe is for a different model."""
         own, name = sizes_of_vit(host.vit), host.inputs.name
         if own != self.sizes:
-            raise BadSetting(
+            raise SettingError(
                 f"the recipe is for {self.model} ({self.sizes}), this model has {own}; run gtp-vit tune on it, or "
                 "patch(model) without a recipe"
             )
         if _is_known(name) and _is_known(self.model) and name != self.model.split(".", 1)[0]:
-            raise BadSetting(
+            raise SettingError(
                 f"the recipe is for {self.model}, this is {name}; run gtp-vit tune on it, or take the settings alone: "
                 "patch(model, read_recipe(...).method)"
             )
 
 
-def sizes_of_vit(vit: VitInfo) -> Sizes:
+def sizes_of_vit(vit: ViTInfo) -> Sizes:
     return Sizes(vit.depth, vit.dim, vit.heads, vit.grid, vit.prefix)
 
 
@@ -103,10 +103,10 @@ def read_recipe(path: str | Path) -> Recipe:
 
 
 def _no_such_recipe(path: Path) -> str:
-    name = shown(str(path))[1:-1]
+    name = short_repr(str(path))[1:-1]
     if os.path.isdir(path) and path.name:
         return f"{name} is a folder; give the recipe file in it"
-    near = difflib.get_close_matches(name, [*known_methods(), *shipped_recipes()], n=2)
+    near = difflib.get_close_matches(name, [*known_methods(), *packaged_recipes()], n=2)
     hint = f"did you mean {' or '.join(map(repr, near))}? Else " if near else ""
     return (
         f"there is no recipe {name}; {hint}give a file that gtp-vit tune wrote, one of the package's ({_by_model()}), "
@@ -117,7 +117,7 @@ def _no_such_recipe(path: Path) -> str:
 def _by_model() -> str:
     """Names of the recipes in the package, briefly: a model, and how its recipes' names go on."""
     endings: dict[str, list[str]] = {}
-    for name in shipped_recipes():
+    for name in packaged_recipes():
         model, dash, ending = name.partition("-")
         endings.setdefault(model, []).append(dash + ending)
     return "; ".join(f"{model} with {', '.join(each)}" for model, each in endings.items())
@@ -125,7 +125,11 @@ def _by_model() -> str:
 
 def _with_files(recipe: Recipe, folder: Path) -> Recipe:
     """Learned parts are in files next to the recipe, which stores their names without a folder."""
-    named = {part: folder / file for part in recipe.method.files if (file := getattr(recipe.method, part)) is not None}
+    named = {
+        part: folder / file
+        for part in recipe.method.weight_file_fields
+        if (file := getattr(recipe.method, part)) is not None
+    }
     found = {part: str(path) for part, path in named.items() if os.path.isfile(path)}
     return dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, **found))
 
@@ -136,17 +140,17 @@ def recipe_from_dict(stored: object, where: str) -> Recipe:
         raise GTPError(f"{where} is no recipe: it names no format; make one with gtp-vit tune")
     if stored["format"] is True or stored["format"] != FORMAT:
         raise GTPError(
-            f"{where} is a recipe of format {shown(stored['format'])}, this version reads format {FORMAT}; update "
+            f"{where} is a recipe of format {short_repr(stored['format'])}, this version reads format {FORMAT}; update "
             "gtp-vit, or tune again"
         )
-    missing = [key for key in KEYS if key not in stored]
+    missing = [key for key in RECIPE_KEYS if key not in stored]
     if missing:
         raise GTPError(f"{where} is no whole recipe: it lacks {', '.join(missing)}")
     try:
         for key in stored:
-            check_name("key", key, ("format", *KEYS))
+            check_name("key", key, ("format", *RECIPE_KEYS))
         return Recipe(
-            model=checked(Recipe, "model", stored["model"]),
+            model=coerce_setting(Recipe, "model", stored["model"]),
             sizes=read_part(Sizes, "sizes", stored["sizes"]),
             method=method_from_dict(stored["method"]),
             provenance=read_part(Provenance, "provenance", stored["provenance"]),
@@ -158,7 +162,7 @@ def recipe_from_dict(stored: object, where: str) -> Recipe:
 
 def is_recipe(name: str) -> bool:
     """Does this name a recipe rather than a method?"""
-    return name.endswith((".json", ".safetensors")) or name in shipped_recipes()
+    return name.endswith((".json", ".safetensors")) or name in packaged_recipes()
 
 
 def _is_known(name: str) -> bool:
@@ -168,6 +172,6 @@ def _is_known(name: str) -> bool:
     return bool(timm.is_model(name.split(".", 1)[0]))
 
 
-def shipped_recipes() -> list[str]:
+def packaged_recipes() -> list[str]:
     """Names of the recipes in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -9,13 +9,13 @@ import torch
 
 from gtp_vit.backbones.host import Host
 from gtp_vit.core.loop import PatchedModel
-from gtp_vit.methods.gtp_plus.calibration import fingerprint
-from gtp_vit.recipes.files import BESIDE
+from gtp_vit.methods.gtp_plus.calibration import weight_fingerprint
+from gtp_vit.recipes.files import RECIPE_FILENAME
 from gtp_vit.recipes.provenance import Measurements, Origin, Provenance
 from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 
 
-def write_beside(host: Host, tower: PatchedModel, folder: Path) -> None:
+def save_recipe_beside(host: Host, tower: PatchedModel, folder: Path) -> None:
     """Write the recipe of a patched model and what its method has learned.
 
     Args:
@@ -27,20 +27,20 @@ def write_beside(host: Host, tower: PatchedModel, folder: Path) -> None:
 
     reduction = tower.reduction
     method, learned = reduction.method, tower.reducer.state_dict()
-    files = {part: f"{Path(BESIDE).stem}-{part}.safetensors" for part in method.files if learned}
+    files = {part: f"{Path(RECIPE_FILENAME).stem}-{part}.safetensors" for part in method.weight_file_fields if learned}
     for part, file in files.items():
         own = {key: value.contiguous() for key, value in learned.items() if key.startswith(f"{part}.")}
         safetensors.torch.save_file(own, folder / file)
-    provenance, measured = _history(reduction.origin, host)
+    provenance, measured = _provenance(reduction.origin, host)
     provenance = dataclasses.replace(provenance, restore=reduction.restore)
-    method = dataclasses.replace(method, **files).learned_on(host.matrices)
+    method = dataclasses.replace(method, **files).with_fingerprint_of(host.block_weights)
     recipe = Recipe(host.inputs.name, sizes_of_vit(host.vit), method, provenance, measured)
-    (folder / BESIDE).write_text(recipe.to_json(), encoding="utf-8")
+    (folder / RECIPE_FILENAME).write_text(recipe.to_json(), encoding="utf-8")
 
 
-def _history(origin: object, host: Host) -> tuple[Provenance, Measurements]:
+def _provenance(recipe_provenance: object, host: Host) -> tuple[Provenance, Measurements]:
     """Where settings are from, and what was measured with them: nothing, once the model has other weights."""
-    if not isinstance(origin, Origin):
+    if not isinstance(recipe_provenance, Origin):
         return Provenance(), Measurements()
-    is_same = torch.equal(origin.weights, fingerprint(host.weights))
-    return origin.provenance, origin.measured if is_same else Measurements()
+    is_same = torch.equal(recipe_provenance.weights, weight_fingerprint(host.fingerprint))
+    return recipe_provenance.provenance, recipe_provenance.measured if is_same else Measurements()

@@ -13,34 +13,34 @@ from gtp_vit.core.reducer import Method
 from gtp_vit.metrics.evaluate import Evaluation
 from gtp_vit.profiling.trace import Trace
 from gtp_vit.report.page import Section, paragraph, table
-from gtp_vit.report.plot import Point, curves
-from gtp_vit.report.results import Table, in_words
+from gtp_vit.report.plot import Point, line_plot
+from gtp_vit.report.results import Table, row_as_text
 from gtp_vit.report.scores import ModelColumns, explain_scores, figure_text, score_row, with_bounds
 from gtp_vit.report.tokens import prepared_picture, token_picture
-from gtp_vit.tuning.compare import Row
+from gtp_vit.tuning.compare import ComparisonRow
 
 
-def comparison_rows(model: ModelColumns, rows: Sequence[Row], found: Evaluation) -> list[dict[str, object]]:
+def comparison_rows(model: ModelColumns, rows: Sequence[ComparisonRow], found: Evaluation) -> list[dict[str, object]]:
     """The lines of a results file, each with its distance to the best plan of its budget."""
-    behind = _against_best(rows, found)
+    behind = _distance_to_best(rows, found)
     return [
-        score_row(model, found, row.plan.name, row.plan.macs)
+        score_row(model, found, row.entry.name, row.entry.macs)
         | {
-            "method": "" if row.plan.method is None else row.plan.label,
-            "budget_gmacs": round(row.plan.budget / 1e9, 6),
+            "method": "" if row.entry.method is None else row.entry.label,
+            "budget_gmacs": round(row.entry.budget / 1e9, 6),
             "speedup": None if row.timing is None else round(row.timing.speedup, 4),
             "images_per_second": None if row.rate is None else round(row.rate, 2),
-            "settings": {} if row.plan.method is None else row.plan.method.to_dict(),
+            "settings": {} if row.entry.method is None else row.entry.method.to_dict(),
         }
-        | behind[row.plan.name]
+        | behind[row.entry.name]
         for row in rows
     ]
 
 
-def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str, object]]:
+def _distance_to_best(rows: Sequence[ComparisonRow], found: Evaluation) -> dict[str, dict[str, object]]:
     """How far each is from the plan with the least damage at the same budget, with paired intervals."""
     damage = {score.name: math.inf if score.not_finite else score.damage.value for score in found.scores}
-    plans = [row.plan for row in rows]
+    plans = [row.entry for row in rows]
     best = {}
     for own in plans:
         rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
@@ -53,13 +53,13 @@ def _against_best(rows: Sequence[Row], found: Evaluation) -> dict[str, dict[str,
     return behind
 
 
-def comparison_table(rows: Sequence[Row], found: Evaluation) -> Table:
+def comparison_table(rows: Sequence[ComparisonRow], found: Evaluation) -> Table:
     """A row for each plan."""
     figures = [figure for figure in found.figures() if figure.brief]
     columns = ["method", "GMACs", *(figure.title for figure in figures), "speed-up", "img/s", "settings"]
     cells = []
     for row in rows:
-        plan, score, speed = row.plan, row.score, "not timed"
+        plan, score, speed = row.entry, row.score, "not timed"
         if row.timing is not None:
             low, high = row.timing.speedup_quartiles
             speed = f"{row.timing.speedup:.2f} ({low:.2f} .. {high:.2f})"
@@ -72,7 +72,7 @@ def comparison_table(rows: Sequence[Row], found: Evaluation) -> Table:
 
 
 def comparison_sections(
-    rows: Sequence[Row],
+    rows: Sequence[ComparisonRow],
     found: Evaluation,
     images: Tensor,
     traces: Sequence[tuple[Method, Trace]],
@@ -82,39 +82,39 @@ def comparison_sections(
 
     `images` are those that were timed; `traces` are of the first of them.
     """
-    reduced = [row for row in rows if row.plan.method is not None]
-    names = list(dict.fromkeys(row.plan.label for row in reduced))
+    reduced = [row for row in rows if row.entry.method is not None]
+    names = list(dict.fromkeys(row.entry.label for row in reduced))
     columns, cells = comparison_table(rows, found)
-    texts = {row.plan.name: in_words(columns, line) for row, line in zip(rows, cells, strict=True)}
+    texts = {row.entry.name: row_as_text(columns, line) for row, line in zip(rows, cells, strict=True)}
 
     def series(x: Callable[[Any], float], y: Callable[[Any], float]) -> dict[str, list[Point]]:
         return {
-            name: [Point(x(row), y(row), texts[row.plan.name]) for row in reduced if row.plan.label == name]
+            name: [Point(x(row), y(row), texts[row.entry.name]) for row in reduced if row.entry.label == name]
             for name in names
         }
 
-    def cost(row: Row) -> float:
-        return row.plan.macs / rows[0].plan.macs
+    def cost(row: ComparisonRow) -> float:
+        return row.entry.macs / rows[0].entry.macs
 
-    damage = found.measure.figure(found.measure.damage)
+    damage = found.measure.metric(found.measure.damage)
     shown = next((figure for figure in found.figures() if figure.name == found.measure.headline), damage)
 
-    def quality(row: Row) -> float:
+    def quality(row: ComparisonRow) -> float:
         return row.score[shown.name].value
 
     share = "MACs, as a share of the unreduced model's"
-    drawn = curves(series(cost, lambda row: row.score.damage.value), share, damage.title, log_y=True)
-    drawn += paragraph(f"Lower is better. {found.measure.meaning}")
+    drawn = line_plot(series(cost, lambda row: row.score.damage.value), share, damage.title, log_y=True)
+    drawn += paragraph(f"Lower is better. {found.measure.explanation}")
     if shown is not damage:
-        drawn += curves(series(cost, quality), share, shown.title)
+        drawn += line_plot(series(cost, quality), share, shown.title)
     sections = [Section("Damage over cost", drawn)]
     if all(row.timing is not None for row in reduced):
-        pareto = curves(series(lambda row: row.timing.speedup, quality), "speed-up", shown.title)
+        pareto = line_plot(series(lambda row: row.timing.speedup, quality), "speed-up", shown.title)
         text = f"Interleaved medians at batch {len(images)}, {torch.get_num_threads()} threads."
         sections.append(Section(f"{shown.title} over speed", pareto + paragraph(text)))
     finite = [index for index in range(1, len(rows)) if not rows[index].score.not_finite]
     best = min(finite, key=lambda index: rows[index].score.damage.value, default=None)
-    cautions = {row.plan.method.caution() for row in reduced if row.plan.method is not None} - {None}
+    cautions = {row.entry.method.warning() for row in reduced if row.entry.method is not None} - {None}
     text = (
         f"{explain_scores(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least "
         f"{damage.title}."

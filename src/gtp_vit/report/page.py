@@ -79,9 +79,11 @@ def picture(png: bytes, caption: str) -> str:
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def write_report(path: Path, title: str, lead: str, sections: Sequence[Section], made: Mapping[str, object]) -> None:
+def write_report(
+    path: Path, title: str, lead: str, sections: Sequence[Section], how_made: Mapping[str, object]
+) -> None:
     """Write the page, with how it was made at its end; all in one file, so that it can be sent and kept."""
-    rows = [[key.replace("_", " "), str(value)] for key, value in made.items()]
+    rows = [[key.replace("_", " "), str(value)] for key, value in how_made.items()]
     parts = [*sections, Section("How this was made", table(["what", "value"], rows, sortable=False))]
     body = "\n".join(f"<h2>{escape(section.title)}</h2>\n{section.html}" for section in parts)
     page = (

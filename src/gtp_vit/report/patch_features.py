@@ -69,7 +69,7 @@ def shades(segment: Tensor) -> Tensor:
     return 0.55 + 0.35 * torch.cos(angle - torch.tensor([0.0, 2.1, 4.2]))
 
 
-def same_segment(unreduced: Tensor, restored: Tensor) -> float:
+def same_segment_percent(unreduced: Tensor, restored: Tensor) -> float:
     """Share of the patches whose restored feature is in the segment of the unreduced one, in percent."""
     same = segments(unreduced, unreduced) == segments(unreduced, restored)
     return 100 * float(same.float().mean())

@@ -19,7 +19,7 @@ class Point(NamedTuple):
     text: str = ""
 
 
-def curves(
+def line_plot(
     series: Mapping[str, Sequence[Point | tuple[float, float]]], x_label: str, y_label: str, *, log_y: bool = False
 ) -> str:
     """One line with dots for each name; points in the order of x. What cannot be drawn is named below."""
@@ -36,8 +36,8 @@ def curves(
         return f"<p>Nothing to draw.</p>{note}"
     right = 40 + 7 * max(13, *map(len, lines))  # room for the names
     to_y = math.log10 if log_y else float
-    x_low, x_high = _padded([point.x for point in points])
-    y_low, y_high = _padded([to_y(point.y) for point in points])
+    x_low, x_high = _pad_range([point.x for point in points])
+    y_low, y_high = _pad_range([to_y(point.y) for point in points])
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - right)
@@ -81,7 +81,7 @@ def curves(
     return "\n".join(parts) + note
 
 
-def _padded(values: Sequence[float]) -> tuple[float, float]:
+def _pad_range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     margin = max(0.05 * (high - low), 0.02 * max(abs(high), abs(low))) or 1.0
     return low - margin, high + margin

@@ -14,7 +14,7 @@ from gtp_vit.runs.files import write_atomically
 Table = tuple[list[str], list[list[str]]]  # columns, and rows of as many texts
 
 
-def in_words(columns: Sequence[str], row: Sequence[str]) -> str:
+def row_as_text(columns: Sequence[str], row: Sequence[str]) -> str:
     """A row of a table by itself: a line for each cell that says something."""
     return "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True) if cell)
 

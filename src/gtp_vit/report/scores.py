@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gtp_vit.errors import counted
-from gtp_vit.metrics.base import UNREDUCED, Figure
+from gtp_vit.errors import plural
+from gtp_vit.metrics.base import UNREDUCED, Metric
 from gtp_vit.metrics.evaluate import Evaluation, Interval, Score
 from gtp_vit.report.results import Table
 
@@ -70,7 +70,7 @@ def score_table(found: Evaluation, macs: Mapping[str, int]) -> Table:
     return ["model", "GMACs", *(figure.title for figure in figures)], rows
 
 
-def figure_text(score: Score, figure: Figure) -> str:
+def figure_text(score: Score, figure: Metric) -> str:
     """A figure of a model as people read it."""
     interval, form = score[figure.name], f"{'+' if figure.change else ''}.{figure.decimals}f"
     if math.isnan(interval.value):
@@ -83,12 +83,12 @@ def explain_scores(found: Evaluation) -> str:
     """What the intervals mean, and what was not counted."""
     count = found.scores[0].images
     text = (
-        f"{counted(count, 'image', 'images')}; brackets are paired 95 % intervals over images. "
-        f"{found.measure.explain(found.per_image[UNREDUCED])}"
+        f"{plural(count, 'image', 'images')}; brackets are paired 95 % intervals over images. "
+        f"{found.measure.explain(found.per_image_values[UNREDUCED])}"
     )
     if found.unreadable:
         text += f" {len(found.unreadable)} could not be read and are not counted, e.g. {found.unreadable[0]}"
     if found.not_finite():
-        title = found.measure.figure(found.measure.damage).title
+        title = found.measure.metric(found.measure.damage).title
         text += f" {'; '.join(found.not_finite())}: they count as wrong and as disagreement, and have no {title}."
     return text

@@ -11,7 +11,7 @@ from gtp_vit.report.results import Table
 
 
 @dataclass(frozen=True)
-class Timed:
+class BatchTiming:
     """The times of the unreduced model, of the reduced one, and perhaps of others, at one batch size."""
 
     batch_size: int
@@ -32,11 +32,11 @@ def cost_table(costs: LayerCosts) -> Table:
     rows = [row("embedding", str(costs.patches + costs.prefix), before.embed, after.embed)]
     for layer, count in enumerate(costs.tokens):
         rows.append(row(f"layer {layer}", f"{count:g}", before.layers[layer], after.layers[layer]))
-    rows += [row(part, "", getattr(before, part), getattr(after, part)) for part in ("head", "method", "total")]
-    return ["part", "tokens in", "MMACs unreduced", "MMACs reduced", "share"], rows
+    rows += [row(part, "", getattr(before, part), getattr(after, part)) for part in ("head", "overhead", "total")]
+    return ["part", "tokens in", "MMACs unreduced", "MMACs reduced", "fraction"], rows
 
 
-def timing_table(timed: Sequence[Timed]) -> Table:
+def timing_table(timed: Sequence[BatchTiming]) -> Table:
     """A row for each model at each batch size."""
     rows = []
     for entry in timed:
@@ -52,7 +52,7 @@ def timing_table(timed: Sequence[Timed]) -> Table:
     return [*columns, *(["over eager torch"] if timed[0].over_torch is not None else [])], rows
 
 
-def verdict(entry: Timed, costs: LayerCosts, kernels: str) -> str:
+def verdict(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
     """What the figures mean, in one sentence, and why there is no gain where there is none.
 
     `kernels` says which kernels ran, as `kernels` of a patched model does.
@@ -68,7 +68,7 @@ def verdict(entry: Timed, costs: LayerCosts, kernels: str) -> str:
     return f"{where}: no gain here, {timing.name} is slower ({timing.speedup:.2f}), because {reason}."
 
 
-def _why_no_gain(entry: Timed, costs: LayerCosts, kernels: str) -> str:
+def _why_no_gain(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
     """The most likely reason."""
     saved = 1 - costs.reduced.total / costs.unreduced.total
     if saved < 0.1:

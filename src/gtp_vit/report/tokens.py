@@ -24,7 +24,7 @@ CELL = 16  # pixels of a patch in a picture
 SPACE = 10
 
 
-def some_layers(depth: int) -> tuple[int, ...]:
+def default_layers(depth: int) -> tuple[int, ...]:
     """Which layers are drawn by default."""
     return depth // 4, depth // 2, 3 * depth // 4, depth - 1
 
@@ -50,17 +50,17 @@ def panels(image: Image, found: Trace, layers: Sequence[int], which: int = 0) ->
     draw.text((2, 4), f"{rows} x {columns} patches", fill="black")
     for index, layer in enumerate(layers):
         left = (index + 1) * (size[0] + SPACE)
-        kept, sizes = found.layers[layer].kept[which], found.layers[layer].size
+        kept, sizes = found.layers[layer].kept[which], found.layers[layer].sizes
         draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
         own = None if sizes is None else sizes[which]
-        canvas.paste(only_kept(image, kept, found.grid, own), (left, 20))
-        canvas.paste(groups(image, found.layers[layer].owner[which], found.grid), (left, 20 + size[1] + SPACE))
+        canvas.paste(fade_removed(image, kept, found.grid, own), (left, 20))
+        canvas.paste(groups(image, found.layers[layer].owners[which], found.grid), (left, 20 + size[1] + SPACE))
     return canvas
 
 
 def token_picture(image: Image, trace: Trace, caption: str) -> str:
     """What is left of an image after some of the layers, as part of a page."""
-    return picture(png(panels(image, trace, some_layers(len(trace.layers)))), caption)
+    return picture(png(panels(image, trace, default_layers(len(trace.layers)))), caption)
 
 
 def prepared_picture(pixels: Tensor) -> Image:
@@ -72,7 +72,7 @@ def prepared_picture(pixels: Tensor) -> Image:
     return Image.fromarray((255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy())
 
 
-def only_kept(image: Image, kept: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Image:
+def fade_removed(image: Image, kept: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Image:
     """The image with all patches that were removed faded out, and the sizes of tokens that stand for several."""
     from PIL import Image, ImageDraw
 
@@ -122,11 +122,11 @@ def token_table(found: Trace) -> Table:
     """Tokens, largest size and losses of each layer."""
     rows = []
     for number, layer in enumerate(found.layers):
-        largest = "1" if layer.size is None else f"{layer.size.max().item():.2f}"
+        largest = "1" if layer.sizes is None else f"{layer.sizes.max().item():.2f}"
         counts = [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1])]
         rows.append([*counts, largest, f"{layer.lost.mean():.0%}"])
     return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
 
 
-def lost_text(found: Trace) -> str:
+def lost_fraction_text(found: Trace) -> str:
     return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: their information is lost."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gtp_vit.report.page import Section, paragraph, table
-from gtp_vit.report.plot import curves
+from gtp_vit.report.plot import line_plot
 from gtp_vit.report.results import Table
 
 
@@ -26,13 +26,13 @@ class LogEntry(Protocol):
 Entries = Sequence[LogEntry]
 
 
-def _of_kind(log: Entries, kind: str) -> list[LogEntry]:
+def _entries_of_kind(log: Entries, kind: str) -> list[LogEntry]:
     return [entry for entry in log if entry.kind == kind]
 
 
 def validation_table(log: Entries) -> Table | None:
     """A row for each validation pass; None if there was none."""
-    passes = _of_kind(log, "validation")
+    passes = _entries_of_kind(log, "validation")
     if not passes:
         return None
     rows = [[f"{value:.6g}" for value in (entry.step, entry.epoch, *entry.figures.values())] for entry in passes]
@@ -41,7 +41,7 @@ def validation_table(log: Entries) -> Table | None:
 
 def training_text(log: Entries) -> str:
     """What the run did, in a sentence."""
-    steps, passes = _of_kind(log, "step"), _of_kind(log, "validation")
+    steps, passes = _entries_of_kind(log, "step"), _entries_of_kind(log, "validation")
     text = f"{steps[-1].step} steps, loss {steps[-1].figures['loss']:.4f} at the end"
     text += f" and {steps[0].figures['loss']:.4f} at the beginning." if len(steps) > 1 else "."
     if len(passes) > 1:
@@ -55,12 +55,12 @@ def training_text(log: Entries) -> str:
 
 def training_sections(log: Entries) -> list[Section]:
     """The curves, and the table of validation passes."""
-    steps, passes = _of_kind(log, "step"), _of_kind(log, "validation")
+    steps, passes = _entries_of_kind(log, "step"), _entries_of_kind(log, "validation")
 
     def plot(entries: Entries, label: str, names: Mapping[str, str]) -> str:
         """A curve for each name, of the figure under its key."""
         series = {name: [(entry.epoch, entry.figures[key]) for entry in entries] for name, key in names.items()}
-        return curves(series, "epoch", label)
+        return line_plot(series, "epoch", label)
 
     others = ("lr", "gradient", "images_per_second")
     losses = {key: key for key in steps[0].figures if key not in others}

@@ -19,7 +19,7 @@ from gtp_vit.errors import GTPError
 
 Value = TypeVar("Value")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-RESUME = "start the same command again, with any number of processes: it resumes after what was finished and saved"
+RESUME_HINT = "start the same command again, with any number of processes: it resumes after what was finished and saved"
 # Texts of errors about lost connections; the types of these errors differ between versions.
 CONNECTION_ERRORS = (
     "connection closed",
@@ -80,7 +80,7 @@ def all_reduce_mean(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def check_same(what: str, value: object) -> None:
+def check_same_on_all_ranks(what: str, value: object) -> None:
     """Raise GTPError unless all processes have the same value, e.g. flags or data."""
     for rank, other in enumerate(all_gather(value)):
         if other != value:
@@ -119,7 +119,7 @@ def process_group() -> Iterator[None]:
     rank = os.environ["RANK"]
     if not world.isdigit() or not rank.isdigit() or int(rank) >= int(world):
         raise GTPError(f"RANK is {rank} and WORLD_SIZE is {world}; ranks go from 0 to WORLD_SIZE - 1; use torchrun")
-    with _stop_explained(f"process {rank} of {world}"):
+    with _explain_lost_processes(f"process {rank} of {world}"):
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         try:
             yield
@@ -128,7 +128,7 @@ def process_group() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_explained(who: str) -> Iterator[None]:
+def _explain_lost_processes(who: str) -> Iterator[None]:
     """Turn network errors and the launcher's signal, which follow the death of a process, into one clear error."""
 
     def stop(*_: object) -> None:
@@ -139,12 +139,14 @@ def _stop_explained(who: str) -> Iterator[None]:
     try:
         yield
     except _Stopped:
-        raise GTPError(f"{who} was told to stop, usually because another one failed or was killed; {RESUME}") from None
+        raise GTPError(
+            f"{who} was told to stop, usually because another one failed or was killed; {RESUME_HINT}"
+        ) from None
     except RuntimeError as error:
         if not any(text in str(error).lower() for text in CONNECTION_ERRORS):
             raise
         raise GTPError(
-            f"{who} lost another one, which failed, was killed, or whose machine stopped; {RESUME}"
+            f"{who} lost another one, which failed, was killed, or whose machine stopped; {RESUME_HINT}"
         ) from error
     finally:
         if main:

@@ -20,7 +20,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     What an earlier writer of this file left that was killed is deleted.
     """
     data = content.encode() if isinstance(content, str) else content
-    with explained(path):
+    with friendly_write_errors(path):
         _check_ordinary(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         _delete_parts(path)
@@ -66,7 +66,7 @@ def check_writable(*paths: Path | None) -> None:
     """Raise GTPError for paths that cannot be written, before the work whose result would be lost."""
     for path in paths:
         if path is not None:
-            with explained(path):
+            with friendly_write_errors(path):
                 _check_ordinary(path)
                 # Nothing is made yet, as the command may still be refused: a folder is needed that exists.
                 with tempfile.TemporaryFile(dir=_nearest_folder(path)):
@@ -87,7 +87,7 @@ def _nearest_folder(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def kept_if_used(folder: Path) -> Iterator[None]:
+def folder_kept_if_used(folder: Path) -> Iterator[None]:
     """Make a folder; if what follows fails, those that were made and are still empty are removed again."""
     made = make_folder(folder)
     try:
@@ -99,7 +99,7 @@ def kept_if_used(folder: Path) -> Iterator[None]:
 
 def make_folder(folder: Path) -> list[Path]:
     """Make a folder and those above it; returns those that were not there, the innermost first."""
-    with explained(folder):
+    with friendly_write_errors(folder):
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     return missing
@@ -121,7 +121,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         """Lock a file, which is created if it does not exist."""
-        with explained(path):
+        with friendly_write_errors(path):
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if not _lock(self.handle, path):
             os.close(self.handle)
@@ -172,7 +172,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def friendly_write_errors(path: Path) -> Iterator[None]:
     """Turn errors of writing (no permission, no space, no such folder) into one clear line."""
     try:
         yield

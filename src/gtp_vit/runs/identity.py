@@ -29,7 +29,7 @@ class ImagesIdentity:
     """Which images, and what is done to each before a model gets it; empty if they are prepared already."""
 
     images: str
-    preparation: str = ""
+    preprocessing: str = ""
     orientation: str = ""
 
     def to_dict(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class RunIdentity:
         return json.loads(json.dumps({**own, **self.settings}))
 
 
-def identity(
+def run_identity(
     name: str, models: Mapping[str, nn.Module] | nn.Module, dataset: object, **settings: object
 ) -> RunIdentity:
     """The identity of a run over images.
@@ -140,7 +140,7 @@ def _files_of_methods(settings: object) -> dict[str, str]:
     if not isinstance(settings, Mapping):
         return {}
     method = known_methods().get(str(settings.get("method"))) if isinstance(settings.get("method"), str) else None
-    names = [settings.get(key) for key in (() if method is None else method.files)]
+    names = [settings.get(key) for key in (() if method is None else method.weight_file_fields)]
     fingerprints = {str(name): content_fingerprint(Path(str(name))) for name in names if name}
     for inner in settings.values():
         fingerprints |= _files_of_methods(inner)
@@ -161,18 +161,18 @@ def differences(stored: Mapping[str, object], present: Mapping[str, object], pre
         if isinstance(old, dict) and isinstance(new, dict) and old.get("method") == new.get("method"):
             sentences.append(differences(old, new, f"{prefix}{key} "))
         else:
-            sentences.append(f"{prefix}{key} {_was_and_is(old, new)}")
+            sentences.append(f"{prefix}{key} {_stored_and_present(old, new)}")
     return ", ".join(sentences)
 
 
-def _was_and_is(*values: object) -> str:
+def _stored_and_present(*values: object) -> str:
     # Settings of different methods have no fields in common: their names say enough.
     old, new = (str(value.get("method", value)) if isinstance(value, dict) else str(value) for value in values)
     first_difference = next((i for i, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), 0)
     skip = max(0, first_difference - 20)  # long texts may differ near the end
-    return f"was {_shortened(old, skip)} and is {_shortened(new, skip)}"
+    return f"was {_shorten(old, skip)} and is {_shorten(new, skip)}"
 
 
-def _shortened(text: str, skip: int) -> str:
+def _shorten(text: str, skip: int) -> str:
     shown = " ".join((f"...{text[skip:]}" if skip else text).split())
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.errors import GTPError
-from gtp_vit.runs.files import Lock, explained, make_folder, remove_empty
+from gtp_vit.runs.files import Lock, friendly_write_errors, make_folder, remove_empty
 from gtp_vit.runs.identity import differences
 
 FORMAT = 1
@@ -31,69 +31,69 @@ class Journal:
         journal is never changed.
         """
         self.path = path
-        self.keep = False  # keep the file after a finished run
-        self.note = ""  # for the user: what was damaged
-        self.used = True  # has it anything that a later start could use?
-        with explained(path):
+        self.keep_when_done = False  # keep the file after a finished run
+        self.damage_report = ""  # for the user: what was damaged
+        self.was_written = True  # has it anything that a later start could use?
+        with friendly_write_errors(path):
             existed = path.exists()
         if existed:
             _check_ours(path)
         self.folders = make_folder(path.parent)
         self.lock = Lock(path)
-        with explained(path):
+        with friendly_write_errors(path):
             self.file = path.open("r+b", buffering=0)
         try:
             self.entries = self._resume(json.loads(json.dumps(run)), restart)
         except BaseException:
             self.close(finished=False)
             raise
-        self.used = bool(self.entries)
+        self.was_written = bool(self.entries)
 
     def _resume(self, run: dict[str, object], restart: bool) -> list[Any]:
         """The entries of an earlier start of this run; damaged lines are cut off the file."""
-        with explained(self.path):
+        with friendly_write_errors(self.path):
             content = self.file.read()
             lines = content[len(MAGIC) :].splitlines(keepends=True)
             found = [_entry(line) for line in lines]
             good = found.index(None) if None in found else len(found)
             if good == 0 and lines and lines[0].endswith(b"\n") and not restart:
-                raise GTPError(f"the first line of {self.path} is damaged, which says what it measured; {RESTART}")
+                raise GTPError(f"the first line of {self.path} is damaged, which says what it measured; {RESTART_HINT}")
             if restart or good == 0:
-                self._cut(0)
+                self._truncate(0)
                 self._write(MAGIC)
                 self.append(run)
                 return []
         stored = found[0]
         if stored != run:
-            raise GTPError(f"{self.path} is of a different run: {differences(stored, run)}; {RESTART}")
+            raise GTPError(f"{self.path} is of a different run: {differences(stored, run)}; {RESTART_HINT}")
         if good < len(lines) and lines[good].endswith(b"\n"):  # else a kill has cut it off
-            self.note = (
+            self.damage_report = (
                 f"line {good + 2} of {self.path} is damaged: {good - 1} finished pieces of work before it are kept, "
                 f"it and {len(lines) - good - 1} after it are dropped and measured again"
             )
-        with explained(self.path):
-            self._cut(len(MAGIC) + sum(map(len, lines[:good])))
+        with friendly_write_errors(self.path):
+            self._truncate(len(MAGIC) + sum(map(len, lines[:good])))
         return found[1:good]
 
     def append(self, entry: object) -> None:
         """Write one line and flush it to disk."""
-        self.used = True
+        self.was_written = True
         text = json.dumps(entry, separators=(",", ":")).encode()
         self._write(b"%08x %s\n" % (zlib.crc32(text), text))
 
     def _write(self, line: bytes) -> None:
         """Write the whole line or nothing: on a full disk a part is removed again."""
         begin, rest = self.file.tell(), line
-        with explained(self.path):
+        with friendly_write_errors(self.path):
             try:
                 while rest:
                     rest = rest[self.file.write(rest) :]
                 os.fsync(self.file.fileno())
             except OSError:
-                self._cut(begin)
+                self._truncate(begin)
                 raise
 
-    def _cut(self, length: int) -> None:
+    def _truncate(self, length: int) -> None:
         self.file.truncate(length)
         self.file.seek(length)
 
@@ -102,8 +102,8 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Delete the journal of a run that is finished, or that was refused before it began; others may be resumed."""
-        self.close(finished=(kind is None and not self.keep) or not self.used)
-        if not self.used:
+        self.close(finished=(kind is None and not self.keep_when_done) or not self.was_written)
+        if not self.was_written:
             remove_empty(self.folders)
 
     def close(self, *, finished: bool) -> None:
@@ -114,7 +114,7 @@ class Journal:
         self.lock.release()
 
 
-RESTART = "--restart discards what it has and begins anew, or let this run write to another place"
+RESTART_HINT = "--restart discards what it has and begins anew, or let this run write to another place"
 
 
 def _check_ours(path: Path) -> None:

@@ -11,7 +11,7 @@ docs/guides/test-your-method.md lists the promises. Needs timm; families of othe
 not installed.
 """
 
-from gtp_vit.testing.battery import BrokenPromises as BrokenPromises
+from gtp_vit.testing.battery import BrokenPromisesError as BrokenPromisesError
 from gtp_vit.testing.battery import cases as cases
 from gtp_vit.testing.battery import check as check
 from gtp_vit.testing.battery import fits as fits

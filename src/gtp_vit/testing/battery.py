@@ -14,7 +14,7 @@ from gtp_vit.testing.promises import PROMISES, Promise, is_adaptive
 from gtp_vit.testing.subject import Case, Subject
 
 
-class BrokenPromises(AssertionError):
+class BrokenPromisesError(AssertionError):
     """A case that does not hold what every method promises; `names` are the promises that it breaks."""
 
     def __init__(self, case: Case, errors: Mapping[str, Exception], checked: int) -> None:
@@ -51,7 +51,7 @@ def fits(case: Case) -> bool:
 
 
 def check(case: Case, promises: Sequence[Promise] = PROMISES) -> None:
-    """Check all promises of a case, also after one is broken; raises BrokenPromises, which names all that are."""
+    """Check all promises of a case, also after one is broken; raises BrokenPromisesError, which names all that are."""
     subject = Subject(case)
     errors: dict[str, Exception] = {}
     for promise in promises:
@@ -60,4 +60,4 @@ def check(case: Case, promises: Sequence[Promise] = PROMISES) -> None:
         except Exception as error:
             errors[promise.__name__] = error
     if errors:
-        raise BrokenPromises(case, errors, len(promises))
+        raise BrokenPromisesError(case, errors, len(promises))

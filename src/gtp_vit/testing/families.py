@@ -43,10 +43,10 @@ LIGHT: set[str] = {
 } - {"dinov3", "rope_mixed", "beit_shared", "hf_vit", "hf_dinov3", "open_clip"}
 THOROUGH = [family for family in NAMES if family not in LIGHT]
 # One of each kind of head and prefix, for the tests that take seconds each.
-FEW = ["vit", "deit_distilled", "dinov2_registers", "gap"]
+REPRESENTATIVE = ["vit", "deit_distilled", "dinov2_registers", "gap"]
 # A method sees nothing of a model but its tokens. So its options run on one of each kind of these: with and without
 # class token and registers, grids of other shapes, positions in the blocks.
-KINDS = [*FEW, "lvvit", "eva_l", "non_square", "dinov3"]
+DIVERSE = [*REPRESENTATIVE, "lvvit", "eva_l", "non_square", "dinov3"]
 
 
 @functools.cache

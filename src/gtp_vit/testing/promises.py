@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gtp_vit.core.costs import Costs
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.vit import Step, VitInfo
+from gtp_vit.core.vit import LayerTokens, ViTInfo
 from gtp_vit.errors import GTPError
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
@@ -60,13 +60,13 @@ def nothing_removed_equals_the_original(subject: Subject) -> None:
                 close(fast.forward_features(subject.images), subject.original.features, 1e-6)
 
 
-def removing_nothing(method: Method, vit: VitInfo) -> list[Method]:
-    """The settings at no strength, and those of `at` with strength 0."""
+def removing_nothing(method: Method, vit: ViTInfo) -> list[Method]:
+    """The settings at no strength, and those of `at_strength` with strength 0."""
     if isinstance(method, Identity):
         return [method]
     adaptive: Any = method  # counts follow the image: without layers nothing is removed
-    weakest = dataclasses.replace(adaptive, layers=()) if is_adaptive(method) else method.weakened(vit, 0)
-    return [weakest, type(method).at(vit, 0)]
+    weakest = dataclasses.replace(adaptive, layers=()) if is_adaptive(method) else method.scaled(vit, 0)
+    return [weakest, type(method).at_strength(vit, 0)]
 
 
 def is_adaptive(method: Method) -> bool:
@@ -81,15 +81,15 @@ def token_counts_follow_the_schedule(subject: Subject) -> None:
         refuses(lambda: reducer.steps(grid), "a different number of tokens in each image")
         return
     for layer, step in zip(subject.trace.layers, reducer.steps(grid), strict=True):
-        assert layer.kept.shape == (len(subject.images), step.after)
+        assert layer.kept.shape == (len(subject.images), step.out)
         for image in layer.kept:
-            assert len(set(image.tolist())) == step.after
-    assert subject.layers[-1].x.shape[1] == subject.vit.prefix + step.after
+            assert len(set(image.tolist())) == step.out
+    assert subject.layers[-1].x.shape[1] == subject.vit.prefix + step.out
 
 
 def a_shortened_last_block_changes_nothing(subject: Subject) -> None:
-    """`lossless` skips only what nobody reads."""
-    whole = patch(subject.model, subject.method, lossless=False, quiet=True)
+    """`shorten_last_block` skips only what nobody reads."""
+    whole = patch(subject.model, subject.method, shorten_last_block=False, quiet=True)
     close(subject.output, output(whole, subject.images), 1e-6)
 
 
@@ -152,7 +152,7 @@ def nan_stays_in_its_image(subject: Subject) -> None:
 def macs_without_overhead(costs: Costs, method: Method) -> int:
     """MACs without what begins with the first token that leaves: the method's own work, or a last block in full."""
     reducer = method.build(costs.vit)
-    return costs.of(reducer, reducer.steps(costs.grid), lossless=False, include_method=False).total
+    return costs.macs(reducer, reducer.steps(costs.grid), shorten_last_block=False, include_overhead=False).total
 
 
 def assert_falling(counts: list[int], method: Method) -> None:
@@ -167,24 +167,24 @@ def cost_falls_with_strength(subject: Subject) -> None:
     if isinstance(subject.method, Identity):
         return
     costs = subject.original.costs
-    settings = [type(subject.method).at(subject.vit, step / 16) for step in range(17)]
+    settings = [type(subject.method).at_strength(subject.vit, step / 16) for step in range(17)]
     counts = [macs_without_overhead(costs, method) for method in settings]
     assert counts[0] == macs_without_overhead(costs, Identity())
     assert_falling(counts, subject.method)
-    assert macs(subject.model, settings[-1]).total < costs.whole
+    assert macs(subject.model, settings[-1]).total < costs.unreduced
 
 
 def a_share_of_the_strength_is_between_nothing_and_all(subject: Subject) -> None:
-    """`weakened` goes from the settings themselves down to nothing."""
+    """`scaled` goes from the settings themselves down to nothing."""
     method, vit = subject.method, subject.vit
-    assert method.weakened(vit, 1) == method
+    assert method.scaled(vit, 1) == method
     if is_adaptive(method):
-        refuses(lambda: method.weakened(vit, 0), "has no strength that could grow")
+        refuses(lambda: method.scaled(vit, 0), "has no strength that could grow")
         return
-    weakened = [method.weakened(vit, share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)]
+    weakened = [method.scaled(vit, share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)]
     assert_falling([macs_without_overhead(subject.original.costs, weaker) for weaker in weakened], method)
-    for step in method.weakened(vit, 0).build(vit).steps(vit.grid):
-        assert step == Step(*(vit.image_tokens,) * 4)
+    for step in method.scaled(vit, 0).build(vit).steps(vit.grid):
+        assert step == LayerTokens(*(vit.image_tokens,) * 4)
 
 
 # --- what patching does to a model -----------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def the_original_is_untouched_and_the_weights_are_shared(subject: Subject) -> No
     assert {name: dict(vars(model)[name]) for name in tables} == tables
     assert torch.equal(output(model, subject.images), subject.original.output)
     learned = {id(parameter) for parameter in fast.reducer.parameters()}
-    assert bool(learned) == (subject.method.learned != "none")
+    assert bool(learned) == (subject.method.trained_parts != "none")
     shared = [id(parameter) for parameter in fast.parameters() if id(parameter) not in learned]
     assert shared == [id(parameter) for parameter in model.parameters()]
     assert learned <= {id(parameter) for parameter in fast.parameters()}
@@ -220,8 +220,10 @@ def state_dicts_load_both_ways(subject: Subject) -> None:
     """Weights of the original load into the reduced model and the other way round; only learned parts are added."""
     model, method, fast = subject.model, subject.method, subject.fast
     learned = list(fast.reducer.state_dict())
-    assert {key.split(".")[0] for key in learned} == set(method.files)  # each is stored in a file that a setting names
-    assert bool(learned) == (method.learned != "none")
+    assert {key.split(".")[0] for key in learned} == set(
+        method.weight_file_fields
+    )  # each is stored in a file that a setting names
+    assert bool(learned) == (method.trained_parts != "none")
     path = host_of(model).path
     added = [f"{path}.reducer.{key}" if path else f"reducer.{key}" for key in learned]
     assert [key for key in fast.state_dict() if key not in added] == list(model.state_dict())

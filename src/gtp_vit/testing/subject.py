@@ -16,7 +16,7 @@ from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.loop import run
 from gtp_vit.core.reducer import Method
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.vit import ViTInfo
 from gtp_vit.patching import Patched, host_of, is_patched, patch, tower_of
 from gtp_vit.profiling.trace import Trace, trace
 
@@ -83,7 +83,7 @@ class Original:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.vit: VitInfo = host_of(model).vit
+        self.vit: ViTInfo = host_of(model).vit
 
     @functools.cached_property
     def costs(self) -> Costs:
@@ -154,7 +154,7 @@ class Subject:
         reducer: Any = watched.reducer  # whose hooks are replaced
         layers: list[Tokens] = []
         steps: list[tuple[Tokens, Tokens]] = []
-        attend = reducer.attend
+        attend = reducer.add_and_reduce
 
         def watch_attend(attention: LayerAttention) -> Tokens:
             before = attention.tokens
@@ -173,8 +173,8 @@ class Subject:
 
             return watch_step
 
-        reducer.attend = watch_attend
+        reducer.add_and_reduce = watch_attend
         reducer.before, reducer.after = watch(reducer.before), watch(reducer.after)
         with torch.no_grad():
-            run(watched, self.images, observe=layers.append, follow=True)
+            run(watched, self.images, observe=layers.append, track_owners=True)
         return layers, steps

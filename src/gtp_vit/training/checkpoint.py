@@ -19,7 +19,7 @@ from gtp_vit.core.loop import PatchedModel
 from gtp_vit.errors import GTPError
 from gtp_vit.models.checkpoint import save_checkpoint
 from gtp_vit.recipes.recipe import Recipe
-from gtp_vit.runs.files import Lock, kept_if_used, write_atomically
+from gtp_vit.runs.files import Lock, folder_kept_if_used, write_atomically
 from gtp_vit.runs.identity import differences
 from gtp_vit.training.log import LogLine
 from gtp_vit.training.trainer import TrainerState
@@ -57,20 +57,23 @@ def read_state(folder: Path, run: dict[str, object]) -> RunState | None:
         state: RunState = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         stored = state["run"]
     except Exception as error:  # zip, pickle and torch have errors of many classes
-        raise GTPError(f"{path} is damaged, or no checkpoint of a finetuning run; {RESTART}") from error
+        raise GTPError(f"{path} is damaged, or no checkpoint of a finetuning run; {RESTART_HINT}") from error
     if stored != run:
-        raise GTPError(f"{path} is of a different run: {differences(stored, run)}; {RESTART}")
+        raise GTPError(f"{path} is of a different run: {differences(stored, run)}; {RESTART_HINT}")
     return state
 
 
-RESTART = "--restart discards it and begins anew, or write to a different place with --output"
+RESTART_HINT = "--restart discards it and begins anew, or write to a different place with --output"
 
 
 def write_weights(folder: Path, model: PatchedModel, recipe: Recipe) -> None:
     """Write weights under timm's keys; learned parts of a method get their own files, as timm refuses extra keys."""
     from safetensors.torch import save
 
-    learned, files = model.reducer.state_dict(), {part: f"{part}.safetensors" for part in recipe.method.files}
+    learned, files = (
+        model.reducer.state_dict(),
+        {part: f"{part}.safetensors" for part in recipe.method.weight_file_fields},
+    )
     lost = [key for key in learned if key.split(".")[0] not in files]
     if lost:
         raise GTPError(f"{recipe.method.name} has learned {lost[0]}, and none of its settings names a file for that")
@@ -82,9 +85,9 @@ def write_weights(folder: Path, model: PatchedModel, recipe: Recipe) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_run_folder(folder: Path) -> Iterator[None]:
     """Lock a folder, so that no second run writes into it; a run that fails before it writes leaves none behind."""
-    with kept_if_used(folder):
+    with folder_kept_if_used(folder):
         lock = Lock(folder / ".lock")
         try:
             yield

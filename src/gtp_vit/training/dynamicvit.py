@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtp_vit.core.loop import run
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import SettingError
 from gtp_vit.methods.dynamicvit import DynamicViTReducer
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import is_patched, patch, tower_of
@@ -46,7 +46,7 @@ def outputs(model: nn.Module, images: Tensor) -> Outputs:
     teacher = not is_patched(model)
     tower = tower_of(patch(model, Identity()) if teacher else model)
     if not teacher and not (isinstance(tower.reducer, DynamicViTReducer) and model.training):
-        raise BadSetting(
+        raise SettingError(
             "the student must be a model patched with DynamicViT in training mode; call train() on it; unpatch it if "
             "it is the teacher"
         )
@@ -55,7 +55,7 @@ def outputs(model: nn.Module, images: Tensor) -> Outputs:
     features = backbone.norm(tower)(tokens.x)
     scores = backbone.token_classifier(tower)
     image = features[:, tokens.prefix :]
-    decisions = () if teacher else tuple(decision.squeeze(-1) for decision in tokens.carry.stages)
+    decisions = () if teacher else tuple(decision.squeeze(-1) for decision in tokens.method_state.stages)
     return Outputs(backbone.head(tower, features), image if scores is None else scores(image), decisions)
 
 
@@ -83,7 +83,7 @@ def losses(
         token_kl: compare tokens by the KL divergence of their logits (LV-ViT), not by the squared distance.
     """
     if not student.decisions:
-        raise BadSetting("the student decided nothing: keep_ratio is 1, so there is nothing to learn")
+        raise SettingError("the student decided nothing: keep_ratio is 1, so there is nothing to learn")
     cls = (-labels * student.logits.log_softmax(dim=-1)).sum(dim=-1).mean()
     ratio = student.logits.new_zeros(())
     for stage, decision in enumerate(student.decisions):

@@ -47,7 +47,7 @@ class Log:
     def __init__(self, folder: Path | None, entries: Sequence[LogEntry] = ()) -> None:
         """Start a log with these entries; without a folder nothing is written."""
         self.folder, self.entries = folder, list(entries)
-        self.board: Any = None
+        self.tensorboard: Any = None
         if self.entries:
             self.write()  # replaces lines written after the last checkpoint
         if folder is not None:
@@ -56,14 +56,14 @@ class Log:
             except ImportError:
                 return
             first = self.entries[-1].step + 1 if self.entries else 0
-            self.board = SummaryWriter(str(folder / BOARD), purge_step=first)
+            self.tensorboard = SummaryWriter(str(folder / BOARD), purge_step=first)
 
     def add(self, entry: LogEntry) -> None:
         self.entries.append(entry)
         self.write()
-        if self.board is not None:
+        if self.tensorboard is not None:
             for key, value in {"epoch": entry.epoch, **entry.figures}.items():
-                self.board.add_scalar(f"{entry.kind}/{key}", value, entry.step)
+                self.tensorboard.add_scalar(f"{entry.kind}/{key}", value, entry.step)
 
     def write(self) -> None:
         if self.folder is None:
@@ -77,9 +77,9 @@ class Log:
         writer.writerows(lines)
         write_atomically(self.folder / TABLE, table.getvalue())
 
-    def of(self, kind: str) -> list[LogEntry]:
+    def entries_of_kind(self, kind: str) -> list[LogEntry]:
         return [entry for entry in self.entries if entry.kind == kind]
 
     def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Item
-from gtp_vit.errors import BadSetting, GTPError, check_range
+from gtp_vit.errors import GTPError, SettingError, check_range
 from gtp_vit.metrics.base import UNREDUCED
-from gtp_vit.metrics.classes import Classes
+from gtp_vit.metrics.classes import Classification
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.metrics.output_cache import OutputCache
 from gtp_vit.metrics.registry import check_class_output
@@ -28,18 +28,18 @@ from gtp_vit.recipes.defaults import resolve
 from gtp_vit.recipes.provenance import Finetuning, Measurements, Provenance
 from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs import distributed
-from gtp_vit.runs.identity import identity, images_identity
-from gtp_vit.training.checkpoint import STATE, RunState, locked, read_state, write_state, write_weights
-from gtp_vit.training.data import load, steps_of_epoch, without_labels
+from gtp_vit.runs.identity import images_identity, run_identity
+from gtp_vit.training.checkpoint import STATE, RunState, lock_run_folder, read_state, write_state, write_weights
+from gtp_vit.training.data import load_micro_batches, steps_of_epoch, without_labels
 from gtp_vit.training.log import Log, LogEntry
-from gtp_vit.training.settings import Training
-from gtp_vit.training.trainer import NotFinite, Trainer
+from gtp_vit.training.settings import TrainingConfig
+from gtp_vit.training.trainer import NonFiniteError, Trainer
 
 StepsDone = Callable[[int, int, LogEntry], None]  # steps done, their total, and the figures of the last ones
 
 
 @dataclass(frozen=True)
-class Finetuned:
+class FinetuneResult:
     """The result of a run."""
 
     model: nn.Module  # patched, in eval mode
@@ -52,7 +52,7 @@ class Finetuned:
 
 
 @dataclass(frozen=True)
-class Output:
+class FinetuneOutput:
     """Where a run writes, and under which name."""
 
     folder: str | Path
@@ -67,7 +67,7 @@ def check_trainable(plain: nn.Module) -> None:
     """Refuse models around a ViT, and ViTs without classes."""
     host = host_of(plain)
     if host.path:
-        raise BadSetting(
+        raise SettingError(
             f"{type(plain).__name__} has its ViT at {host.path}, and only a ViT itself can be finetuned here; train "
             f"gtp_vit.patch(model) with its own library, or give model.{host.path} and put the result back"
         )
@@ -78,13 +78,13 @@ def finetune(
     model: nn.Module,
     method: Method | Recipe | str | Path,
     dataset: Dataset[Item],
-    settings: Training | None = None,
+    settings: TrainingConfig | None = None,
     *,
-    output: str | Path | Output,
+    output: str | Path | FinetuneOutput,
     validation: Dataset[Item] | None = None,
     workers: int = 2,
     progress: StepsDone | None = None,
-) -> Finetuned:
+) -> FinetuneResult:
     """Finetune a copy of `model` with `method` active. A run that was stopped resumes from `output`, bit for bit.
 
     In processes that torchrun or accelerate started (`gtp_vit.runs.distributed.process_group`), all of them call this
@@ -100,63 +100,70 @@ def finetune(
         workers: processes that read images, for each process that computes.
         progress: called after every step.
     """
-    settings = settings or Training()
+    settings = settings or TrainingConfig()
     settings.check()
-    check_range("workers", workers, 0, 256, whole=True)
-    output = output if isinstance(output, Output) else Output(output)
+    check_range("workers", workers, 0, 256, integer=True)
+    output = output if isinstance(output, FinetuneOutput) else FinetuneOutput(output)
     plain = unpatch(model)
     check_trainable(plain)
     host = host_of(plain)
     method = resolve(method, host)
     if not isinstance(method, Method):
-        raise BadSetting(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
+        raise SettingError(f"method is {method!r}; give settings, e.g. GTP(propagate=14)")
     check_processes(settings)
     if settings.amp != "off" and next(plain.parameters()).device.type == "cpu":
         verdict = bf16_verdict()  # in a subprocess, because it may crash
         if verdict != "works":
             raise GTPError(f"bfloat16 cannot be used here: {verdict}; leave out --amp")
     folder, name = Path(output.folder), output.model_name or host.inputs.name
-    run = run_identity(plain, name, method, settings, dataset, validation)
-    distributed.check_same("settings, weights or data", run)
-    with locked(folder) if distributed.is_rank_zero() else nullcontext():
+    run = finetune_identity(plain, name, method, settings, dataset, validation)
+    distributed.check_same_on_all_ranks("settings, weights or data", run)
+    with lock_run_folder(folder) if distributed.is_rank_zero() else nullcontext():
         state = read_state(folder, run) if distributed.is_rank_zero() and not output.restart else None
-        images = Images(dataset, validation if validation is None or settings.labels else without_labels(validation))
+        images = FinetuneImages(
+            dataset, validation if validation is None or settings.labels else without_labels(validation)
+        )
         loop = TrainingLoop(plain, method, settings, images, RunFolder(folder, name, run), workers)
         try:
             loop.start(state)
             del state  # which holds on to the file
             return loop.run(progress)
-        except NotFinite as error:
+        except NonFiniteError as error:
             kept = f"{folder / STATE}, of step {loop.saved}, is kept" if loop.saved else "nothing was saved yet"
-            raise NotFinite(f"{error}; the last good checkpoint ({kept}); try a lower --lr, or --clip-grad 1") from None
+            raise NonFiniteError(
+                f"{error}; the last good checkpoint ({kept}); try a lower --lr, or --clip-grad 1"
+            ) from None
         finally:
             loop.log.close()
 
 
-def check_processes(settings: Training) -> None:
-    """Raise BadSetting unless each process gets the same number of parts."""
+def check_processes(settings: TrainingConfig) -> None:
+    """Raise SettingError unless each process gets the same number of parts."""
     processes = distributed.rank_and_world_size()[1]
-    if settings.parts % processes:
-        fits = [number for number in range(1, settings.parts + 1) if settings.parts % number == 0]
-        raise BadSetting(
-            f"{processes} processes cannot share the {settings.parts} parts of a step (--batch-size "
-            f"{settings.batch_size} in parts of --micro-batch {settings.part}); start {' or '.join(map(str, fits))}, "
+    if settings.num_micro_batches % processes:
+        fits = [
+            number for number in range(1, settings.num_micro_batches + 1) if settings.num_micro_batches % number == 0
+        ]
+        raise SettingError(
+            f"{processes} processes cannot share the {settings.num_micro_batches} parts of a step (--batch-size "
+            f"{settings.batch_size} in parts of --micro-batch {settings.micro_batch_size}); start "
+            f"{' or '.join(map(str, fits))}, "
             "or change one of these"
         )
 
 
-def run_identity(
-    model: nn.Module, name: str, method: Method, settings: Training, dataset: object, validation: object
+def finetune_identity(
+    model: nn.Module, name: str, method: Method, settings: TrainingConfig, dataset: object, validation: object
 ) -> dict[str, object]:
     """What must be equal for a run to be resumed; the number of processes may differ."""
     kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
     seen = {} if validation is None else images_identity(validation).to_dict()
     models = {UNREDUCED: model, method.name: patch(model, method, quiet=True)}
-    return identity(name, models, dataset, method=method.to_dict(), **kept, validation=seen).to_dict()
+    return run_identity(name, models, dataset, method=method.to_dict(), **kept, validation=seen).to_dict()
 
 
 @dataclass(frozen=True)
-class Images:
+class FinetuneImages:
     """What is trained on, and what is evaluated on after each epoch."""
 
     training: Dataset[Item]
@@ -176,7 +183,13 @@ class TrainingLoop:
     """Epochs of training steps, validation and checkpoints: one call of `finetune`."""
 
     def __init__(
-        self, model: nn.Module, method: Method, settings: Training, images: Images, place: RunFolder, workers: int
+        self,
+        model: nn.Module,
+        method: Method,
+        settings: TrainingConfig,
+        images: FinetuneImages,
+        place: RunFolder,
+        workers: int,
     ) -> None:
         self.method, self.settings, self.images, self.place, self.workers = method, settings, images, place, workers
         self.log = Log(None)
@@ -185,10 +198,10 @@ class TrainingLoop:
         self.saved = 0  # steps in the last checkpoint
         self.unreadable: dict[str, None] = {}
         self.trainer = Trainer(model, method, settings, self.steps)
-        self.teacher_outputs = OutputCache(self.trainer.teacher, Classes())
-        method.weakened(self.trainer.model.reduction.vit, settings.strength(0))  # raises now, not in the first epoch
+        self.teacher_outputs = OutputCache(self.trainer.teacher, Classification())
+        method.scaled(self.trainer.model.reduction.vit, settings.strength(0))  # raises now, not in the first epoch
         self.macs = macs(self.trainer.model).total if not self.trainer.model.reducer.adaptive else None
-        self.share = None if self.macs is None else round(self.macs / macs(model).total, 4)
+        self.macs_fraction = None if self.macs is None else round(self.macs / macs(model).total, 4)
 
     def start(self, state: RunState | None) -> None:
         """Start at the first step, or at the one in `state`, which only the first process has read."""
@@ -202,27 +215,29 @@ class TrainingLoop:
             self.trainer.load_state_dict(state)
             self.log = Log(folder, [LogEntry.from_dict(line) for line in lines])
 
-    def run(self, progress: StepsDone | None) -> Finetuned:
+    def run(self, progress: StepsDone | None) -> FinetuneResult:
         step = self.saved
         while step < self.steps:
             step = self.train_epoch(step, progress)
-        return Finetuned(self.trainer.eval_model(), tuple(self.log.entries), tuple(self.unreadable))
+        return FinetuneResult(self.trainer.eval_model(), tuple(self.log.entries), tuple(self.unreadable))
 
     def train_epoch(self, done: int, progress: StepsDone | None) -> int:
         """Train for the rest of the epoch that step `done` is in; returns the number of steps then done."""
         epoch, within = divmod(done, self.epoch_steps)
         self.set_reduction(epoch)
         share, settings = distributed.rank_and_world_size(), self.settings
-        parts = load(self.images.training, settings, epoch, within, share=share, workers=self.workers)
+        parts = load_micro_batches(
+            self.images.training, settings, epoch, within, rank_and_world_size=share, workers=self.workers
+        )
         recent: list[dict[str, float]] = []
         begin = time.perf_counter()
         for step in range(done, (epoch + 1) * self.epoch_steps):
-            batches = [next(parts) for _ in range(settings.parts // share[1])]
+            batches = [next(parts) for _ in range(settings.num_micro_batches // share[1])]
             for batch in batches:
                 self.unreadable |= dict.fromkeys(batch.unreadable.values())
             recent.append(self.trainer.train_step(step, self.epoch_steps, batches))
             rate = len(recent) * settings.batch_size / (time.perf_counter() - begin)
-            entry = self.entry_of(step + 1, recent, rate)
+            entry = self.log_entry(step + 1, recent, rate)
             last = (step + 1) % self.epoch_steps == 0
             if last or (step + 1) % settings.log_every == 0:
                 self.log.add(entry)
@@ -237,7 +252,7 @@ class TrainingLoop:
                 self.set_reduction(epoch)
         return (epoch + 1) * self.epoch_steps
 
-    def entry_of(self, done: int, recent: list[dict[str, float]], rate: float) -> LogEntry:
+    def log_entry(self, done: int, recent: list[dict[str, float]], rate: float) -> LogEntry:
         """The mean figures of the steps since the last entry, and the last learning rate."""
         means = {key: sum(figures[key] for figures in recent) / len(recent) for key in recent[0]}
         figures = {**means, "lr": recent[-1]["lr"], "images_per_second": round(rate, 2)}
@@ -245,7 +260,7 @@ class TrainingLoop:
 
     def set_reduction(self, epoch: int) -> None:
         vit = self.trainer.model.reduction.vit
-        method = self.method.weakened(vit, self.settings.strength(epoch))
+        method = self.method.scaled(vit, self.settings.strength(epoch))
         self.trainer.start_epoch(self.trainer.protocol.method_at(method, epoch / self.settings.epochs))
 
     def validate(self, step: int) -> None:
@@ -256,7 +271,7 @@ class TrainingLoop:
             evaluation = evaluate(
                 models,
                 self.images.validation,
-                batch_size=self.settings.part,
+                batch_size=self.settings.micro_batch_size,
                 workers=self.workers,
                 cache=self.teacher_outputs,
             )
@@ -275,7 +290,7 @@ class TrainingLoop:
             latest = [line for line in lines if line["kind"] == "validation"][-1:] or [{}]
             provenance = Provenance(finetuned=Finetuning(self.settings.to_dict(), step, self.steps))
             validation = {key: value for key, value in latest[0].items() if key != "kind"}
-            measured = Measurements(macs=self.macs, share=self.share, validation=validation)
+            measured = Measurements(macs=self.macs, fraction=self.macs_fraction, validation=validation)
             model = self.trainer.eval_model()
             # The state last: where it says that a step is done, the weights of that step must exist.
             recipe = Recipe(self.place.model_name, sizes_of_model(model), self.method, provenance, measured)

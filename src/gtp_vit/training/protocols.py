@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from gtp_vit.core.loop import PatchedModel, run
 from gtp_vit.core.reducer import Method
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import SettingError
 from gtp_vit.methods.dynamicvit import DynamicViT, DynamicViTReducer
 from gtp_vit.methods.evit import EViT
 from gtp_vit.methods.evovit import EvoViT
 from gtp_vit.training import dynamicvit
-from gtp_vit.training.settings import Training
+from gtp_vit.training.settings import TrainingConfig
 
 Terms = dict[str, Tensor]  # "loss", and what it is made of
 Taught = Tensor | dynamicvit.Outputs  # what the unreduced model says of the same images
@@ -38,61 +38,65 @@ class Protocol:
     warmup: float = 5 / 30
     drop_path: float = 0.1
     eval_mode: bool = False  # no dropout and no stochastic depth in training
-    frozen: float = 0.0  # share of the run in which only the learned parts of the method are trained
+    frozen_fraction: float = 0.0  # share of the run in which only the learned parts of the method are trained
     learned_lr: float | None = None  # of these parts; None: 100 times the model's
     trains_embedding: bool = True  # are prefix tokens and position embedding trained?
 
-    def with_settings(self, settings: Training) -> Protocol:
+    def with_settings(self, settings: TrainingConfig) -> Protocol:
         """This protocol with the user's settings, which take precedence."""
         names = ("lr", "min_lr", "learned_lr", "weight_decay", "warmup", "drop_path")
         given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
         found = dataclasses.replace(self, **given)
         if found.min_lr > found.lr:
-            raise BadSetting(f"min_lr is {found.min_lr:g}, more than lr, which is {found.lr:g}; give a smaller min_lr")
+            raise SettingError(
+                f"min_lr is {found.min_lr:g}, more than lr, which is {found.lr:g}; give a smaller min_lr"
+            )
         return found
 
-    def rate(self, learned: bool) -> float:
+    def learning_rate(self, learned: bool) -> float:
         """Highest learning rate of the model, or of the learned parts of the method."""
         if not learned:
             return self.lr
         return 100 * self.lr if self.learned_lr is None else self.learned_lr
 
-    def extra(self, model: PatchedModel) -> nn.Module:
+    def extra_modules(self, model: PatchedModel) -> nn.Module:
         """Modules that only training needs; they are in the checkpoint, but not among the weights."""
         return nn.Module()
 
-    def method_at(self, method: Method, done: float) -> Method:
+    def method_at(self, method: Method, progress: float) -> Method:
         """The method after this share of the run."""
         return method
 
-    def check(self, method: Method, settings: Training) -> None:
-        """Raise BadSetting if there is nothing to learn with these settings."""
+    def check(self, method: Method, settings: TrainingConfig) -> None:
+        """Raise SettingError if there is nothing to learn with these settings."""
 
-    def teach(self, teacher: nn.Module, images: Tensor) -> Taught:
+    def teacher_outputs(self, teacher: nn.Module, images: Tensor) -> Taught:
         """The outputs of the unreduced model that `terms` needs."""
         return teacher(images)
 
-    def distill(self, settings: Training) -> float:
+    def distill(self, settings: TrainingConfig) -> float:
         """Weight of the distance from the unreduced model; without labels there is nothing else to learn from."""
         return float(not settings.labels) if settings.distill is None else settings.distill
 
-    def needs_teacher(self, settings: Training) -> bool:
+    def needs_teacher(self, settings: TrainingConfig) -> bool:
         return self.distill(settings) > 0
 
-    def terms(
+    def loss_terms(
         self,
         model: PatchedModel,
         extra: nn.Module,
         images: Tensor,
         labels: Tensor,
-        taught: Taught | None,
-        settings: Training,
+        teacher_outputs: Taught | None,
+        settings: TrainingConfig,
     ) -> Terms:
         """The loss and its terms for these images."""
-        assert not isinstance(taught, dynamicvit.Outputs)
-        return self.combined(model(images), labels, taught, settings)
+        assert not isinstance(teacher_outputs, dynamicvit.Outputs)
+        return self.combined_loss(model(images), labels, teacher_outputs, settings)
 
-    def combined(self, logits: Tensor, labels: Tensor, taught: Tensor | None, settings: Training) -> Terms:
+    def combined_loss(
+        self, logits: Tensor, labels: Tensor, teacher_outputs: Tensor | None, settings: TrainingConfig
+    ) -> Terms:
         """Cross entropy with soft labels, and the distance from the unreduced model."""
         from timm.loss import SoftTargetCrossEntropy
 
@@ -101,14 +105,14 @@ class Protocol:
         if settings.labels:
             terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), labels)
             loss = loss + terms["cross_entropy"]
-        if taught is not None:
-            terms["kl"] = dynamicvit.kl_from_teacher(logits.float(), taught.float())
+        if teacher_outputs is not None:
+            terms["kl"] = dynamicvit.kl_from_teacher(logits.float(), teacher_outputs.float())
             loss = loss + self.distill(settings) * terms["kl"]
         return {"loss": loss, **terms}
 
     def frozen_until(self, epochs: int) -> int:
         """Epochs in which the model itself is not trained."""
-        return math.ceil(self.frozen * epochs)
+        return math.ceil(self.frozen_fraction * epochs)
 
 
 @dataclass(frozen=True)
@@ -128,37 +132,37 @@ class DynamicViTProtocol(Protocol):
     """Predictors learn a hundred times as fast and alone at first; four losses; a class token that stays as it is."""
 
     drop_path: float = 0.0
-    frozen: float = 5 / 30
+    frozen_fraction: float = 5 / 30
     trains_embedding: bool = False
 
-    def check(self, method: Method, settings: Training) -> None:
+    def check(self, method: Method, settings: TrainingConfig) -> None:
         assert isinstance(method, DynamicViT)
         if method.keep_ratio == 1:
-            raise BadSetting("keep_ratio is 1: no token ever leaves, so there is nothing to learn; give less")
-        if settings.shrink_start or settings.shrink_epochs:
-            raise BadSetting("DynamicViT reaches keep_ratio by its loss; leave out shrink_start and shrink_epochs")
+            raise SettingError("keep_ratio is 1: no token ever leaves, so there is nothing to learn; give less")
+        if settings.ramp_start or settings.ramp_epochs:
+            raise SettingError("DynamicViT reaches keep_ratio by its loss; leave out ramp_start and ramp_epochs")
 
-    def distill(self, settings: Training) -> float:
+    def distill(self, settings: TrainingConfig) -> float:
         return 0.5 if settings.distill is None else settings.distill
 
-    def teach(self, teacher: nn.Module, images: Tensor) -> Taught:
+    def teacher_outputs(self, teacher: nn.Module, images: Tensor) -> Taught:
         return dynamicvit.outputs(teacher, images)
 
-    def terms(
+    def loss_terms(
         self,
         model: PatchedModel,
         extra: nn.Module,
         images: Tensor,
         labels: Tensor,
-        taught: Taught | None,
-        settings: Training,
+        teacher_outputs: Taught | None,
+        settings: TrainingConfig,
     ) -> Terms:
-        assert not isinstance(taught, Tensor)
+        assert not isinstance(teacher_outputs, Tensor)
         assert isinstance(model.reducer, DynamicViTReducer)
         student = dynamicvit.outputs(model, images)
         found = dynamicvit.losses(
             student,
-            taught,
+            teacher_outputs,
             labels,
             model.reducer,
             cls_weight=float(settings.labels),
@@ -166,7 +170,7 @@ class DynamicViTProtocol(Protocol):
             token_kl=model.reduction.backbone.token_classifier(model) is not None,
         )
         terms = {"loss": found.total, "cross_entropy": found.cls, "ratio": found.ratio}
-        return terms if taught is None else {**terms, "kl": found.cls_kl, "token": found.token}
+        return terms if teacher_outputs is None else {**terms, "kl": found.cls_kl, "token": found.token}
 
 
 @dataclass(frozen=True)
@@ -175,33 +179,33 @@ class EvoViTProtocol(Protocol):
 
     layer_wise: float = 2 / 3  # share of the run
 
-    def extra(self, model: PatchedModel) -> nn.Module:
+    def extra_modules(self, model: PatchedModel) -> nn.Module:
         backbone = model.reduction.backbone
         parts = {"norm": backbone.norm(model), "head": backbone.classifier(model)}
         return nn.ModuleDict(copy.deepcopy(parts))
 
-    def method_at(self, method: Method, done: float) -> Method:
+    def method_at(self, method: Method, progress: float) -> Method:
         assert isinstance(method, EvoViT)
-        return dataclasses.replace(method, layer_wise=True) if done < self.layer_wise else method
+        return dataclasses.replace(method, layer_wise=True) if progress < self.layer_wise else method
 
-    def terms(
+    def loss_terms(
         self,
         model: PatchedModel,
         extra: nn.Module,
         images: Tensor,
         labels: Tensor,
-        taught: Taught | None,
-        settings: Training,
+        teacher_outputs: Taught | None,
+        settings: TrainingConfig,
     ) -> Terms:
-        assert not isinstance(taught, dynamicvit.Outputs)
+        assert not isinstance(teacher_outputs, dynamicvit.Outputs)
         assert isinstance(extra, nn.ModuleDict)
         tokens = run(model, images)
         backbone = model.reduction.backbone
         own = backbone.head(model, model.reducer.finish(tokens, backbone.norm(model)))
         pooled = model.reducer.method.head == "pooled"
         other = tokens.x[:, 0] if pooled else tokens.image.mean(dim=1)
-        first = self.combined(own, labels, taught, settings)
-        second = self.combined(extra["head"](extra["norm"](other)), labels, taught, settings)
+        first = self.combined_loss(own, labels, teacher_outputs, settings)
+        second = self.combined_loss(extra["head"](extra["norm"](other)), labels, teacher_outputs, settings)
         return {name: 0.5 * first[name] + 0.5 * second[name] for name in first}
 
 
@@ -212,7 +216,7 @@ PROTOCOLS: dict[str, Protocol] = {
 }
 
 
-def protocol_of(method: Method, settings: Training) -> Protocol:
+def protocol_of(method: Method, settings: TrainingConfig) -> Protocol:
     """The protocol of a method with the user's settings, checked."""
     found = PROTOCOLS.get(method.name, Protocol()).with_settings(settings)
     found.check(method, settings)
@@ -225,7 +229,7 @@ def parameter_groups(protocol: Protocol, model: PatchedModel, extra: nn.Module) 
 
 
 def _groups(protocol: Protocol, model: PatchedModel, extra: nn.Module, *, learned: bool) -> Iterator[dict[str, Any]]:
-    skip = model.reduction.backbone.undecayed(model)
+    skip = model.reduction.backbone.no_weight_decay(model)
     chosen = [(name, p) for name, p in model.named_parameters() if name.startswith("reducer.") == learned]
     chosen += [] if learned else list(extra.named_parameters())
     trained = [(name, parameter) for name, parameter in chosen if parameter.requires_grad]
@@ -234,7 +238,7 @@ def _groups(protocol: Protocol, model: PatchedModel, extra: nn.Module, *, learne
         if own:
             yield {
                 "params": own,
-                "lr": protocol.rate(learned),
+                "lr": protocol.learning_rate(learned),
                 "weight_decay": protocol.weight_decay if decays else 0.0,
-                "frozen": protocol.frozen > 0 and not learned,
+                "frozen": protocol.frozen_fraction > 0 and not learned,
             }

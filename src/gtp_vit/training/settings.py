@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.errors import SettingError, check_name, check_range
 
 Precision = Literal["off", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingConfig:
     """Settings of a run; names are timm's where timm has one."""
 
     epochs: int = 30
@@ -51,9 +51,9 @@ class Training:
     default none, with --no-labels 1, and 0.5 for DynamicViT."""
     labels: bool = True
     """--no-labels: learn from the unreduced model only; images need no labels then."""
-    shrink_start: float = 0.0
+    ramp_start: float = 0.0
     """Epochs without any reduction at the beginning."""
-    shrink_epochs: float = 0.0
+    ramp_epochs: float = 0.0
     """Epochs after these in which the reduction grows to its full strength, along a cosine."""
     auto_augment: str = "rand-m9-mstd0.5-inc1"
     """timm's description of the automatic augmentation; empty = none."""
@@ -80,68 +80,70 @@ class Training:
     """Steps between two lines of the log."""
 
     def check(self) -> None:
-        """Raise BadSetting where a setting is out of range."""
+        """Raise SettingError where a setting is out of range."""
         for name in ("epochs", "batch_size", "micro_batch", "repeats", "log_every"):
-            check_range(name, getattr(self, name), 1, 10**6, whole=True)
-        check_range("save_every", self.save_every, 0, 10**9, whole=True)
-        check_range("train_seed", self.train_seed, 0, 2**32 - 1, whole=True)
+            check_range(name, getattr(self, name), 1, 10**6, integer=True)
+        check_range("save_every", self.save_every, 0, 10**9, integer=True)
+        check_range("train_seed", self.train_seed, 0, 2**32 - 1, integer=True)
         for name, high in (("lr", 10.0), ("learned_lr", 10.0), ("clip_grad", 1e9)):
             if getattr(self, name) is not None:
-                check_range(name, getattr(self, name), 0, high, above_low=True)
+                check_range(name, getattr(self, name), 0, high, exclude_low=True)
         for name, high in (("min_lr", 10.0), ("weight_decay", 10.0), ("warmup", 1.0), ("drop_path", 0.9)):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 0, high)
         for name in ("hflip", "reprob", "smoothing"):
             check_range(name, getattr(self, name), 0, 1)
-        for name in ("distill", "mixup", "cutmix", "shrink_start", "shrink_epochs"):
+        for name in ("distill", "mixup", "cutmix", "ramp_start", "ramp_epochs"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 0, 10**4)
         if self.distill == 0 and not self.labels:
-            raise BadSetting(
+            raise SettingError(
                 "distill is 0 and labels are not used: nothing is left to learn from; give more, or use labels"
             )
         check_range("ema", self.ema, 0, 0.999999)
         check_name("amp", self.amp, get_args(Precision))
         low, high = self.scale
-        check_range("scale", low, 0, high, above_low=True)
+        check_range("scale", low, 0, high, exclude_low=True)
         check_range("scale", high, low, 1)
-        if self.batch_size % self.part:
-            raise BadSetting(
+        if self.batch_size % self.micro_batch_size:
+            raise SettingError(
                 f"micro_batch {self.micro_batch} does not divide batch_size {self.batch_size}; give one that does"
             )
-        if self.part % 2 and self.mixes:
-            raise BadSetting(f"micro_batch is {self.part}; mixup and cutmix mix pairs: give an even number, or none")
-        if self.shrink_start + self.shrink_epochs > self.epochs:
-            raise BadSetting(
-                f"the reduction reaches full strength after {self.shrink_start + self.shrink_epochs:g} epochs, and "
-                f"there are {self.epochs}; shorten shrink_start or shrink_epochs"
+        if self.micro_batch_size % 2 and self.uses_mixup:
+            raise SettingError(
+                f"micro_batch is {self.micro_batch_size}; mixup and cutmix mix pairs: give an even number, or none"
+            )
+        if self.ramp_start + self.ramp_epochs > self.epochs:
+            raise SettingError(
+                f"the reduction reaches full strength after {self.ramp_start + self.ramp_epochs:g} epochs, and "
+                f"there are {self.epochs}; shorten ramp_start or ramp_epochs"
             )
 
     @property
-    def part(self) -> int:
+    def micro_batch_size(self) -> int:
         """Number of images in one part."""
         return min(self.micro_batch, self.batch_size)
 
     @property
-    def parts(self) -> int:
+    def num_micro_batches(self) -> int:
         """Number of parts in one step."""
-        return self.batch_size // self.part
+        return self.batch_size // self.micro_batch_size
 
     @property
-    def mixes(self) -> bool:
+    def uses_mixup(self) -> bool:
         return self.mixup > 0 or self.cutmix > 0
 
     def strength(self, epoch: float) -> float:
         """Strength of the reduction in this epoch (counted from 0), rising from 0 to 1 along half a cosine.
 
-        >>> [round(Training(shrink_start=1, shrink_epochs=4).strength(epoch), 2) for epoch in range(6)]
+        >>> [round(Training(ramp_start=1, ramp_epochs=4).strength(epoch), 2) for epoch in range(6)]
         [0.0, 0.0, 0.15, 0.5, 0.85, 1.0]
         """
-        if epoch < self.shrink_start:
+        if epoch < self.ramp_start:
             return 0.0
-        if epoch >= self.shrink_start + self.shrink_epochs:
+        if epoch >= self.ramp_start + self.ramp_epochs:
             return 1.0
-        return 0.5 - 0.5 * math.cos(math.pi * (epoch - self.shrink_start) / self.shrink_epochs)
+        return 0.5 - 0.5 * math.cos(math.pi * (epoch - self.ramp_start) / self.ramp_epochs)
 
     def augment(self) -> dict[str, object]:
         """Arguments for timm.data.create_transform."""

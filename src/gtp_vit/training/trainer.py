@@ -16,25 +16,25 @@ from torch import Tensor, nn
 from gtp_vit.core.loop import PatchedModel
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Batch
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import GTPError, SettingError
 from gtp_vit.patching import host_of, patch, tower_of, unpatch
 from gtp_vit.runs import distributed
-from gtp_vit.training.data import PART, Mixer, drawn_from
+from gtp_vit.training.data import PART, Mixer, seeded
 from gtp_vit.training.protocols import Protocol, Taught, Terms, parameter_groups, protocol_of
-from gtp_vit.training.settings import Training
+from gtp_vit.training.settings import TrainingConfig
 
 
 class Student(nn.Module):
     """A module from images to losses, so that DistributedDataParallel sees one forward pass."""
 
-    def __init__(self, model: PatchedModel, protocol: Protocol, settings: Training) -> None:
+    def __init__(self, model: PatchedModel, protocol: Protocol, settings: TrainingConfig) -> None:
         super().__init__()
         self.model: PatchedModel = model
-        self.extra = protocol.extra(model).to(next(model.parameters()).device)
+        self.extra = protocol.extra_modules(model).to(next(model.parameters()).device)
         self.protocol, self.settings = protocol, settings
 
-    def forward(self, images: Tensor, labels: Tensor, taught: Taught | None) -> Terms:
-        return self.protocol.terms(self.model, self.extra, images, labels, taught, self.settings)
+    def forward(self, images: Tensor, labels: Tensor, teacher_outputs: Taught | None) -> Terms:
+        return self.protocol.loss_terms(self.model, self.extra, images, labels, teacher_outputs, self.settings)
 
 
 class TrainerState(TypedDict):
@@ -48,7 +48,7 @@ class TrainerState(TypedDict):
 class Trainer:
     """A copy of the user's model, reduced, with everything that changes in training."""
 
-    def __init__(self, original: nn.Module, method: Method, settings: Training, steps: int) -> None:
+    def __init__(self, original: nn.Module, method: Method, settings: TrainingConfig, steps: int) -> None:
         """`steps` is the total number of steps."""
         from timm.optim import create_optimizer_v2
         from timm.scheduler import CosineLRScheduler
@@ -59,12 +59,12 @@ class Trainer:
         self.teacher = copy.deepcopy(unpatch(original)).eval().requires_grad_(False)
         plain = copy.deepcopy(self.teacher).requires_grad_(True)
         host = host_of(plain)
-        if not host.backbone.drop_paths(host.tower, protocol.drop_path) and settings.drop_path:
-            raise BadSetting(f"{type(plain).__name__} has no stochastic depth; leave out --drop-path")
+        if not host.backbone.set_drop_path(host.tower, protocol.drop_path) and settings.drop_path:
+            raise SettingError(f"{type(plain).__name__} has no stochastic depth; leave out --drop-path")
         untrained = set() if protocol.trains_embedding else host.backbone.embedding_parameters(host.tower)
         for name, parameter in plain.named_parameters():
             parameter.requires_grad_(name not in untrained)
-        host.backbone.save_memory(host.tower, settings.grad_checkpointing)
+        host.backbone.set_grad_checkpointing(host.tower, settings.grad_checkpointing)
         self.model = tower_of(patch(plain, method, quiet=True))  # a ViT itself
         self.student = Student(self.model, protocol, settings)
         self.parallel: nn.parallel.DistributedDataParallel | None = None
@@ -87,7 +87,7 @@ class Trainer:
 
     def start_epoch(self, method: Method) -> None:
         """Install this epoch's settings and set the training mode."""
-        install(self.model, method)
+        set_method(self.model, method)
         self.student.train(not self.protocol.eval_mode)
         for module in self.student.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -101,7 +101,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(parts):
             key = (PART, self.settings.train_seed, epoch, within, rank + index * processes)
-            with drawn_from(*key), self._waiting(index < len(parts) - 1):
+            with seeded(*key), self._waiting(index < len(parts) - 1):
                 terms = self.compute_loss(batch)
                 (terms["loss"] / len(parts)).backward()
             for name, value in terms.items():
@@ -112,7 +112,9 @@ class Trainer:
         figures = dict(zip(sums, means.tolist(), strict=True)) | {"gradient": float(norm)}
         if not all(math.isfinite(value) for value in figures.values()):
             wrong = next(name for name, value in figures.items() if not math.isfinite(value))
-            raise NotFinite(f"the {wrong} is {figures[wrong]} in step {step + 1} of {self.steps} (epoch {epoch + 1})")
+            raise NonFiniteError(
+                f"the {wrong} is {figures[wrong]} in step {step + 1} of {self.steps} (epoch {epoch + 1})"
+            )
         self.set_learning_rate(step, epoch)
         self.optimizer.step()
         if self.ema is not None:
@@ -132,7 +134,7 @@ class Trainer:
 
     def compute_loss(self, batch: Batch) -> Terms:
         """The loss of one part, and its terms."""
-        if len(batch.images) < 1 + self.settings.mixes:
+        if len(batch.images) < 1 + self.settings.uses_mixup:
             problem = next(iter(batch.unreadable.values()))
             raise GTPError(f"too few images of one part could be read: {problem}; repair or remove them")
         images, labels = self.mixer(batch.images.to(self.device), batch.labels.to(self.device))
@@ -140,18 +142,18 @@ class Trainer:
             taught = None
             if self.protocol.needs_teacher(self.settings):
                 with torch.no_grad():
-                    taught = self.protocol.teach(self.teacher, images)
+                    taught = self.protocol.teacher_outputs(self.teacher, images)
             return (self.parallel or self.student)(images, labels, taught)
 
     def eval_model(self) -> PatchedModel:
         """The model (its moving average, if there is one) in eval mode, with the full reduction."""
         model: PatchedModel = self.model if self.ema is None else self.ema.module
-        install(model, self.method)
+        set_method(model, self.method)
         return model.eval()
 
     def state_dict(self) -> TrainerState:
         if not all(bool(value.isfinite().all()) for value in self.student.state_dict().values()):
-            raise NotFinite("a weight is not finite any more")
+            raise NonFiniteError("a weight is not finite any more")
         return {
             "student": self.student.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -163,12 +165,12 @@ class Trainer:
         if state is not None:
             self.student.load_state_dict(state["student"])
             # Copied, because the optimiser keeps the tensors it gets, and these are mapped from the file.
-            self.optimizer.load_state_dict(with_tensors(state["optimizer"], torch.clone))
+            self.optimizer.load_state_dict(map_tensors(state["optimizer"], torch.clone))
             if self.ema is not None:
                 self.ema.module.load_state_dict(state["ema"])
-        outline = distributed.broadcast(with_tensors(self.optimizer.state_dict(), lambda own: own.to("meta")))
+        outline = distributed.broadcast(map_tensors(self.optimizer.state_dict(), lambda own: own.to("meta")))
         if state is None:
-            self.optimizer.load_state_dict(with_tensors(outline, lambda own: torch.empty_like(own, device="cpu")))
+            self.optimizer.load_state_dict(map_tensors(outline, lambda own: torch.empty_like(own, device="cpu")))
         distributed.broadcast_tensors(self.student.state_dict().values())
         moments = self.optimizer.state_dict()["state"].values()
         distributed.broadcast_tensors(value for own in moments for value in own.values() if isinstance(value, Tensor))
@@ -176,7 +178,7 @@ class Trainer:
             distributed.broadcast_tensors(self.ema.module.state_dict().values())
 
 
-def with_tensors(optimizer: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def map_tensors(optimizer: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """The state of an optimiser with every tensor changed."""
     state = {
         index: {name: change(value) if isinstance(value, Tensor) else value for name, value in own.items()}
@@ -185,11 +187,11 @@ def with_tensors(optimizer: dict[str, Any], change: Callable[[Tensor], Tensor]) 
     return {**optimizer, "state": state}
 
 
-class NotFinite(GTPError):
+class NonFiniteError(GTPError):
     """A loss, gradient or weight that is not finite; the weights were not changed by it."""
 
 
-def install(model: PatchedModel, method: Method) -> None:
+def set_method(model: PatchedModel, method: Method) -> None:
     """Give a patched model different settings of its method, and keep its learned parts."""
     if model.reduction.method == method:
         return

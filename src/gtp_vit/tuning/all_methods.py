@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from gtp_vit.core.costs import Costs
-from gtp_vit.errors import BadSetting
+from gtp_vit.errors import SettingError
 from gtp_vit.methods import known_methods, method_class
 from gtp_vit.metrics.base import Measure
 from gtp_vit.patching import host_of
@@ -16,12 +16,12 @@ from gtp_vit.tuning.settings import SearchConfig, Target, Tracking
 from gtp_vit.tuning.tune import tune
 
 
-def searchable(methods: Sequence[str]) -> list[str]:
+def tunable_methods(methods: Sequence[str]) -> list[str]:
     """Of these methods, () = all, those with a schedule that can be searched."""
-    return [name for name in methods or known_methods() if method_class(name).schedule is not None]
+    return [name for name in methods or known_methods() if method_class(name).schedule_field is not None]
 
 
-def tune_each(
+def tune_all_methods(
     model: nn.Module,
     images: Tensor,
     methods: Sequence[str],
@@ -56,9 +56,9 @@ def tune_each(
         if progress is not None:
             progress(number, len(pairs))
         try:
-            target = Target("macs", budget / costs.whole, measure)
+            target = Target("macs", budget / costs.unreduced, measure)
             recipe = tune(model, images, target, method=name, search=search, tracking=tracking)
-        except BadSetting as error:
+        except SettingError as error:
             left_out.append(f"{name}, tuned, at {budget / 1e9:.3f} GMACs: {error}")
             continue
         if recipe.provenance.interrupted:  # its search was shorter than the others': nothing to compare

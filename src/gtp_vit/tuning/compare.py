@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Item
-from gtp_vit.errors import BadSetting, GTPError
+from gtp_vit.errors import GTPError, SettingError
 from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp import GTP
 from gtp_vit.methods.identity import Identity
@@ -22,14 +22,14 @@ from gtp_vit.metrics.base import UNREDUCED, Measure
 from gtp_vit.metrics.evaluate import Evaluation, ImagesDone, Score, evaluate
 from gtp_vit.patching import host_of, patch
 from gtp_vit.profiling.benchmark import Timing, benchmark_models
-from gtp_vit.profiling.budget import at_cost
+from gtp_vit.profiling.budget import method_at_cost
 from gtp_vit.profiling.trace import Trace, trace
 from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.runs.journal import Journal
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonEntry:
     """One method at one budget."""
 
     name: str  # unique in the comparison
@@ -40,22 +40,22 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One line of the comparison."""
 
-    plan: Plan
+    entry: ComparisonEntry
     score: Score
     timing: Timing | None = None  # None = not timed
     rate: float | None = None  # images a second, while timing
 
 
-def plan(
+def plan_comparison(
     model: nn.Module,
     methods: Sequence[str],
     budgets: Sequence[float],
     recipes: Sequence[Recipe] = (),
-    searched: Sequence[str] = (),
-) -> tuple[list[Plan], list[str]]:
+    tunable: Sequence[str] = (),
+) -> tuple[list[ComparisonEntry], list[str]]:
     """The unreduced model and every method at every budget, and which were left out and why.
 
     Args:
@@ -63,51 +63,51 @@ def plan(
         methods: names; () = all that fit.
         budgets: MACs for one image.
         recipes: settings that were tuned for this model, compared as they are.
-        searched: methods whose tuned schedules are compared, too: out of reach as published, they are left out and not
+        tunable: methods whose tuned schedules are compared, too: out of reach as published, they are left out and not
             refused, though they were named.
     """
-    _once("method", methods)
-    _once("budget", [f"{budget / 1e9:g} GMACs" for budget in budgets])
-    _once("recipe", [str(recipe.method) for recipe in recipes])
+    _check_no_duplicates("method", methods)
+    _check_no_duplicates("budget", [f"{budget / 1e9:g} GMACs" for budget in budgets])
+    _check_no_duplicates("recipe", [str(recipe.method) for recipe in recipes])
     host = host_of(model)
     costs = host.costs()
-    whole = costs.whole
-    found, left_out = [Plan(UNREDUCED, UNREDUCED, None, whole, whole)], []
-    texts = _distinct(budgets)
+    whole = costs.unreduced
+    found, left_out = [ComparisonEntry(UNREDUCED, UNREDUCED, None, whole, whole)], []
+    texts = _budget_labels(budgets)
     for budget, text in zip(budgets, texts, strict=True):
         for name in methods or [name for name in known_methods() if name != Identity.name]:
             try:
-                method = at_cost(costs, name, budget)
+                method = method_at_cost(costs, name, budget)
             except GTPError as error:
-                if name in methods and name not in searched:
-                    raise BadSetting(f"{name} cannot be compared here: {error}") from error
+                if name in methods and name not in tunable:
+                    raise SettingError(f"{name} cannot be compared here: {error}") from error
                 left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
                 continue
-            cost = costs.with_method(method)
-            found.append(Plan(f"{name} @ {text}", name, method, budget, cost))
+            cost = costs.macs_with(method)
+            found.append(ComparisonEntry(f"{name} @ {text}", name, method, budget, cost))
     for number, recipe in enumerate(recipes):
         recipe.check(host)
-        cost = costs.with_method(recipe.method)
+        cost = costs.macs_with(recipe.method)
         label = f"{recipe.method.name}, tuned"
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
         budget = near if abs(near - cost) <= 0.01 * near else cost  # else nothing is at its budget
-        found.append(Plan(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
+        found.append(ComparisonEntry(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
     return found, left_out
 
 
-def check_plans(plans: Sequence[Plan], left_out: Sequence[str]) -> None:
+def check_plans(plans: Sequence[ComparisonEntry], left_out: Sequence[str]) -> None:
     """Refuse a comparison of nothing but the unreduced model."""
     if len(plans) == 1:
-        raise BadSetting(f"no method can be compared here: {'; '.join(left_out)}")
+        raise SettingError(f"no method can be compared here: {'; '.join(left_out)}")
 
 
-def _once(kind: str, given: Sequence[str]) -> None:
+def _check_no_duplicates(kind: str, given: Sequence[str]) -> None:
     twice = [each for each, number in Counter(given).items() if number > 1]
     if twice:
-        raise BadSetting(f"the {kind} {twice[0]} is given more than once; give each once")
+        raise SettingError(f"the {kind} {twice[0]} is given more than once; give each once")
 
 
-def _distinct(budgets: Sequence[float]) -> list[str]:
+def _budget_labels(budgets: Sequence[float]) -> list[str]:
     """Budgets in GMACs with three decimals, or more until all differ: they are parts of names."""
     for decimals in range(3, 12):
         texts = [f"{budget / 1e9:.{decimals}f}" for budget in budgets]
@@ -119,12 +119,12 @@ def _distinct(budgets: Sequence[float]) -> list[str]:
 def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
     """MACs of GTP that propagates these numbers of tokens a layer: what the paper calls a budget."""
     costs = host_of(model).costs()
-    return [costs.with_method(GTP(propagate=number)) for number in numbers]
+    return [costs.macs_with(GTP(propagate=number)) for number in numbers]
 
 
-def models_of(model: nn.Module, plans: Sequence[Plan], *, restore: bool = False) -> dict[str, nn.Module]:
+def models_of(model: nn.Module, plans: Sequence[ComparisonEntry], *, restore: bool = False) -> dict[str, nn.Module]:
     """The model of each plan, by the plan's name; `restore` as for `patch`."""
-    _once("name", [plan.name for plan in plans])
+    _check_no_duplicates("name", [plan.name for plan in plans])
     return {
         plan.name: model if plan.method is None else patch(model, plan.method, restore=restore, quiet=True)
         for plan in plans
@@ -133,7 +133,7 @@ def models_of(model: nn.Module, plans: Sequence[Plan], *, restore: bool = False)
 
 def compare(
     models: Mapping[str, nn.Module],
-    plans: Sequence[Plan],
+    plans: Sequence[ComparisonEntry],
     dataset: Dataset[Item],
     *,
     batch_size: int = 64,
@@ -141,28 +141,32 @@ def compare(
     measure: str | Measure = "auto",
     journal: Journal | None = None,
     progress: ImagesDone | None = None,
-) -> tuple[list[Row], Evaluation]:
+) -> tuple[list[ComparisonRow], Evaluation]:
     """Evaluate the models of all plans, the unreduced one first."""
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     evaluation = evaluate(models, dataset, **reading, measure=measure, journal=journal, progress=progress)
-    return [Row(plan, score) for plan, score in zip(plans, evaluation.scores, strict=True)], evaluation
+    return [ComparisonRow(plan, score) for plan, score in zip(plans, evaluation.scores, strict=True)], evaluation
 
 
-def with_timings(rows: Sequence[Row], models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> list[Row]:
+def with_timings(
+    rows: Sequence[ComparisonRow], models: Mapping[str, nn.Module], images: Tensor, rounds: int
+) -> list[ComparisonRow]:
     """The rows, with the time that their models take for these images; `rounds` = 0 times nothing."""
     if not rounds:
         return list(rows)
     with torch.inference_mode():
         timings = {timing.name: timing for timing in benchmark_models(models, images, rounds=rounds)}
-    timed = [(row, timings[row.plan.name]) for row in rows]
+    timed = [(row, timings[row.entry.name]) for row in rows]
     return [
         dataclasses.replace(row, timing=timing, rate=1000 * len(images) / timing.milliseconds) for row, timing in timed
     ]
 
 
-def traces_at_tightest_budget(model: nn.Module, rows: Sequence[Row], image: Tensor) -> list[tuple[Method, Trace]]:
+def traces_at_tightest_budget(
+    model: nn.Module, rows: Sequence[ComparisonRow], image: Tensor
+) -> list[tuple[Method, Trace]]:
     """What each method leaves of an image, [1, C, H, W], at the smallest budget."""
-    reduced = [(row.plan.budget, row.plan.method) for row in rows if row.plan.method is not None]
+    reduced = [(row.entry.budget, row.entry.method) for row in rows if row.entry.method is not None]
     tightest = min(budget for budget, _ in reduced)
     methods = [method for budget, method in reduced if budget == tightest]
     return [(method, trace(patch(model, method, quiet=True), image)) for method in methods]

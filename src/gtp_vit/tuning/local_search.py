@@ -23,33 +23,33 @@ from torch import Tensor, nn
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
-from gtp_vit.metrics.base import UNREDUCED, Arrays, Measure, check_base, decoded, encoded
+from gtp_vit.metrics.base import UNREDUCED, Arrays, Measure, check_reference_outputs, decode_array, encode_arrays
 from gtp_vit.metrics.damage import Damage, compare_unlabelled
 from gtp_vit.metrics.input_checks import check_has_weights, check_image_tensor
 from gtp_vit.patching import patch, unpatch
 from gtp_vit.runs.journal import Journal
-from gtp_vit.tuning.space import Space, unreachable
+from gtp_vit.tuning.space import ScheduleSpace, unreachable_error
 
-FEWEST_IMAGES = 20
-HELD_OUT = 0.2  # share of the images that the search does not see
-RACE = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
-CLIMBS = ((0.25, 3), (0.4, 2), (2.0, 1))  # (share of the search, number of local searches until then)
+MIN_IMAGES = 20
+HELD_OUT_FRACTION = 0.2  # share of the images that the search does not see
+RACE_FRACTIONS = (0.25, 0.5, 1.0)  # shares of the images after which a candidate may be given up
+SEARCH_STAGES = ((0.25, 3), (0.4, 2), (2.0, 1))  # (share of the search, number of local searches until then)
 
 
-def fewest_images(measure: Measure) -> int:
+def min_images(measure: Measure) -> int:
     """How many images a search needs: so many that even the held-out ones are more than an image has neighbours."""
-    return max(FEWEST_IMAGES, math.ceil(measure.fewest_images / HELD_OUT))
+    return max(MIN_IMAGES, math.ceil(measure.min_images / HELD_OUT_FRACTION))
 
 
-def check_enough_images(images: Any, model: Any, fewest: int) -> None:
-    """Raise BadSetting unless `images` is a tensor of enough images that the model takes."""
+def check_enough_images(images: Any, model: Any, min_images: int) -> None:
+    """Raise SettingError unless `images` is a tensor of enough images that the model takes."""
     check_has_weights(model)
-    check_image_tensor(images, fewest, "tune on", 200)
+    check_image_tensor(images, min_images, "tune on", 200)
     with torch.no_grad():
         patch(model, Identity(), quiet=True)(images[:1])  # raises if they do not fit
 
 
-class Ruler:
+class DamageEvaluator:
     """Measures the damage of settings on fixed images; figures in the journal are reused."""
 
     def __init__(
@@ -57,9 +57,9 @@ class Ruler:
     ) -> None:
         self.model, self.images, self.batch_size, self.journal = unpatch(model), images, batch_size, journal
         self.measure = measure
-        self.seen = 0  # images that went through a reduced model
+        self.images_run = 0  # images that went through a reduced model
         self.seconds = 0.0
-        self.known: dict[Any, tuple[Arrays, float]] = {}  # with the seconds it took
+        self.cache: dict[Any, tuple[Arrays, float]] = {}  # with the seconds it took
         self.speedups: dict[Any, float] = {}
         for entry in [] if journal is None else journal.entries:
             if "settings" not in entry:  # what was learned before the search
@@ -68,47 +68,47 @@ class Ruler:
             if "speedup" in entry:
                 self.speedups[settings] = entry["speedup"]
                 continue
-            found = {name: decoded(stored) for name, stored in entry["found"].items()}
-            self.known[settings, entry["first"], entry["last"]] = found, entry["seconds"]
+            found = {name: decode_array(stored) for name, stored in entry["found"].items()}
+            self.cache[settings, entry["first"], entry["last"]] = found, entry["seconds"]
         with torch.inference_mode():
             self.base = self._outputs(UNREDUCED, self.model, images)
-        check_base(self.base, range(len(images)), images)
-        self.of_base = compare_unlabelled(measure, self.base, self.base)
+        check_reference_outputs(self.base, range(len(images)), images)
+        self.base_arrays = compare_unlabelled(measure, self.base, self.base)
 
     def _outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
         return torch.cat([self.measure.outputs(name, model, part) for part in images.split(self.batch_size)])
 
     def damage(self, method: Method, first: int, last: int) -> Damage:
         """The damage of these settings on images `first` to `last`."""
-        key = (_hashable(settings_of(method)), first, last)
-        self.seen += last - first
-        if key not in self.known:
+        key = (_hashable(journal_settings(method)), first, last)
+        self.images_run += last - first
+        if key not in self.cache:
             begin = time.perf_counter()
             fast = patch(self.model, method, restore=self.measure.restores, quiet=True)
             with torch.inference_mode():
                 outputs = self._outputs(method.name, fast, self.images[first:last])
             found = compare_unlabelled(self.measure, self.base[first:last], outputs)
             seconds = round(time.perf_counter() - begin, 4)
-            self.known[key] = found, seconds
+            self.cache[key] = found, seconds
             if self.journal is not None:
-                entry = {"settings": settings_of(method), "first": first, "last": last, "seconds": seconds}
-                self.journal.append({**entry, "found": encoded(found)})
-        found, seconds = self.known[key]
+                entry = {"settings": journal_settings(method), "first": first, "last": last, "seconds": seconds}
+                self.journal.append({**entry, "found": encode_arrays(found)})
+        found, seconds = self.cache[key]
         self.seconds += seconds  # also for figures from the journal, so a resumed run ends at the same time
-        base = {name: array[first:last] for name, array in self.of_base.items()}
+        base = {name: array[first:last] for name, array in self.base_arrays.items()}
         return Damage(self.measure, base, found)
 
-    def timed(self, method: Method, measure: Callable[[], float]) -> float:
+    def speedup_of(self, method: Method, measure: Callable[[], float]) -> float:
         """The speed-up of these settings, measured once."""
-        key = _hashable(settings_of(method))
+        key = _hashable(journal_settings(method))
         if key not in self.speedups:
             self.speedups[key] = measure()
             if self.journal is not None:
-                self.journal.append({"settings": settings_of(method), "speedup": self.speedups[key]})
+                self.journal.append({"settings": journal_settings(method), "speedup": self.speedups[key]})
         return self.speedups[key]
 
 
-def settings_of(method: Method) -> dict[str, Any]:
+def journal_settings(method: Method) -> dict[str, Any]:
     """The settings for the journal; of a calibration, which all of a search share, what tells it from others."""
     return {
         name: hashlib.sha256(value.encode()).hexdigest() if isinstance(value, str) and len(value) > 300 else value
@@ -120,12 +120,14 @@ def _hashable(settings: dict[str, Any]) -> Any:
     return tuple((key, tuple(v) if isinstance(v, (list, tuple)) else v) for key, v in sorted(settings.items()))
 
 
-def neighbour(space: Space, method: Method, target: float, choose: random.Random) -> Callable[[Method], Method | None]:
+def random_change(
+    space: ScheduleSpace, method: Method, target: float, rng: random.Random
+) -> Callable[[Method], Method | None]:
     """A random small change, as a function that can be applied again if it helped."""
-    ranges = type(method).tunes
-    if ranges and choose.random() < 0.15:
-        name = choose.choice(sorted(ranges))
-        factor = choose.choice((0.7, 1 / 0.7))
+    ranges = type(method).tunable
+    if ranges and rng.random() < 0.15:
+        name = rng.choice(sorted(ranges))
+        factor = rng.choice((0.7, 1 / 0.7))
         low, high = ranges[name]
 
         def scale(of: Method) -> Method | None:
@@ -136,57 +138,57 @@ def neighbour(space: Space, method: Method, target: float, choose: random.Random
     plan = space.plan_of(method)
     if not any(plan):
         return lambda of: None  # the target is met without removing anything
-    taken = choose.choice([layer for layer in space.layers if plan[layer]])
-    amount = choose.choice((1, 2, 4, 8, 16, 10**6))
+    taken = rng.choice([layer for layer in space.layers if plan[layer]])
+    amount = rng.choice((1, 2, 4, 8, 16, 10**6))
     others = [layer for layer in space.layers if layer != taken]
     if not others:
         return lambda of: None
     used = sum(bool(number) for number in plan)
     if space.limits.max_layers is not None and used >= space.limits.max_layers and amount < plan[taken]:
         others = [layer for layer in others if plan[layer]] or others
-    filled = choose.choice(others)
+    filled = rng.choice(others)
 
     def shift(of: Method) -> Method | None:
         plan = space.plan_of(of)
         if not plan[taken]:
             return None
         plan[taken] -= min(amount, plan[taken])
-        changed = space.fill(plan, filled, target)
+        changed = space.rebalance(plan, filled, target)
         return None if changed is None else space.with_plan(changed, of)
 
     return shift
 
 
 @dataclass(frozen=True)
-class Best:
+class SearchResult:
     """The best settings so far."""
 
     method: Method
     damage: Damage
-    tried: int
+    num_candidates: int
     interrupted: bool = False
 
 
 @dataclass
-class Climb:
+class Candidate:
     """One local search: where it is, and the change that helped last, which is tried again."""
 
     method: Method
     damage: Damage
-    again: Callable[[Method], Method | None] | None = None
+    last_change: Callable[[Method], Method | None] | None = None
 
 
-def race(ruler: Ruler, method: Method, images: int, best: Damage | None) -> Damage | None:
+def evaluate_or_abandon(evaluator: DamageEvaluator, method: Method, images: int, best: Damage | None) -> Damage | None:
     """Damage on all images, or None as soon as it is clearly not below the best one's."""
     parts: list[Damage] = []
-    for first, last in itertools.pairwise([0, *(round(share * images) for share in RACE)]):
-        parts.append(ruler.damage(method, first, last))
+    for first, last in itertools.pairwise([0, *(round(share * images) for share in RACE_FRACTIONS)]):
+        parts.append(evaluator.damage(method, first, last))
         if best is not None:
             worse = np.concatenate([part.values for part in parts]) - best.values[:last]
             doubt = 0.5 * worse.std() / len(worse) ** 0.5 if last < images else 0.0
             if not worse.mean() < doubt:  # NaN is no improvement
                 return None
-    return Damage.together(parts)
+    return Damage.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -203,33 +205,38 @@ class LocalSearch:
     """Local search at a cost: it climbs from the best few starts at once, and gives the worse climbs up on the way."""
 
     def __init__(
-        self, ruler: Ruler, space: Space, target: float, budget: Budget, report: Callable[[float, Best], None] | None
+        self,
+        ruler: DamageEvaluator,
+        space: ScheduleSpace,
+        target: float,
+        budget: Budget,
+        report: Callable[[float, SearchResult], None] | None,
     ) -> None:
         self.ruler, self.space, self.target, self.budget, self.report = ruler, space, target, budget, report
-        self.choose = random.Random(budget.seed)
-        self.begin_seen, self.begin_seconds = ruler.seen, ruler.seconds
-        self.climbs: list[Climb] = []
+        self.rng = random.Random(budget.seed)
+        self.begin_seen, self.begin_seconds = ruler.images_run, ruler.seconds
+        self.climbs: list[Candidate] = []
         self.tried: set[Method] = set()
 
     def spent(self) -> float:
         """Share of the budget that is used up."""
         budget, seconds = self.budget, self.ruler.seconds - self.begin_seconds
         by_time = seconds / budget.seconds if budget.seconds else 0.0
-        return max((self.ruler.seen - self.begin_seen) / budget.images / budget.passes, by_time)
+        return max((self.ruler.images_run - self.begin_seen) / budget.images / budget.passes, by_time)
 
-    def best(self, *, interrupted: bool = False) -> Best:
+    def best(self, *, interrupted: bool = False) -> SearchResult:
         leader = min(self.climbs, key=lambda climb: climb.damage.mean)
-        return Best(leader.method, leader.damage, len(self.tried), interrupted)
+        return SearchResult(leader.method, leader.damage, len(self.tried), interrupted)
 
     def begin(self, start: Sequence[Method]) -> None:
         """Measure where climbs begin: at `start` and at the space's own starts."""
-        for candidate in dict.fromkeys([*start, *self.space.starts(self.target)]):
+        for candidate in dict.fromkeys([*start, *self.space.starting_points(self.target)]):
             self.tried.add(candidate)
-            damage = race(self.ruler, candidate, self.budget.images, None)
+            damage = evaluate_or_abandon(self.ruler, candidate, self.budget.images, None)
             assert damage is not None
             if not np.isfinite(damage.mean):
                 continue
-            self.climbs.append(Climb(candidate, damage))
+            self.climbs.append(Candidate(candidate, damage))
             self._tell()
             if self.spent() >= 1:
                 break
@@ -239,27 +246,27 @@ class LocalSearch:
                 "begin with; use float32 or bfloat16, or ask for less"
             )
         if not self.climbs:
-            raise unreachable(self.space, self.target)
+            raise unreachable_error(self.space, self.target)
 
     def improve(self) -> None:
         """Climb until the budget is spent, or nothing new is left to try."""
         turn, idle = 0, 0
         while self.spent() < 1 and idle < 2000:
-            together = next(number for until, number in CLIMBS if self.spent() <= until)
+            together = next(number for until, number in SEARCH_STAGES if self.spent() <= until)
             self.climbs = sorted(self.climbs, key=lambda climb: climb.damage.mean)[:together]
             turn += 1
             idle = 0 if self._step(self.climbs[turn % len(self.climbs)]) else idle + 1
 
-    def _step(self, climb: Climb) -> bool:
+    def _step(self, climb: Candidate) -> bool:
         """Try one change of a climb; False if there is nothing new to try."""
-        change = climb.again or neighbour(self.space, climb.method, self.target, self.choose)
-        changed, climb.again = change(climb.method), None
+        change = climb.last_change or random_change(self.space, climb.method, self.target, self.rng)
+        changed, climb.last_change = change(climb.method), None
         if changed is None or changed in self.tried:
             return False
         self.tried.add(changed)
-        less = race(self.ruler, changed, self.budget.images, climb.damage)
+        less = evaluate_or_abandon(self.ruler, changed, self.budget.images, climb.damage)
         if less is not None:
-            climb.method, climb.damage, climb.again = changed, less, change
+            climb.method, climb.damage, climb.last_change = changed, less, change
         self._tell()
         return True
 
@@ -269,16 +276,16 @@ class LocalSearch:
 
 
 def search(
-    ruler: Ruler,
-    space: Space,
+    evaluator: DamageEvaluator,
+    space: ScheduleSpace,
     target: float,
     budget: Budget,
     *,
-    report: Callable[[float, Best], None] | None = None,
+    report: Callable[[float, SearchResult], None] | None = None,
     start: Sequence[Method] = (),
-) -> Best:
+) -> SearchResult:
     """The best settings at a cost of `target` MACs; Ctrl-C ends the search with the best so far."""
-    climbing = LocalSearch(ruler, space, target, budget, report)
+    climbing = LocalSearch(evaluator, space, target, budget, report)
     try:
         climbing.begin(start)
         climbing.improve()

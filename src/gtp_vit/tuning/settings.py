@@ -14,10 +14,10 @@ from torch import nn
 from gtp_vit.core.ranges import Range, check_ranges
 from gtp_vit.core.reducer import Method
 from gtp_vit.engines import TORCH
-from gtp_vit.errors import BadSetting, check_name, check_range
+from gtp_vit.errors import SettingError, check_name, check_range
 from gtp_vit.metrics.base import Bound, Measure
-from gtp_vit.metrics.registry import MEASURES, measure_of
-from gtp_vit.recipes.defaults import DEFAULT_SHARE
+from gtp_vit.metrics.registry import MEASURES, select_measure
+from gtp_vit.recipes.defaults import DEFAULT_FRACTION
 from gtp_vit.runs.journal import Journal
 
 # Targets that every model has, whatever its outputs; those of its outputs are the bounds of their measure.
@@ -58,13 +58,13 @@ class Target:
     def __post_init__(self) -> None:
         bounds = [bound for _, bound in target_bounds()[check_name("target", self.name, target_bounds())]]
         low, high = min(bound.low for bound in bounds), max(bound.high for bound in bounds)
-        check_range(self.name, self.value, low, high, above_low=True)
+        check_range(self.name, self.value, low, high, exclude_low=True)
         if not isinstance(self.measure, Measure):
             check_name("measure", self.measure, ("auto", *MEASURES))
 
     def measure_of(self, model: nn.Module) -> Measure:
-        """The measure for this model's outputs; raises BadSetting if it has no figure for the target."""
-        measure = measure_of(model, self.measure)
+        """The measure for this model's outputs; raises SettingError if it has no figure for the target."""
+        measure = select_measure(model, self.measure)
         self.bound(measure)
         return measure
 
@@ -72,15 +72,15 @@ class Target:
         """What is bounded, where outputs are measured so."""
         bounds = {bound.name: bound for bound in (*COSTS, *measure.bounds)}
         if self.name not in bounds:
-            raise BadSetting(
+            raise SettingError(
                 f"the target {self.name} does not fit this model, whose outputs are measured as {measure.name}; give "
                 f"one of {', '.join(bounds)}"
             )
-        check_range(self.name, self.value, bounds[self.name].low, bounds[self.name].high, above_low=True)
+        check_range(self.name, self.value, bounds[self.name].low, bounds[self.name].high, exclude_low=True)
         return bounds[self.name]
 
 
-DEFAULT_TARGET = Target("macs", DEFAULT_SHARE)
+DEFAULT_TARGET = Target("macs", DEFAULT_FRACTION)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Progress:
     best: Method
     damage: float  # mean over the images of the search
     title: str  # what the damage is
-    share: float  # of the unreduced model's MACs
+    fraction: float  # of the unreduced model's MACs
 
 
 @dataclass(frozen=True)

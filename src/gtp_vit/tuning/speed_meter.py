@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from gtp_vit.core.reducer import Method
 from gtp_vit.engines import ENGINES, TORCH, check_precision
 from gtp_vit.engines.runtime import compile_for_engine
-from gtp_vit.errors import BadSetting, check_name
+from gtp_vit.errors import SettingError, check_name
 from gtp_vit.metrics.base import UNREDUCED, Measure
 from gtp_vit.metrics.damage import Damage
 from gtp_vit.patching import patch
-from gtp_vit.profiling.benchmark import PAUSE, Timing, against, benchmark_models, interleave
+from gtp_vit.profiling.benchmark import PAUSE_SECONDS, Timing, benchmark_models, interleave, speedups_over
 from gtp_vit.recipes.provenance import EngineFigures
 
 
-class Clock:
+class SpeedMeter:
     """Times settings of a method on one model against the unreduced one, in turns."""
 
     def __init__(self, model: nn.Module, engine: str, precision: str, measure: Measure) -> None:
         check_name("engine", engine, (TORCH, *ENGINES))
         if engine == TORCH:
             if precision != "f32":
-                raise BadSetting(f"precision is {precision}, which is for engines; in torch convert the model")
+                raise SettingError(f"precision is {precision}, which is for engines; in torch convert the model")
         elif measure.restores:
-            raise BadSetting(
+            raise SettingError(
                 f"engine is {engine}, and features of patches are compared in torch; tune in torch, then export"
             )
         else:
@@ -38,34 +38,34 @@ class Clock:
         self.files = contextlib.ExitStack()  # of the unreduced model, once it is needed
         self.unreduced: Any = None
 
-    def __enter__(self) -> Clock:
+    def __enter__(self) -> SpeedMeter:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.files.close()
 
-    def time(self, method: Method, images: Tensor, rounds: int) -> Timing:
+    def measure_speed(self, method: Method, images: Tensor, rounds: int) -> Timing:
         fast = patch(self.model, method, quiet=True)
         if self.in_torch:
             return benchmark_models({"unreduced": self.model, "reduced": fast}, images, rounds=rounds)[1]
         if self.unreduced is None:
-            self.unreduced = self.files.enter_context(self._loaded({"unreduced": self.model}, images))
-        with self._loaded({"reduced": fast}, images) as loaded:
+            self.unreduced = self.files.enter_context(self._compile({"unreduced": self.model}, images))
+        with self._compile({"reduced": fast}, images) as loaded:
             calls = {name: functools.partial(run, images) for name, run in {**self.unreduced, **loaded}.items()}
-            return against(interleave(calls, rounds=rounds, pause=PAUSE), "unreduced")[1]
+            return speedups_over(interleave(calls, rounds=rounds, pause=PAUSE_SECONDS), "unreduced")[1]
 
     @property
     def in_torch(self) -> bool:
         return self.engine == TORCH
 
-    def figures(self, method: Method, images: Tensor, searched: int) -> EngineFigures:
+    def figures(self, method: Method, images: Tensor, num_search_images: int) -> EngineFigures:
         """How far the reduced model in the engine is from the unreduced one in torch, on images the search did not see.
 
-        The first `searched` images are those of the search; ranges of 8-bit numbers come from them.
+        The first `num_search_images` images are those of the search; ranges of 8-bit numbers come from them.
         """
-        unseen = images[searched:]
-        with self._loaded(
-            {"reduced": patch(self.model, method, quiet=True)}, images[:searched], careful=True
+        unseen = images[num_search_images:]
+        with self._compile(
+            {"reduced": patch(self.model, method, quiet=True)}, images[:num_search_images], tune_smoothing=True
         ) as loaded:
             found = self.measure.check(self.engine, loaded["reduced"](unseen), len(unseen)).float()
         with torch.inference_mode():
@@ -73,5 +73,9 @@ class Clock:
         damage = Damage.between(self.measure, wanted, found)
         return EngineFigures(damage.summary(), len(unseen), self.engine, self.precision)
 
-    def _loaded(self, models: Any, images: Tensor, *, careful: bool = False) -> contextlib.AbstractContextManager[Any]:
-        return compile_for_engine(self.engine, self.precision, models, images, torch.get_num_threads(), careful=careful)
+    def _compile(
+        self, models: Any, images: Tensor, *, tune_smoothing: bool = False
+    ) -> contextlib.AbstractContextManager[Any]:
+        return compile_for_engine(
+            self.engine, self.precision, models, images, torch.get_num_threads(), tune_smoothing=tune_smoothing
+        )

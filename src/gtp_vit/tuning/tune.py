@@ -15,32 +15,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.core.eval_mode import measures_in_eval_mode
+from gtp_vit.core.eval_mode import in_eval_mode
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import GTPError
-from gtp_vit.methods.gtp_plus.learning.calibrate import calibrated
+from gtp_vit.methods.gtp_plus.learning.calibrate import calibrate_method
 from gtp_vit.metrics.damage import Damage
 from gtp_vit.metrics.registry import MEASURES
 from gtp_vit.patching import host_of, patch, unpatch
 from gtp_vit.profiling.budget import starting_point
-from gtp_vit.recipes.defaults import DEFAULT
+from gtp_vit.recipes.defaults import DEFAULT_METHOD
 from gtp_vit.recipes.provenance import Measurements, Provenance, SampleFigures
 from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
-from gtp_vit.tuning.local_search import HELD_OUT, Best, Ruler, check_enough_images, fewest_images
+from gtp_vit.tuning.local_search import (
+    HELD_OUT_FRACTION,
+    DamageEvaluator,
+    SearchResult,
+    check_enough_images,
+    min_images,
+)
 from gtp_vit.tuning.settings import DEFAULT_TARGET, Progress, SearchConfig, Target, TimingConfig, Tracking
-from gtp_vit.tuning.space import ScheduleLimits, Space, unreachable
-from gtp_vit.tuning.speed_meter import Clock
-from gtp_vit.tuning.targets import Task, meet
+from gtp_vit.tuning.space import ScheduleLimits, ScheduleSpace, unreachable_error
+from gtp_vit.tuning.speed_meter import SpeedMeter
+from gtp_vit.tuning.targets import SearchTask, reach_target
 from gtp_vit.version import __version__
 
 
-@measures_in_eval_mode
+@in_eval_mode
 def tune(
     model: nn.Module,
     images: Tensor,
     target: Target = DEFAULT_TARGET,
     *,
-    method: Method | str = DEFAULT.name,
+    method: Method | str = DEFAULT_METHOD.name,
     search: SearchConfig = SearchConfig(),  # noqa: B008  it is frozen, as are the others
     limits: ScheduleLimits = ScheduleLimits(),  # noqa: B008
     timing: TimingConfig = TimingConfig(),  # noqa: B008
@@ -63,19 +69,19 @@ def tune(
     plain: Any = unpatch(model)
     host, measure = host_of(plain), target.measure_of(plain)
     settings, space = check_request(plain, images, target, method=method, limits=limits, timing=timing)
-    clock = Clock(plain, timing.engine, timing.precision, measure)
+    clock = SpeedMeter(plain, timing.engine, timing.precision, measure)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(search.seed))
-    ruler = Ruler(plain, images[order.to(images.device)], search.batch_size, tracking.journal, measure)
-    searched = len(images) - round(HELD_OUT * len(images))
+    ruler = DamageEvaluator(plain, images[order.to(images.device)], search.batch_size, tracking.journal, measure)
+    searched = len(images) - round(HELD_OUT_FRACTION * len(images))
     learned = ""
     if search.calibrate:
         options: dict[str, Any] = {"batch_size": search.batch_size, "journal": tracking.journal}
-        settings, learned = calibrated(settings, plain, ruler.images[:searched], measure=measure, **options)
-        space = Space(space.costs, settings, limits)
-    task = Task(target, measure, space, ruler, clock, searched, search, timing.batch_size, tracking.progress)
+        settings, learned = calibrate_method(settings, plain, ruler.images[:searched], measure=measure, **options)
+        space = ScheduleSpace(space.costs, settings, limits)
+    task = SearchTask(target, measure, space, ruler, clock, searched, search, timing.batch_size, tracking.progress)
     begin = time.time()
     with clock:
-        best, speedup = meet(task)
+        best, speedup = reach_target(task)
         in_engine = None if clock.in_torch else clock.figures(best.method, ruler.images, searched)
     measured = dataclasses.replace(measurements(task, best), speedup=speedup, engine=in_engine)
     provenance = Provenance(
@@ -85,7 +91,7 @@ def tune(
         limits=dataclasses.asdict(limits),
         calibration=learned,
         seed=search.seed,
-        candidates=best.tried,
+        candidates=best.num_candidates,
         interrupted=best.interrupted,
         minutes=round((time.time() - begin) / 60, 1),
     )
@@ -100,22 +106,22 @@ def check_request(
     method: Method | str,
     limits: ScheduleLimits,
     timing: TimingConfig,
-) -> tuple[Method, Space]:
+) -> tuple[Method, ScheduleSpace]:
     """Refuse all that can be refused before anything is measured or written; returns where the search begins."""
     host, measure = host_of(plain), target.measure_of(plain)
-    check_enough_images(images, plain, fewest_images(measure))
-    Clock(plain, timing.engine, timing.precision, measure)  # raises if it has no such engine
+    check_enough_images(images, plain, min_images(measure))
+    SpeedMeter(plain, timing.engine, timing.precision, measure)  # raises if it has no such engine
     settings = starting_point(method, host.vit)
     settings.build(host.vit)  # raises if they do not fit
-    space = Space(host.costs(), settings, limits)
-    if target.name == "macs" and not list(space.starts(target.value * space.whole)):
-        raise unreachable(space, target.value * space.whole)
+    space = ScheduleSpace(host.costs(), settings, limits)
+    if target.name == "macs" and not list(space.starting_points(target.value * space.unreduced_macs)):
+        raise unreachable_error(space, target.value * space.unreduced_macs)
     return settings, space
 
 
-def measurements(task: Task, best: Best) -> Measurements:
+def measurements(task: SearchTask, best: SearchResult) -> Measurements:
     """What the best settings cost and change, on the images of the search and on those that were held out."""
-    ruler, space, searched = task.ruler, task.space, task.searched
+    ruler, space, searched = task.evaluator, task.space, task.num_search_images
     cost = space.cost(space.plan_of(best.method))
     held_out = ruler.damage(best.method, searched, len(ruler.images))
     unseen = len(ruler.images) - searched
@@ -124,10 +130,10 @@ def measurements(task: Task, best: Best) -> Measurements:
             f"the outputs of {best.method} are not finite on {held_out.not_finite} of {unseen} held-out images, though "
             "they are on those of the search; use float32 or bfloat16, or ask for less"
         )
-    both = Damage.together([best.damage, held_out])
+    both = Damage.concatenate([best.damage, held_out])
     return Measurements(
         macs=cost,
-        share=round(cost / space.whole, 4),
+        fraction=round(cost / space.unreduced_macs, 4),
         measure=task.measure.name,
         figures=best.damage.summary(),
         images=searched,
@@ -140,7 +146,7 @@ def curve(
     images: Tensor,
     targets: Sequence[Target],
     *,
-    method: Method | str = DEFAULT.name,
+    method: Method | str = DEFAULT_METHOD.name,
     search: SearchConfig = SearchConfig(),  # noqa: B008
     limits: ScheduleLimits = ScheduleLimits(),  # noqa: B008
     timing: TimingConfig = TimingConfig(),  # noqa: B008
@@ -168,7 +174,7 @@ def tune_and_patch(
     images: Tensor,
     target: Target = DEFAULT_TARGET,
     *,
-    method: Method | str = DEFAULT.name,
+    method: Method | str = DEFAULT_METHOD.name,
     search: SearchConfig = SearchConfig(),  # noqa: B008
     limits: ScheduleLimits = ScheduleLimits(),  # noqa: B008
     timing: TimingConfig = TimingConfig(),  # noqa: B008

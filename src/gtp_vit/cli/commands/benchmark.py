@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from gtp_vit.cli import render
-from gtp_vit.cli.engine_flags import EngineFlags, check_engine, flags_with_sizes, named_file
+from gtp_vit.cli.engine_flags import EngineFlags, check_engine, exported_file_of, flags_with_sizes
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
-from gtp_vit.cli.output import OutputFlags, answer, write_page
+from gtp_vit.cli.output import OutputFlags, print_result, write_page
 from gtp_vit.cli.parser import Short
 from gtp_vit.core.ranges import Range
 from gtp_vit.core.reducer import Method
@@ -28,11 +28,11 @@ from gtp_vit.engines.runtime import compile_for_engine, compiled_file
 from gtp_vit.errors import GTPError
 from gtp_vit.methods.identity import Identity
 from gtp_vit.patching import host_of, patch, tower_of
-from gtp_vit.profiling.benchmark import PAUSE, against, interleave
+from gtp_vit.profiling.benchmark import PAUSE_SECONDS, interleave, speedups_over
 from gtp_vit.profiling.macs import layer_costs
-from gtp_vit.profiling.slicing import slicing_of
+from gtp_vit.profiling.slicing import slicing_like
 from gtp_vit.report.page import Section, paragraph, table
-from gtp_vit.report.timing import Timed, cost_table, timing_table, verdict
+from gtp_vit.report.timing import BatchTiming, cost_table, timing_table, verdict
 from gtp_vit.runs.files import check_writable
 
 EAGER = "eager torch, unreduced"
@@ -67,12 +67,12 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
     """Precision of weights and images in torch."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(Benchmark, words)
-    check_writable(flags.report)
+def main(arguments: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Benchmark, arguments)
+    check_writable(flags.html)
     file = None
     if is_exported(flags.model):
-        file = named_file(flags, chosen, words, *OF_A_FILE)
+        file = exported_file_of(flags, chosen, arguments, *OF_A_FILE)
         flags = flags_with_sizes(flags, file)
         flags = dataclasses.replace(flags, engine=file.engine.name, precision=file.metadata.precision)
     _check(flags)
@@ -94,12 +94,12 @@ def main(words: Sequence[str]) -> None:
         result = {"flags": flags, "settings": method.to_dict(), "threads": torch.get_num_threads()}
         result |= {"kernels": fast.kernels, "macs": cost, "timed": timed, "verdicts": verdicts}
     title = f"{flags.model}, {method.name}: cost of each layer"
-    answer(flags, result, (title, *layers), (lead, *times), text="\n".join(verdicts))
+    print_result(flags, result, (title, *layers), (lead, *times), text="\n".join(verdicts))
     sections = [
         Section("Time", table(*times) + "".join(map(paragraph, verdicts))),
         Section("Cost of each layer", table(*layers)),
     ]
-    write_page(flags, words, flags.report, f"{flags.model} with {method}", lead, sections)
+    write_page(flags, arguments, flags.html, f"{flags.model} with {method}", lead, sections)
 
 
 def _check(flags: Benchmark) -> None:
@@ -118,17 +118,17 @@ def measure(
     fast: nn.Module,
     images: torch.Tensor,
     file: ExportedFile | None = None,
-) -> list[Timed]:
+) -> list[BatchTiming]:
     """Time all models at every batch size, and with loading of images where there are some.
 
     A file stands for its model: the unreduced one beside it is exported for this, with random weights.
     """
     models = {"unreduced": model} if file is not None else {"unreduced": model, method.name: fast}
-    sliced = None if file is not None else slicing_of(tower_of(fast).reducer)
+    sliced = None if file is not None else slicing_like(tower_of(fast).reducer)
     if sliced is not None and method.name != "identity":
         models[sliced.name] = patch(model, sliced, quiet=True)
     if flags.engine != TORCH:
-        with render.steps("exporting") as step:
+        with render.status("exporting") as step:
             step(f"{len(models)} models, some seconds each" if len(models) > 1 else "the unreduced model, some seconds")
             threads = torch.get_num_threads()
             with compile_for_engine(flags.engine, flags.precision, models, images, threads) as ready:
@@ -142,12 +142,12 @@ def measure(
 
 def _measure(
     flags: Benchmark, models: Mapping[str, Callable[[torch.Tensor], object]], model: nn.Module, images: torch.Tensor
-) -> list[Timed]:
+) -> list[BatchTiming]:
     files = None
     if flags.data_dir is not None or flags.dataset:
         files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
         for size in flags.batch_size:
-            Cycle(files, size, images).next_batch()  # fail now, not after the work, if there are too few
+            BatchCycle(files, size, images).next_batch()  # fail now, not after the work, if there are too few
     found = []
     with torch.inference_mode(), render.progress("timing") as progress:
         for size in flags.batch_size:
@@ -155,39 +155,41 @@ def _measure(
             found.append(_timed(flags, size, False, calls, progress))
             if files is not None:
                 calls = {
-                    name: functools.partial(_load_and_run, one, Cycle(files, size, images))
+                    name: functools.partial(_load_and_run, one, BatchCycle(files, size, images))
                     for name, one in models.items()
                 }
                 found.append(_timed(flags, size, True, calls, progress))
     return found
 
 
-def _load_and_run(model: Callable[[torch.Tensor], object], cycle: Cycle) -> object:
+def _load_and_run(model: Callable[[torch.Tensor], object], cycle: BatchCycle) -> object:
     return model(cycle.next_batch())
 
 
 def _timed(
     flags: Benchmark, size: int, loading: bool, calls: Mapping[str, Callable[[], object]], progress: Any
-) -> Timed:
+) -> BatchTiming:
     if flags.engine == TORCH:
-        return Timed(size, loading, against(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced"))
-    samples = interleave(calls, rounds=flags.rounds, pause=PAUSE, progress=progress)
-    over_torch = {timing.name: timing.speedup for timing in against(samples, EAGER)}
-    return Timed(size, loading, against(samples, "unreduced"), flags.engine, over_torch)
+        return BatchTiming(
+            size, loading, speedups_over(interleave(calls, rounds=flags.rounds, progress=progress), "unreduced")
+        )
+    samples = interleave(calls, rounds=flags.rounds, pause=PAUSE_SECONDS, progress=progress)
+    over_torch = {timing.name: timing.speedup for timing in speedups_over(samples, EAGER)}
+    return BatchTiming(size, loading, speedups_over(samples, "unreduced"), flags.engine, over_torch)
 
 
-class Cycle:
+class BatchCycle:
     """Whole batches of a data set, over and over; every model has its own, so all read the same images."""
 
     def __init__(self, dataset: Dataset[Item], size: int, like: torch.Tensor) -> None:
         self.dataset, self.size, self.like = dataset, size, like
-        self.rest: Iterator[Batch] = iter(())
+        self.iterator: Iterator[Batch] = iter(())
 
     def next_batch(self) -> torch.Tensor:
-        batch = next(self.rest, None)
+        batch = next(self.iterator, None)
         if batch is None or len(batch.images) < self.size:
-            self.rest = batches(self.dataset, batch_size=self.size, workers=0)
-            batch = next(self.rest, None)
+            self.iterator = batches(self.dataset, batch_size=self.size, workers=0)
+            batch = next(self.iterator, None)
         if batch is None or len(batch.images) < self.size:
             found = 0 if batch is None else len(batch.images)
             raise GTPError(f"a batch needs {self.size} images, but only {found} could be read; give a smaller -b")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.output import OutputFlags, print_table_result
 from gtp_vit.engines import ENGINES
 from gtp_vit.jsonable import jsonable
 from gtp_vit.profiling.environment import bf16_verdict, environment
@@ -22,9 +22,9 @@ class Check(OutputFlags):
     """
 
 
-def main(words: Sequence[str]) -> None:
-    flags = parse_flags(Check, words)
+def main(arguments: Sequence[str]) -> None:
+    flags = parse_flags(Check, arguments)
     found = {**jsonable(environment()), "bf16": bf16_verdict()}
     found |= {name: engine.status() for name, engine in ENGINES.items()}
     rows = [[key, str(value)] for key, value in found.items()]
-    answer_with_table(flags, words, "gtp-vit check", ["what", "found"], rows, found)
+    print_table_result(flags, arguments, "gtp-vit check", ["what", "found"], rows, found)

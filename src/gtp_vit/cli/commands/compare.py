@@ -13,21 +13,21 @@ from torch import nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
+from gtp_vit.cli.measure_flags import MeasureFlags, measure_flags, measure_of_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model, read_images
 from gtp_vit.cli.output import (
     JsonFlags,
     ResumeFlags,
-    answer,
     check_complete,
     check_readable,
     model_columns,
     open_journal,
+    print_result,
     write_page,
 )
 from gtp_vit.core.ranges import Range
-from gtp_vit.data.loader import first_images
-from gtp_vit.errors import GTPError, counted
+from gtp_vit.data.loader import take_images
+from gtp_vit.errors import GTPError, plural
 from gtp_vit.metrics.base import Measure
 from gtp_vit.models.sources import public_name
 from gtp_vit.profiling.macs import macs
@@ -36,21 +36,21 @@ from gtp_vit.report.comparison import comparison_rows, comparison_sections, comp
 from gtp_vit.report.results import write_results
 from gtp_vit.report.scores import explain_scores
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.tuning.all_methods import searchable, tune_each
+from gtp_vit.tuning.all_methods import tunable_methods, tune_all_methods
 from gtp_vit.tuning.compare import (
-    Plan,
+    ComparisonEntry,
     budgets_of,
     check_plans,
     compare,
     models_of,
-    plan,
+    plan_comparison,
     traces_at_tightest_budget,
     with_timings,
 )
-from gtp_vit.tuning.local_search import FEWEST_IMAGES, fewest_images
+from gtp_vit.tuning.local_search import MIN_IMAGES, min_images
 from gtp_vit.tuning.settings import SearchConfig, Tracking
 
-SHARE = Range(0, 1, above_low=True, why="(a share of the unreduced model's)")
+SHARE = Range(0, 1, exclude_low=True, why="(a share of the unreduced model's)")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
 
     examples:
       gtp-vit compare --output compared
-      gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --at-propagate 8 14 --output compared
+      gtp-vit compare vit_tiny_patch16_224 --pretrained --data-dir imagenet/val --gtp-budgets 8 14 --output compared
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --macs 0.65 --methods gtp tome evit
       gtp-vit compare vit_small_patch14_dinov2 --pretrained --data-dir images --output encoders
       gtp-vit compare deit_small_patch16_224 --pretrained --data-dir val --tuned --calibration-dir train --output both
@@ -75,7 +75,7 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Names of methods; all that fit the model if none is given."""
     macs: Annotated[tuple[float, ...], SHARE] = ()
     """Budgets as shares of the unreduced model's MACs."""
-    at_propagate: tuple[int, ...] = ()
+    gtp_budgets: tuple[int, ...] = ()
     """Budgets as the MACs of GTP with this many propagated tokens per layer. Without any budget: 0.8, 0.65 and 0.55."""
     recipes: tuple[str, ...] = ()
     """Files that gtp-vit tune wrote, or names of recipes in the package, to compare as well."""
@@ -83,7 +83,7 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Also search a schedule for every method that has one, at each budget, on the same images with as many passes."""
     calibration_dir: Path | None = None
     """Images for --tuned, without labels; not those that are compared."""
-    tuning_images: Annotated[int, Range(FEWEST_IMAGES, 10**6)] = 160
+    tuning_images: Annotated[int, Range(MIN_IMAGES, 10**6)] = 160
     """How many of them to use, spread over the folder."""
     search_passes: Annotated[int, Range(1, 10**6)] = 30
     """How often each search goes through them."""
@@ -95,8 +95,8 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Folder for results.csv, results.json and report.html; an interrupted run resumes from there."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags = parse_flags(with_flags(Compare, measure_flags()), words)
+def main(arguments: Sequence[str]) -> None:
+    flags = parse_flags(with_flags(Compare, measure_flags()), arguments)
     check_weights(flags)
     if 0 < flags.rounds < 3:
         raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
@@ -104,25 +104,30 @@ def main(words: Sequence[str]) -> None:
     if flags.output is not None:
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
-    measure = chosen_measure(flags, model)
+    measure = measure_of_flags(flags, model)
     make_dataset(flags, model, labels=measure.needs_labels)  # refused, if it is, before anything is searched
     whole = macs(model).total
-    budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.at_propagate)
+    budgets = [share * whole for share in flags.macs] + budgets_of(model, flags.gtp_budgets)
     budgets = budgets or [share * whole for share in (0.8, 0.65, 0.55)]
     with contextlib.ExitStack() as journals:  # the one of the searches is kept until everything is written
-        searched = searchable(flags.methods) if flags.tuned else []
+        searched = tunable_methods(flags.methods) if flags.tuned else []
         recipes = [read_recipe(recipe) for recipe in flags.recipes]
-        plans, left_out = plan(model, flags.methods, budgets, recipes, searched)  # refuses before the search
+        plans, left_out = plan_comparison(model, flags.methods, budgets, recipes, searched)  # refuses before the search
         if flags.tuned:
             tuned, not_tuned = tune_all(flags, model, measure, budgets, journals)
-            plans, left_out = plan(model, flags.methods, budgets, [*recipes, *tuned], searched)
+            plans, left_out = plan_comparison(model, flags.methods, budgets, [*recipes, *tuned], searched)
             left_out += not_tuned
         check_plans(plans, left_out)
-        run(flags, words, model, measure, plans, left_out)
+        run(flags, arguments, model, measure, plans, left_out)
 
 
 def run(
-    flags: Compare, words: Sequence[str], model: nn.Module, measure: Measure, plans: list[Plan], left_out: list[str]
+    flags: Compare,
+    arguments: Sequence[str],
+    model: nn.Module,
+    measure: Measure,
+    plans: list[ComparisonEntry],
+    left_out: list[str],
 ) -> None:
     """Measure what is planned, and write it down."""
     results = None if flags.output is None else flags.output / "results.csv"
@@ -130,7 +135,7 @@ def run(
     models = models_of(model, plans, restore=measure.restores)
     settings: dict[str, object] = {"plans": {p.name: None if p.method is None else p.method.to_dict() for p in plans}}
     settings |= measure.settings()
-    timing_images = first_images(dataset, flags.timing_batch, model)
+    timing_images = take_images(dataset, flags.timing_batch, model)
     with open_journal(flags, results, flags.model, models, dataset, **settings, batch_size=flags.batch_size) as journal:
         with render.progress("comparing") as progress:
             rows, found = compare(
@@ -151,12 +156,12 @@ def run(
                 write_results(flags.output / name, stored)
             traces = traces_at_tightest_budget(model, rows, timing_images[:1])
             sections = comparison_sections(rows, found, timing_images, traces, left_out)
-            lead = f"All methods at equal MACs on the same {counted(found.scores[0].images, 'image', 'images')}."
+            lead = f"All methods at equal MACs on the same {plural(found.scores[0].images, 'image', 'images')}."
             title = f"Token reduction on {flags.model}"
-            write_page(flags, words, flags.output / "report.html", title, lead, sections)
+            write_page(flags, arguments, flags.output / "report.html", title, lead, sections)
             text.append(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
     result = {"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out}
-    answer(flags, result, (flags.model, *comparison_table(rows, found)), text="\n".join(text))
+    print_result(flags, result, (flags.model, *comparison_table(rows, found)), text="\n".join(text))
     check_complete(found)
 
 
@@ -174,7 +179,7 @@ def tune_all(
 ) -> tuple[list[Recipe], list[str]]:
     """A recipe of each method that has a schedule at each budget, written beside the results."""
     source = dataclasses.replace(flags, data_dir=flags.calibration_dir, dataset="", limit=0)
-    images, unreadable = read_images(source, model, flags.tuning_images, fewest_images(measure))
+    images, unreadable = read_images(source, model, flags.tuning_images, min_images(measure))
     check_readable(unreadable)
     images = images.to(next(model.parameters()).device)
     search = SearchConfig(passes=flags.search_passes, batch_size=flags.batch_size)
@@ -183,10 +188,10 @@ def tune_all(
         open_journal(flags, kept, flags.model, model, images, search=search, **measure.settings())
     )
     with render.progress("tuning") as progress:
-        recipes, left_out = tune_each(
+        recipes, left_out = tune_all_methods(
             model,
             images,
-            searchable(flags.methods),
+            tunable_methods(flags.methods),
             budgets,
             measure=measure,
             search=search,

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gtp_vit.cli import render
-from gtp_vit.cli.engine_flags import flags_of_source, named_file
+from gtp_vit.cli.engine_flags import exported_file_of, flags_of_source
 from gtp_vit.cli.flags import parse_flags
 from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
-from gtp_vit.data.preview import view_of
+from gtp_vit.data.preview import preview_transform
 from gtp_vit.demo import page, serve
-from gtp_vit.demo.demo_model import Example, Subject, embedded_examples, make_subject, read_examples
-from gtp_vit.demo.exported_model import Filed, make_filed
+from gtp_vit.demo.demo_model import DemoModel, Example, bundled_examples, make_demo_model, read_examples
+from gtp_vit.demo.exported_model import ExportedSubject, make_exported_subject
 from gtp_vit.engines import is_exported
 from gtp_vit.engines.file_images import check_processor
 from gtp_vit.errors import GTPError
@@ -54,40 +54,40 @@ class Demo(ModelFlags):
     """Open the page in the browser."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags = parse_flags(Demo, words)
+def main(arguments: Sequence[str]) -> None:
+    flags = parse_flags(Demo, arguments)
     serve.check_extra()
     listening = serve.listen(flags.host, flags.port)
-    with serve.quiet_gradio(), listening:
-        server = serve.server_of(page.build(_shown(flags, words)), flags.host)
+    with serve.gradio_without_telemetry(), listening:
+        server = serve.server_of(page.build(_page_subject(flags, arguments)), flags.host)
         port, address = listening.getsockname()[1], serve.address_of(flags.host, listening)
         if port != flags.port:
-            render.say(f"Port {flags.port} is in use; {port} is the next free one.")
+            render.print_text(f"Port {flags.port} is in use; {port} is the next free one.")
         if not serve.is_local(flags.host):
-            render.say(f"Everyone who can reach {flags.host} can use this page and its processor time.")
-        render.say(f"{flags.model}: {address}  (Ctrl+C ends it)")
+            render.print_text(f"Everyone who can reach {flags.host} can use this page and its processor time.")
+        render.print_text(f"{flags.model}: {address}  (Ctrl+C ends it)")
         sys.stdout.flush()  # into a pipe as well
         if flags.open:
             webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
-        render.say("Ended.")
+        render.print_text("Ended.")
 
 
-def _shown(flags: Demo, words: Sequence[str]) -> Subject | Filed:
-    return _filed(flags, words) if is_exported(flags.model) else _subject(flags)
+def _page_subject(flags: Demo, arguments: Sequence[str]) -> DemoModel | ExportedSubject:
+    return _exported_subject(flags, arguments) if is_exported(flags.model) else _demo_model(flags)
 
 
-def _subject(flags: Demo) -> Subject:
+def _demo_model(flags: Demo) -> DemoModel:
     check_weights(flags)
     model = make_model(flags)
-    return make_subject(flags.model, model, _examples(flags), _python(flags), flags.img_size)
+    return make_demo_model(flags.model, model, _examples(flags), _python(flags), flags.img_size)
 
 
 def _examples(flags: Demo) -> list[Example]:
     if flags.examples is not None:
         return read_examples(flags.examples)
-    return embedded_examples() if flags.model == bundled.NAME else []
+    return bundled_examples() if flags.model == bundled.NAME else []
 
 
 def _python(flags: Demo) -> str:
@@ -102,9 +102,9 @@ def _python(flags: Demo) -> str:
     return f"gtp_vit.create_model({public_name(flags.model)!r}{more})"
 
 
-def _filed(flags: Demo, words: Sequence[str]) -> Filed:
+def _exported_subject(flags: Demo, arguments: Sequence[str]) -> ExportedSubject:
     """An exported file, with the model it was made from if its weights are here."""
-    file = named_file(flags, None, words)
+    file = exported_file_of(flags, None, arguments)
     examples = _examples(dataclasses.replace(flags, model=file.metadata.model))
     try:
         settings = flags_of_source(flags, file)
@@ -113,10 +113,10 @@ def _filed(flags: Demo, words: Sequence[str]) -> Filed:
     except GTPError as error:
         if flags.checkpoint is not None or flags.pretrained:  # asked for
             raise
-        return make_filed(file, file.load(flags.threads), examples, None, str(error))
+        return make_exported_subject(file, file.load(flags.threads), examples, None, str(error))
     file.check_model(model)
     view = None
-    if file.metadata.preparation.processor is not None:  # in no words that timm knows
+    if file.metadata.preprocessing.processor is not None:  # in no words that timm knows
         check_processor(file, settings.model)
-        view = view_of(model, transform_of(settings.model, model), img_size=settings.img_size)
-    return make_filed(file, file.load(flags.threads), examples, model, view=view)
+        view = preview_transform(model, transform_of(settings.model, model), img_size=settings.img_size)
+    return make_exported_subject(file, file.load(flags.threads), examples, model, view=view)

@@ -13,36 +13,36 @@ from typing import Annotated, Literal
 
 from gtp_vit.backbones.host import remove_classifier
 from gtp_vit.cli import render
-from gtp_vit.cli.engine_flags import check_engine, images_for_file, named_file
-from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
+from gtp_vit.cli.engine_flags import check_engine, exported_file_of, images_for_file
+from gtp_vit.cli.flags import MethodChoice, MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import (
     DataFlags,
     check_weights,
     make_dataset,
     make_model,
 )
-from gtp_vit.cli.output import JsonFlags, ResumeFlags, answer, check_readable
+from gtp_vit.cli.output import JsonFlags, ResumeFlags, check_readable, print_result
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import Images
 from gtp_vit.embeddings.embedder import Embedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS
-from gtp_vit.embeddings.writer import Layout, Written, embed_to_folder
+from gtp_vit.embeddings.writer import EmbedResult, Layout, embed_to_folder
 from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
 from gtp_vit.engines.export import export
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import ExportedModel
-from gtp_vit.errors import GTPError, Incomplete, counted
+from gtp_vit.errors import GTPError, IncompleteError, plural
 from gtp_vit.methods.identity import Identity
 from gtp_vit.models.sources import public_name
 from gtp_vit.patching import host_of, patch
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import check_writable
-from gtp_vit.runs.identity import identity, images_identity
+from gtp_vit.runs.identity import images_identity, run_identity
 from gtp_vit.version import __version__
 
-OF_A_FILE = ("--engine", "--scores", "--unreduced", "--patches", "--checkpoint", "--pretrained")  # what it has itself
+OF_A_FILE = ("--engine", "--logits", "--unreduced", "--patches", "--checkpoint", "--pretrained")  # what it has itself
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """Folder for the files; needed. An interrupted run resumes from there."""
     unreduced: bool = False
     """Leave the model as it is, for comparison."""
-    scores: bool = False
+    logits: bool = False
     """Of a classifier, the scores of its classes instead of its features."""
     patches: bool = False
     """Features of all patches, row by row, instead of one vector for an image; those of removed tokens are restored."""
@@ -96,7 +96,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
 
 
 @dataclass(frozen=True)
-class Source:
+class EmbedJob:
     """What embeds, what is embedded, and how both are known again."""
 
     embedder: Embedder
@@ -105,13 +105,13 @@ class Source:
     title: str
 
 
-def main(words: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(Embed, words)
-    written = {word.partition("=")[0] for word in words}
+def main(arguments: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Embed, arguments)
+    written = {word.partition("=")[0] for word in arguments}
     if flags.verify is not None:
         _verify(flags, flags.verify, written)
         return
-    if flags.unreduced and ("--method" in written or chosen.given):
+    if flags.unreduced and ("--method" in written or chosen.given_settings):
         raise GTPError("--unreduced leaves out every method; leave it out, or the method and its settings")
     output = flags.output
     if output is None:
@@ -120,15 +120,15 @@ def main(words: Sequence[str]) -> None:
         raise GTPError(f"--output is {output}, which is a file; give a folder")
     FORMATS[flags.format].check_installed()
     flags = dataclasses.replace(flags, split=_split(flags))
-    if flags.patches and flags.scores:
-        raise GTPError("--patches and --scores are two different outputs; leave one of them out")
+    if flags.patches and flags.logits:
+        raise GTPError("--patches and --logits are two different outputs; leave one of them out")
     if flags.patches and flags.engine != TORCH:
         raise GTPError(f"{flags.engine} runs a model as a whole, and --patches are from inside; leave out --engine")
     check_engine(flags.engine, "f32", flags.device)
     if not is_exported(flags.model):
         check_weights(flags)
     with distributed.process_group():
-        _embed(flags, output, chosen, words)
+        _embed(flags, output, chosen, arguments)
 
 
 def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
@@ -142,7 +142,7 @@ def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
     columns = ["images", "embedded", "files"]
     row = [str(each) for each in (manifest["images"], manifest["embedded"], len(manifest["shards"]))]
     result = {"flags": flags, "manifest": manifest}
-    answer(flags, result, (str(folder), columns, [row]), text="All files are as they were written.")
+    print_result(flags, result, (str(folder), columns, [row]), text="All files are as they were written.")
 
 
 def _split(flags: Embed) -> str:
@@ -154,14 +154,14 @@ def _split(flags: Embed) -> str:
     raise GTPError(f"which split of {flags.dataset}? Give --split, e.g. train or validation")
 
 
-def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> None:
+def _embed(flags: Embed, output: Path, choice: MethodChoice, arguments: Sequence[str]) -> None:
     """Embed in all processes; only the first one prints."""
     check_writable(output / MANIFEST)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(
-            _from_file(flags, named_file(flags, chosen, words, *OF_A_FILE))
+            _from_file(flags, exported_file_of(flags, choice, arguments, *OF_A_FILE))
             if is_exported(flags.model)
-            else _from_model(flags, chosen)
+            else _from_model(flags, choice)
         )
         wanted = flags.shard_size or (128 if flags.patches else 4096)
         shard_size = -(-wanted // flags.batch_size) * flags.batch_size
@@ -181,16 +181,16 @@ def _embed(flags: Embed, output: Path, chosen: Chosen, words: Sequence[str]) -> 
             else lambda done, total, rate: progress(done, total, best=f"{rate:.1f} images/s"),
         )
     if found is not None:
-        _answer(flags, source, found)
+        _print_summary(flags, source, found)
 
 
 @contextlib.contextmanager
-def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
+def _from_model(flags: Embed, choice: MethodChoice) -> Iterator[EmbedJob]:
     """A model, reduced or not, in torch or exported to an engine for a while."""
     model = make_model(flags)
-    if not flags.scores:
+    if not flags.logits:
         remove_classifier(model)
-    method = None if flags.unreduced else chosen.for_model(model)
+    method = None if flags.unreduced else choice.for_model(model)
     if flags.patches and method is None:
         method = Identity()
     runs = model if method is None else patch(model, method, restore=flags.patches)
@@ -198,7 +198,7 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
     embedder = Embedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
     dataset = make_dataset(flags, model, labels=False)
     own = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
-    known = identity(public_name(flags.model), {"": runs}, dataset, **own).to_dict()
+    known = run_identity(public_name(flags.model), {"": runs}, dataset, **own).to_dict()
     title = f"{public_name(flags.model)} {'unreduced' if method is None else f'with {method}'}"
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
         if flags.engine != TORCH:
@@ -208,11 +208,11 @@ def _from_model(flags: Embed, chosen: Chosen) -> Iterator[Source]:
             export(runs, path)
             runs = ExportedModel(path, "f32", flags.threads)
             embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
-        yield Source(embedder, dataset, known, title)
+        yield EmbedJob(embedder, dataset, known, title)
 
 
 @contextlib.contextmanager
-def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
+def _from_file(flags: Embed, file: ExportedFile) -> Iterator[EmbedJob]:
     """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
     metadata = file.metadata
     embedder = Embedder(file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype)
@@ -224,7 +224,7 @@ def _from_file(flags: Embed, file: ExportedFile) -> Iterator[Source]:
         **file.settings(),
         **images_identity(dataset).to_dict(),
     }
-    yield Source(embedder, dataset, known, file.name)
+    yield EmbedJob(embedder, dataset, known, file.name)
 
 
 def _warn_of_idle_processes(dataset: Images, shard_size: int) -> None:
@@ -240,25 +240,25 @@ def _warn_of_idle_processes(dataset: Images, shard_size: int) -> None:
         )
 
 
-def _answer(flags: Embed, source: Source, found: Written) -> None:
+def _print_summary(flags: Embed, source: EmbedJob, found: EmbedResult) -> None:
     """Say what was written; the exit code says whether something is missing."""
     manifest = found.manifest
     rate = f"{found.images / found.seconds:.1f}" if found.images else "-"
     columns = ["embedding", "images", "embedded", "files", "new", "images/s"]
     counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), found.images]
-    row = [f"{source.embedder.kind}, {flags.dtype}", *map(str, counts), rate]
-    text = f"Written: {found.folder / MANIFEST} and {counted(len(manifest['shards']), 'file', 'files')} beside it"
-    if is_exported(flags.model) and source.embedder.kind is not None and source.embedder.kind.kind == "classes":
+    row = [f"{source.embedder.spec}, {flags.dtype}", *map(str, counts), rate]
+    text = f"Written: {found.folder / MANIFEST} and {plural(len(manifest['shards']), 'file', 'files')} beside it"
+    if is_exported(flags.model) and source.embedder.spec is not None and source.embedder.spec.kind == "classes":
         text += (
             f". {source.title} was exported with its classifier, so these are class scores; of the model itself "
             "gtp-vit embed takes features, and the two do not belong in one index"
         )
     result = {"flags": flags, "seconds": found.seconds, "new": found.images, "manifest": manifest}
-    answer(flags, result, (source.title, columns, [row]), text=text)
+    print_result(flags, result, (source.title, columns, [row]), text=text)
     if found.not_finite:
         names = "; ".join(found.not_finite[:5])
         more = f"; {len(found.unreadable)} of the images could not be read" if found.unreadable else ""
-        raise Incomplete(
+        raise IncompleteError(
             f"{len(found.not_finite)} of the images have no finite embedding and were left out: {names}{more}"
         )
     check_readable(found.unreadable)

@@ -12,25 +12,25 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from gtp_vit.cli import render
-from gtp_vit.cli.engine_flags import flags_of_source, images_for_file, named_file
-from gtp_vit.cli.flags import Chosen, MethodFlags, parse_with_method
-from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
+from gtp_vit.cli.engine_flags import exported_file_of, flags_of_source, images_for_file
+from gtp_vit.cli.flags import MethodChoice, MethodFlags, parse_with_method
+from gtp_vit.cli.measure_flags import MeasureFlags, measure_flags, measure_of_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, make_dataset, make_model
 from gtp_vit.cli.output import (
     OutputFlags,
     ResumeFlags,
-    answer,
     check_complete,
     check_results_file,
     model_columns,
     open_journal,
+    print_result,
     write_page,
 )
 from gtp_vit.data.items import Item
-from gtp_vit.data.loader import first_images
+from gtp_vit.data.loader import take_images
 from gtp_vit.engines import is_exported
 from gtp_vit.engines.exported_file import ExportedFile
-from gtp_vit.errors import GTPError, counted
+from gtp_vit.errors import GTPError, plural
 from gtp_vit.metrics.base import UNREDUCED
 from gtp_vit.metrics.evaluate import evaluate
 from gtp_vit.patching import patch, tower_of
@@ -68,37 +68,37 @@ class Evaluate(OutputFlags, MethodFlags, MeasureFlags, ResumeFlags, DataFlags):
     """Write the figures here: .csv with timm's columns and ours, or .json."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(with_flags(Evaluate, measure_flags()), words)
+def main(arguments: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(with_flags(Evaluate, measure_flags()), arguments)
     file = None
     if is_exported(flags.model):
-        file = named_file(flags, chosen, words)
+        file = exported_file_of(flags, chosen, arguments)
         flags = flags_of_source(flags, file)
     check_weights(flags)
     check_results_file(flags.results_file)
     with distributed.process_group():
-        _evaluate(flags, chosen, words, file)
+        _evaluate(flags, chosen, arguments, file)
 
 
-def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: ExportedFile | None) -> None:
+def _evaluate(flags: Evaluate, choice: MethodChoice, arguments: Sequence[str], file: ExportedFile | None) -> None:
     """Evaluate in all processes; only the first one writes and prints."""
     if distributed.is_rank_zero():
-        check_writable(flags.results_file, flags.report)
+        check_writable(flags.results_file, flags.html)
     model = make_model(flags)
-    measure = chosen_measure(flags, model)
+    measure = measure_of_flags(flags, model)
     if file is not None and measure.restores:
         raise GTPError(f"{file.name} returns what its model returns; dense features are measured in torch")
     labels, read = measure.needs_labels, data_settings(flags)
     if file is None:
         dataset = make_dataset(flags, model, labels=labels)
-        method = chosen.for_model(model)
+        method = choice.for_model(model)
         fast = patch(model, method, restore=measure.restores)
         name, title, own, cost = method.name, str(method), method.to_dict(), _cost(fast, dataset)
     else:
         file.check_model(model)
         fast = file.load(flags.threads)
         dataset = images_for_file(flags, file, labels=labels, model=model)
-        said = file.metadata.preparation
+        said = file.metadata.preprocessing
         crop, how = read.crop_pct or said.crop_pct, read.interpolation or said.interpolation or ""
         read = dataclasses.replace(read, crop_pct=crop, interpolation=how)
         name, title, own, cost = file.name, file.name, file.settings(), file.metadata.exported_macs
@@ -123,13 +123,13 @@ def _evaluate(flags: Evaluate, chosen: Chosen, words: Sequence[str], file: Expor
         text, title = explain_scores(found), f"{flags.model} with {title}"
         sections = [Section("Figures", table(columns, cells) + paragraph(text))]
         write_page(
-            flags, words, flags.report, title, f"{counted(found.scores[0].images, 'image', 'images')}.", sections
+            flags, arguments, flags.html, title, f"{plural(found.scores[0].images, 'image', 'images')}.", sections
         )
     result = {"flags": flags, "rows": rows, "unreadable": found.unreadable}
-    answer(flags, result, (title, columns, cells), text=text)
+    print_result(flags, result, (title, columns, cells), text=text)
     check_complete(found)
 
 
 def _cost(fast: nn.Module, dataset: Dataset[Item]) -> int:
     """MACs of a patched model; of one that keeps a different number of tokens in each image, the mean over some."""
-    return macs(fast, images=first_images(dataset, 64, fast) if tower_of(fast).reducer.adaptive else None).total
+    return macs(fast, images=take_images(dataset, 64, fast) if tower_of(fast).reducer.adaptive else None).total

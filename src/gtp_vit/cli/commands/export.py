@@ -13,22 +13,22 @@ from torch import nn
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
-from gtp_vit.cli.output import OutputFlags, answer, check_readable, write_page
+from gtp_vit.cli.output import OutputFlags, check_readable, print_result, write_page
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
 from gtp_vit.engines import check_precision, formats, precisions
 from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.export import ExportInfo, ExportResult, export
 from gtp_vit.engines.model_card import CHECK_COLUMNS, check_row
-from gtp_vit.errors import GTPError, counted
+from gtp_vit.errors import GTPError, plural
 from gtp_vit.models import bundled
-from gtp_vit.models.sources import library_of, preparation_of, public_name
+from gtp_vit.models.sources import library_of, preprocessing_of, public_name
 from gtp_vit.patching import patch
 from gtp_vit.recipes.recipe import DEPLOY
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.runs.files import check_writable
 
-FEWEST_IMAGES = 8
+MIN_IMAGES = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Export(OutputFlags, MethodFlags, DataFlags):
     """Precision of the products with weights; which tokens stay is decided in floating point in all of them."""
     output: Path = Path()
     """Folder to write to; the names of the files say what is in them."""
-    images: Annotated[int, Range(FEWEST_IMAGES, 10**5)] = 128
+    images: Annotated[int, Range(MIN_IMAGES, 10**5)] = 128
     """Images to find the ranges of 8-bit numbers with, and to check the file on."""
     class_names: Path | None = None
     """A text file with the name of a class on each line, for the metadata; models with ImageNet's classes need none."""
@@ -62,16 +62,16 @@ class Export(OutputFlags, MethodFlags, DataFlags):
     """Replace files that exist."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(Export, words)
+def main(arguments: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Export, arguments)
     engine = formats()[flags.format]
     check_precision(engine, flags.precision)
     check_weights(flags)
     if flags.device != "cpu":
         raise GTPError(f"--device is {flags.device}; a file is made and checked on a CPU, leave it out")
-    if "--output" not in {word.partition("=")[0] for word in words}:
+    if "--output" not in {word.partition("=")[0] for word in arguments}:
         raise GTPError("--output is missing; give the folder to write to")
-    check_writable(flags.output / "file", flags.report)
+    check_writable(flags.output / "file", flags.html)
     classes = _class_names(flags.class_names)
     model = make_model(flags)
     method = chosen.for_model(model)
@@ -79,9 +79,9 @@ def main(words: Sequence[str]) -> None:
     share = "" if method.name == "identity" else f"-{method.name}"
     name = public_name(flags.model)
     path = flags.output / f"{name.replace('/', '_').replace(':', '_')}{share}-{flags.precision}{engine.suffix}"
-    info = ExportInfo(name, _weights(flags), classes, preparation_of(flags.model))
+    info = ExportInfo(name, _weights(flags), classes, preprocessing_of(flags.model))
     images, unreadable = _images(flags, engine, model)
-    with render.steps("exporting") as step:
+    with render.status("exporting") as step:
         found = export(
             fast,
             path,
@@ -94,10 +94,10 @@ def main(words: Sequence[str]) -> None:
     title, text = f"{path.name} in {engine.title} against torch", _summary(found)
     rows = [check_row(check) for check in found.checks]
     write_page(
-        flags, words, flags.report, title, "", [Section("Checked", table(CHECK_COLUMNS, rows) + paragraph(text))]
+        flags, arguments, flags.html, title, "", [Section("Checked", table(CHECK_COLUMNS, rows) + paragraph(text))]
     )
     result = {"flags": flags, "files": found.files, "metadata": found.metadata.to_dict(), "checks": found.checks}
-    answer(flags, result, (title, CHECK_COLUMNS, rows), text=text)
+    print_result(flags, result, (title, CHECK_COLUMNS, rows), text=text)
     check_readable(unreadable)
 
 
@@ -106,7 +106,7 @@ def _summary(result: ExportResult) -> str:
     metadata, size = result.metadata, sum(path.stat().st_size for path in result.files) / 1e6
     unknown = metadata.classes is None and metadata.output.kind == "classes"
     return (
-        f"Checked on {result.images}. {metadata.share:.0%} of the MACs, {size:.1f} MB."
+        f"Checked on {result.images}. {metadata.macs_ratio:.0%} of the MACs, {size:.1f} MB."
         f"{' The names of its classes are not known.' if unknown else ''}\n"
         f"Written: {', '.join(map(str, result.files))}"
     )
@@ -121,10 +121,10 @@ def _images(flags: Export, engine: Engine, model: nn.Module) -> tuple[torch.Tens
                 "dozens"
             )
         return None, []
-    images, unreadable = read_images(flags, model, flags.images, FEWEST_IMAGES)
-    if len(images) < FEWEST_IMAGES:
-        found = counted(len(images), "image is", "images are")
-        raise GTPError(f"{found} too few; give at least {FEWEST_IMAGES}, better {flags.images}")
+    images, unreadable = read_images(flags, model, flags.images, MIN_IMAGES)
+    if len(images) < MIN_IMAGES:
+        found = plural(len(images), "image is", "images are")
+        raise GTPError(f"{found} too few; give at least {MIN_IMAGES}, better {flags.images}")
     return images, unreadable
 
 

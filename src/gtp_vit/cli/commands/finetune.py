@@ -13,10 +13,10 @@ from typing import Annotated, Any
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, embedded_images, make_model
-from gtp_vit.cli.output import JsonFlags, answer, check_readable, write_page
+from gtp_vit.cli.output import JsonFlags, check_readable, print_result, write_page
 from gtp_vit.core.ranges import Range
-from gtp_vit.data.dataset import InMemory
-from gtp_vit.data.loader import spread_images
+from gtp_vit.data.dataset import InMemoryDataset
+from gtp_vit.data.loader import evenly_spaced_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.errors import GTPError
 from gtp_vit.report.training_log import training_sections, training_text, validation_table
@@ -24,12 +24,12 @@ from gtp_vit.runs import distributed
 from gtp_vit.training.checkpoint import WEIGHTS
 from gtp_vit.training.data import open_training_images
 from gtp_vit.training.log import LogEntry
-from gtp_vit.training.loop import Output, StepsDone, check_trainable, finetune
-from gtp_vit.training.settings import Training
+from gtp_vit.training.loop import FinetuneOutput, StepsDone, check_trainable, finetune
+from gtp_vit.training.settings import TrainingConfig
 
 
 @dataclass(frozen=True)
-class Finetune(JsonFlags, MethodFlags, Training, DataFlags):
+class Finetune(JsonFlags, MethodFlags, TrainingConfig, DataFlags):
     """Finetune a model with a method active; the defaults of training are the paper's recipe, whose method is gtp.
 
     Without labels (--no-labels) it learns from the unreduced model. A run that was stopped resumes when the same
@@ -59,10 +59,12 @@ class Finetune(JsonFlags, MethodFlags, Training, DataFlags):
     """Start over instead of resuming a run that was stopped."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(Finetune, words)
+def main(arguments: Sequence[str]) -> None:
+    flags, chosen = parse_with_method(Finetune, arguments)
     check_weights(flags)
-    settings = Training(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(Training)})
+    settings = TrainingConfig(
+        **{field.name: getattr(flags, field.name) for field in dataclasses.fields(TrainingConfig)}
+    )
     settings.check()
     with distributed.process_group():
         model = make_model(flags)
@@ -75,7 +77,7 @@ def main(words: Sequence[str]) -> None:
                 method,
                 dataset,
                 settings,
-                output=Output(flags.output, flags.model, flags.restart),
+                output=FinetuneOutput(flags.output, flags.model, flags.restart),
                 validation=validation,
                 workers=flags.workers,
                 progress=progress,
@@ -85,20 +87,23 @@ def main(words: Sequence[str]) -> None:
             return
         title = f"{flags.model} with {method}"
         text, table = training_text(found.log), validation_table(found.log)
-        write_page(flags, words, flags.output / "report.html", title, text, training_sections(found.log))
+        write_page(flags, arguments, flags.output / "report.html", title, text, training_sections(found.log))
         text += f" Written: {flags.output / WEIGHTS}, the log and report.html beside it."
         result = {"flags": flags, "log": [entry.to_dict() for entry in found.log], "unreadable": unreadable}
-        answer(flags, result, *([] if table is None else [(title, *table)]), text=text)
+        print_result(flags, result, *([] if table is None else [(title, *table)]), text=text)
         check_readable(unreadable)
 
 
-def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any, Any]:
+def make_datasets(flags: Finetune, settings: TrainingConfig, model: Any) -> tuple[Any, Any]:
     """Images to learn from, and images to evaluate on if there are any."""
     own = embedded_images(flags)
     if own is not None:  # a demonstration: three quarters to learn from
         cut = 3 * len(own) // 4
-        first, rest = InMemory(own.images[:cut], own.labels[:cut]), InMemory(own.images[cut:], own.labels[cut:])
-        return spread_images(first, flags.limit), spread_images(rest, flags.val_limit)
+        first, rest = (
+            InMemoryDataset(own.images[:cut], own.labels[:cut]),
+            InMemoryDataset(own.images[cut:], own.labels[cut:]),
+        )
+        return evenly_spaced_images(first, flags.limit), evenly_spaced_images(rest, flags.val_limit)
     folder = flags.data_dir
     if folder is not None and has_split(folder, *EVALUATION) and not has_split(folder, flags.split, *TRAINING):
         raise GTPError(
@@ -106,7 +111,7 @@ def make_datasets(flags: Finetune, settings: Training, model: Any) -> tuple[Any,
         )
     dataset = open_training_images(model, _data_of(flags, flags.data_dir, flags.split), settings)
     validation = open_validation(flags, model)
-    return spread_images(dataset, flags.limit), None if validation is None else spread_images(
+    return evenly_spaced_images(dataset, flags.limit), None if validation is None else evenly_spaced_images(
         validation, flags.val_limit
     )
 
@@ -122,7 +127,7 @@ def open_validation(flags: Finetune, model: Any) -> Any:
 
 def _data_of(flags: Finetune, folder: Path | None, split: str) -> DataSettings:
     own = data_settings(flags, labels=flags.labels)
-    return dataclasses.replace(own, data_dir=folder or Path(), split=split, limit=0)  # spread_images limits it
+    return dataclasses.replace(own, data_dir=folder or Path(), split=split, limit=0)  # evenly_spaced_images limits it
 
 
 TRAINING, EVALUATION = ("train", "training"), ("val", "valid", "validation", "eval", "evaluation")  # as timm names them

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.output import OutputFlags, print_table_result
 from gtp_vit.cli.parser import Positional
 from gtp_vit.methods import known_methods, method_class
 
@@ -25,24 +25,24 @@ class Methods(OutputFlags):
     """A method, to see its settings and their defaults."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags = parse_flags(Methods, words)
+def main(arguments: Sequence[str]) -> None:
+    flags = parse_flags(Methods, arguments)
     if flags.name:
         method = method_class(flags.name)
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         rows = [[f"--{name.replace('_', '-')}", repr(value)] for name, value in defaults.items()]
         title = f"{method.name}: {method.__doc__}"
-        answer_with_table(flags, words, title, ["setting", "default"], rows, defaults)
+        print_table_result(flags, arguments, title, ["setting", "default"], rows, defaults)
         return
     rows = [
         [
             m.name,
             (m.__doc__ or "").splitlines()[0],
             "needed" if m.needs_class_token else "",
-            m.learned,
+            m.trained_parts,
             m.source.licence,
         ]
         for m in known_methods().values()
     ]
     columns = ["method", "what it does", "class token", "learned parts", "licence of the original"]
-    answer_with_table(flags, words, "methods", columns, rows)
+    print_table_result(flags, arguments, "methods", columns, rows)

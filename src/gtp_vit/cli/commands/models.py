@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from gtp_vit.backbones import known_backbones
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import OutputFlags, answer_with_table
+from gtp_vit.cli.output import OutputFlags, print_table_result
 from gtp_vit.cli.parser import Positional
 from gtp_vit.core.backbone import Backbone
-from gtp_vit.errors import GTPError, shown
+from gtp_vit.errors import GTPError, short_repr
 from gtp_vit.models import bundled
-from gtp_vit.models.factory import create_model, names, nearest, refusal
+from gtp_vit.models.factory import create_model, names, suggest_names, unsupported_reason
 from gtp_vit.patching import host_of
 from gtp_vit.profiling.macs import macs
 
@@ -48,18 +48,18 @@ class Models(OutputFlags):
     """Also show tokens, channels, layers and GMACs of each."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags = parse_flags(Models, words)
+def main(arguments: Sequence[str]) -> None:
+    flags = parse_flags(Models, arguments)
     alike = names(flags.pattern)
-    plain = not flags.details and not flags.json and flags.report is None
-    refused = _refused(alike, say=plain)  # a plain list, for pipes, while models are checked
+    plain = not flags.details and not flags.json and flags.html is None
+    refused = _unsupported(alike, say=plain)  # a plain list, for pipes, while models are checked
     found = [name for name in alike if name not in refused]
     if not found:
-        raise GTPError(_nothing(flags.pattern, refused))
+        raise GTPError(_no_model_error(flags.pattern, refused))
     if plain:
         return
     if not flags.details:
-        answer_with_table(flags, words, "models", ["model"], [[name] for name in found], found)
+        print_table_result(flags, arguments, "models", ["model"], [[name] for name in found], found)
         return
     columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs"]
     with render.progress("counting") as progress:
@@ -67,15 +67,15 @@ def main(words: Sequence[str]) -> None:
         for index, name in enumerate(found):
             rows.append(_details(name))
             progress(index + 1, len(found))
-    answer_with_table(flags, words, "models", columns, rows)
+    print_table_result(flags, arguments, "models", columns, rows)
 
 
-def _refused(candidates: Sequence[str], *, say: bool) -> dict[str, str]:
+def _unsupported(candidates: Sequence[str], *, say: bool) -> dict[str, str]:
     """The models that `patch` refuses, and why; about 30 ms each. With `say`, print the others at once."""
     found = {}
     with render.progress("checking each model") if not say else nullcontext(_nobody) as progress:
         for index, name in enumerate(candidates):
-            reason = refusal(name)
+            reason = unsupported_reason(name)
             if reason is not None:
                 found[name] = reason
             elif say:
@@ -88,13 +88,13 @@ def _nobody(done: int, total: int) -> None:
     """No bar: names come as fast."""
 
 
-def _nothing(pattern: str, refused: dict[str, str]) -> str:
+def _no_model_error(pattern: str, refused: dict[str, str]) -> str:
     if refused:
         name, reason = next(iter(refused.items()))
-        return f"no model called {shown(pattern)} can be patched; {name}: {reason}"
-    near = nearest(pattern.strip("*?"), 3)
+        return f"no model called {short_repr(pattern)} can be patched; {name}: {reason}"
+    near = suggest_names(pattern.strip("*?"), 3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"e.g. gtp-vit models 'deit*' or {bundled.NAME}"
-    return f"no model is called {shown(pattern)}; {hint}"
+    return f"no model is called {short_repr(pattern)}; {hint}"
 
 
 def _details(name: str) -> list[str]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import JsonFlags, answer, check_complete, write_page
+from gtp_vit.cli.output import JsonFlags, check_complete, print_result, write_page
 from gtp_vit.core.ranges import Range
-from gtp_vit.data.dataset import InMemory
+from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.models import bundled
 from gtp_vit.models.factory import create_model
 from gtp_vit.patching import patch
@@ -23,7 +23,7 @@ from gtp_vit.profiling.trace import trace
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.tokens import token_picture
 from gtp_vit.runs.files import check_writable
-from gtp_vit.tuning.compare import Row, compare, models_of, plan, with_timings
+from gtp_vit.tuning.compare import ComparisonRow, compare, models_of, plan_comparison, with_timings
 
 METHODS = ("gtp", "tome", "gtp_plus")
 NAMES = {"gtp": "GTP (the paper)", "tome": "ToMe", "gtp_plus": "GTP+ (ours)"}
@@ -35,7 +35,7 @@ LEGEND = (
     "MACs: work per image. Same answer: how often the class is that of the unreduced model. KL: how far the "
     "probabilities move, 0 is best. Speed-up: measured here, median; in brackets the middle half of the rounds."
 )
-NEXT = """\
+NEXT_STEPS = """\
 Next, with your own model:
   gtp-vit benchmark deit_small_patch16_224        is it faster on this machine?
   gtp-vit compare MODEL --pretrained --data-dir FOLDER --output compared
@@ -60,39 +60,39 @@ class Tour(JsonFlags):
     """Folder for report.html, the page with the pictures."""
 
 
-def main(words: Sequence[str]) -> None:
-    flags = parse_flags(Tour, words)
+def main(arguments: Sequence[str]) -> None:
+    flags = parse_flags(Tour, arguments)
     page = flags.output / "report.html"
     check_writable(page)
     model = create_model(bundled.NAME)
-    images, labels = (tensor[: flags.limit or None] for tensor in bundled.test_images())
+    images, labels = (tensor[: flags.limit or None] for tensor in bundled.sample_images())
     pixels = bundled.normalise(images)
-    plans, _ = plan(model, METHODS, [SHARE * macs(model).total])
+    plans, _ = plan_comparison(model, METHODS, [SHARE * macs(model).total])
     models = models_of(model, plans)
     with render.progress("evaluating") as progress:
-        rows, evaluation = compare(models, plans, InMemory(pixels, labels), workers=0, progress=progress)
+        rows, evaluation = compare(models, plans, InMemoryDataset(pixels, labels), workers=0, progress=progress)
     rows = with_timings(rows, models, pixels[:BATCH], flags.rounds)
     lines = [_line(row, rows[0]) for row in rows]
     title = f"{bundled.NAME} on {len(images)} images of Fashion-MNIST, at {SHARE:.0%} of the work"
-    lesson = in_one_sentence({row.plan.label: row.score["kl"].value for row in rows[1:]})
+    lesson = in_one_sentence({row.entry.label: row.score["kl"].value for row in rows[1:]})
     sections = [
         Section("What it does to the answers", table(COLUMNS, lines) + paragraph(lesson) + paragraph(LEGEND)),
         Section("What is left of an image", "".join(_pictures(model, rows, images, pixels))),
-        Section("Next", f"<pre>{NEXT}</pre>"),
+        Section("Next", f"<pre>{NEXT_STEPS}</pre>"),
     ]
-    write_page(flags, words, page, title, "Less work, nearly the same answers, no training.", sections)
+    write_page(flags, arguments, page, title, "Less work, nearly the same answers, no training.", sections)
     result = {"flags": flags, "rows": [dict(zip(COLUMNS, line, strict=True)) for line in lines], "page": page}
     text = "\n".join(["", lesson, "", LEGEND, "", f"Pictures of the tokens: {page}", ""])
-    answer(flags, result, (title, COLUMNS, lines), text=text)
+    print_result(flags, result, (title, COLUMNS, lines), text=text)
     if not flags.json:
-        print(NEXT)
+        print(NEXT_STEPS)
     check_complete(evaluation)
 
 
-def _line(row: Row, unreduced: Row) -> list[str]:
+def _line(row: ComparisonRow, unreduced: ComparisonRow) -> list[str]:
     """A row of the table."""
-    name = NAMES.get(row.plan.label, row.plan.label)
-    figures = [f"{row.plan.macs / unreduced.plan.macs:.0%}", f"{row.score['top1'].value:.1f}"]
+    name = NAMES.get(row.entry.label, row.entry.label)
+    figures = [f"{row.entry.macs / unreduced.entry.macs:.0%}", f"{row.score['top1'].value:.1f}"]
     if row is unreduced:
         return [name, *figures, "", "", "1"]
     assert row.timing is not None
@@ -114,15 +114,15 @@ def in_one_sentence(damage: dict[str, float]) -> str:
     return f"What to see: at the same cost {NAMES[best]} moves the answers least; {', '.join(times)}."
 
 
-def _pictures(model: nn.Module, rows: Sequence[Row], images: Tensor, pixels: Tensor) -> Sequence[str]:
+def _pictures(model: nn.Module, rows: Sequence[ComparisonRow], images: Tensor, pixels: Tensor) -> Sequence[str]:
     """A few images through each method."""
     drawn = []
     for index in range(min(PICTURES, len(images))):
         for row in rows[1:]:
-            assert row.plan.method is not None
-            fast = patch(model, row.plan.method, quiet=True)
+            assert row.entry.method is not None
+            fast = patch(model, row.entry.method, quiet=True)
             traced = trace(fast, pixels[index : index + 1])
-            caption = f"{NAMES[row.plan.label]}: above what is left, with the sizes of tokens; below, patches of one "
+            caption = f"{NAMES[row.entry.label]}: above what is left, with the sizes of tokens; below, patches of one "
             image = Image.fromarray(images[index].numpy())
             drawn.append(token_picture(image, traced, f"{caption}colour share a token."))
     return drawn

@@ -14,21 +14,21 @@ import torch
 from gtp_vit.cli import render
 from gtp_vit.cli.engine_flags import EngineFlags, check_engine
 from gtp_vit.cli.flags import parse_with_method
-from gtp_vit.cli.measure_flags import MeasureFlags, chosen_measure, measure_flags, with_flags
+from gtp_vit.cli.measure_flags import MeasureFlags, measure_flags, measure_of_flags, with_flags
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
-from gtp_vit.cli.output import OutputFlags, ResumeFlags, answer, check_readable, open_journal, write_page
+from gtp_vit.cli.output import OutputFlags, ResumeFlags, check_readable, open_journal, print_result, write_page
 from gtp_vit.cli.parser import Nested
-from gtp_vit.cli.target_flags import chosen_target, target_flags
+from gtp_vit.cli.target_flags import target_flags, target_of_flags
 from gtp_vit.core.ranges import Range
 from gtp_vit.core.reducer import Method
 from gtp_vit.engines import TORCH
 from gtp_vit.errors import GTPError
 from gtp_vit.models.sources import public_name
-from gtp_vit.recipes.defaults import DEFAULT, DEPLOY_LAYERS, DEPLOY_MULTIPLE
+from gtp_vit.recipes.defaults import DEFAULT_METHOD, DEPLOY_LAYERS, DEPLOY_MULTIPLE
 from gtp_vit.recipes.recipe import Recipe
 from gtp_vit.report.tuned import explain_recipes, recipe_sections, recipe_table
 from gtp_vit.runs.files import check_writable, write_atomically
-from gtp_vit.tuning.local_search import fewest_images
+from gtp_vit.tuning.local_search import min_images
 from gtp_vit.tuning.settings import (
     DEFAULT_TARGET,
     Progress,
@@ -41,7 +41,7 @@ from gtp_vit.tuning.settings import (
 from gtp_vit.tuning.space import ScheduleLimits
 from gtp_vit.tuning.tune import check_request, curve
 
-SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+CURVE_FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Tune(OutputFlags, MeasureFlags, EngineFlags, ResumeFlags, DataFlags):
       gtp-vit tune deit_tiny_patch16_224 --pretrained --data-dir images --engine openvino --precision int8 --speedup 1.4
     """
 
-    method: str = DEFAULT.name
+    method: str = DEFAULT_METHOD.name
     """A method that has a schedule, such as gtp_plus, gtp or tome; its settings are where the search begins."""
     curve: bool = False
     """Tune at 0.9, 0.8, 0.7, 0.6 and 0.5 of the MACs instead, and write all the recipes."""
@@ -80,22 +80,22 @@ class Tune(OutputFlags, MeasureFlags, EngineFlags, ResumeFlags, DataFlags):
     """Write the recipe here, as JSON; a curve becomes one file per recipe, with its share of the MACs in the name."""
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     command = with_flags(Tune, [*target_flags(), *measure_flags()])
-    flags, chosen = parse_with_method(command, words, by_model=False)
+    flags, chosen = parse_with_method(command, arguments, uses_model_default=False)
     check_weights(flags)
     check_engine(flags.engine, flags.precision, flags.device)
     targets = targets_of(flags)
-    check_writable(flags.output, flags.report)
+    check_writable(flags.output, flags.html)
     model = make_model(flags)
     method = chosen.for_model(model)
-    measure = chosen_measure(flags, model)
+    measure = measure_of_flags(flags, model)
     targets = [dataclasses.replace(target, measure=measure) for target in targets]
     for target in targets:
         target.bound(measure)  # raises, before images are read, if the measure has no such figure
-    images, unreadable = read_images(flags, model, flags.images, fewest_images(measure))
+    images, unreadable = read_images(flags, model, flags.images, min_images(measure))
     images = images.to(next(model.parameters()).device)
-    limits, timing = limits_of(flags), timing_of(flags)
+    limits, timing = schedule_limits(flags), timing_of(flags)
     for target in targets:  # before there is a journal
         check_request(model, images, target, method=method, limits=limits, timing=timing)
     run = {**identity_of(flags, targets), "method": method.to_dict(), **measure.settings()}
@@ -112,24 +112,24 @@ def main(words: Sequence[str]) -> None:
         )
         data = flags.dataset or (flags.data_dir.name if flags.data_dir else "embedded")
         recipes = [recipe.labelled(model=public_name(flags.model), data=data) for recipe in recipes]
-        for path, recipe in written(flags, recipes).items():
+        for path, recipe in recipe_files(flags, recipes).items():
             write_atomically(path, recipe.to_json())
         if journal is not None and recipes[-1].provenance.interrupted:
-            journal.keep = True
-    tell(flags, words, method, recipes)
+            journal.keep_when_done = True
+    tell(flags, arguments, method, recipes)
     check_readable(unreadable)
 
 
 def targets_of(flags: Tune) -> list[Target]:
     """The targets of the flags: one, or those of a curve."""
     if not flags.curve:
-        return [chosen_target(flags, DEFAULT_TARGET)]
+        return [target_of_flags(flags, DEFAULT_TARGET)]
     if any(getattr(flags, name) is not None for name in target_bounds()):
         raise GTPError("--curve has targets of its own; leave out the other")
-    return [Target("macs", share) for share in SHARES]
+    return [Target("macs", share) for share in CURVE_FRACTIONS]
 
 
-def limits_of(flags: Tune) -> ScheduleLimits:
+def schedule_limits(flags: Tune) -> ScheduleLimits:
     """What the schedule must respect: in an engine few layers and aligned numbers, unless the flags say otherwise."""
     if flags.engine == TORCH:
         return flags.limits
@@ -145,7 +145,7 @@ def identity_of(flags: Tune, targets: Sequence[Target]) -> dict[str, Any]:
     run: dict[str, Any] = {
         "target": {target.name: target.value for target in targets} if not flags.curve else {},
         "curve": flags.curve,
-        "limits": limits_of(flags),
+        "limits": schedule_limits(flags),
         "calibrate": flags.search.calibrate,
         "seed": flags.search.seed,
         "batch_size": flags.batch_size,
@@ -155,7 +155,7 @@ def identity_of(flags: Tune, targets: Sequence[Target]) -> dict[str, Any]:
     return run
 
 
-def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
+def recipe_files(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
     """Which recipe goes into which file; those of a curve have their share of the MACs in the name."""
     if flags.output is None:
         return {}
@@ -165,14 +165,14 @@ def written(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
     return {output.with_name(f"{output.stem}-{r.provenance.target['macs']}{output.suffix}"): r for r in recipes}
 
 
-def tell(flags: Tune, words: Sequence[str], method: Method, recipes: Sequence[Recipe]) -> None:
+def tell(flags: Tune, arguments: Sequence[str], method: Method, recipes: Sequence[Recipe]) -> None:
     """Print the recipes' figures, and write the page."""
-    write_page(flags, words, flags.report, f"{flags.model}, tuned", f"{method.name}.", recipe_sections(recipes))
+    write_page(flags, arguments, flags.html, f"{flags.model}, tuned", f"{method.name}.", recipe_sections(recipes))
     text = explain_recipes(recipes)
     if flags.output is not None:
-        text += f"\nWritten: {', '.join(map(str, written(flags, recipes)))}"
+        text += f"\nWritten: {', '.join(map(str, recipe_files(flags, recipes)))}"
     result = [recipe.to_dict() for recipe in recipes]
-    answer(flags, result, (f"{flags.model}, {method.name}", *recipe_table(recipes)), text=text)
+    print_result(flags, result, (f"{flags.model}, {method.name}", *recipe_table(recipes)), text=text)
 
 
 @contextmanager
@@ -180,6 +180,6 @@ def _tuning_bar() -> Iterator[Any]:
     with render.progress("tuning") as update:
 
         def report(now: Progress) -> None:
-            update(round(1000 * now.done), 1000, best=f"{now.title} {now.damage:.4f} at {now.share:.3f} of the MACs")
+            update(round(1000 * now.done), 1000, best=f"{now.title} {now.damage:.4f} at {now.fraction:.3f} of the MACs")
 
         yield report

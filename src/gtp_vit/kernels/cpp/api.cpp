@@ -26,7 +26,7 @@ EXPORT int gtp_vit_attention(const void* q, int64_t q_batch, int64_t q_head, int
   return (is_bfloat16 ? attention<bfloat16>(task, threads) : attention<float>(task, threads)) ? FINE : NO_MEMORY;
 }
 
-EXPORT int gtp_vit_reduce(int64_t batch, int tokens, int prefix, int channels, int removed, int patches, int degree,
+EXPORT int gtp_vit_gtp_reduce(int64_t batch, int tokens, int prefix, int channels, int removed, int patches, int degree,
                           const void* x, const void* branch, const float* scores, const int64_t* position,
                           const float* size, const int64_t* neighbours, const float* root, int64_t graph_stride,
                           float alpha, const void* norm_weight, const void* norm_bias, float epsilon, void* x_out,
@@ -37,7 +37,7 @@ EXPORT int gtp_vit_reduce(int64_t batch, int tokens, int prefix, int channels, i
   return is_bfloat16 ? reduce<bfloat16>(task, threads) : reduce<float>(task, threads);
 }
 
-EXPORT int gtp_vit_conserve(int64_t batch, int tokens, int prefix, int channels, int removed, const void* x,
+EXPORT int gtp_vit_gtp_plus_merge(int64_t batch, int tokens, int prefix, int channels, int removed, const void* x,
                             const void* branch, const float* importance, const float* probe, const float* protect,
                             const float* size, float floor, int keep_norm, const void* norm_weight, const void* norm_bias, float epsilon, void* x_out, void* normed_out,
                             float* size_out, int64_t* kept, int64_t* gone, int64_t* target, int is_bfloat16, int threads) {

@@ -3,8 +3,8 @@
 #include "products.h"
 #include "reduce.h"
 
-// With a probe features are averaged by size times (importance + SHARE_FLOOR) to the power SHARE_POWER.
-static constexpr float SHARE_FLOOR = 0.1f, SHARE_POWER = 0.75f;
+// With a probe features are averaged by size times (importance + WEIGHT_FLOOR) to the power WEIGHT_POWER.
+static constexpr float WEIGHT_FLOOR = 0.1f, WEIGHT_POWER = 0.75f;
 // Rows that are compared together: a panel of columns stays in the first-level cache while they pass it.
 static constexpr int COMPARED = 4 * ROWS;
 
@@ -116,7 +116,7 @@ static void predict_importance(const ConserveTask& task, const Layout& layout, i
     ranked.importance[token] = std::exp(0.5f * (ranked.importance[token] - mean)) * std::sqrt(size[token]);
   mean = mean_importance(task, layout, image, ranked.importance);
   for (int token = 0; token < count; token++)
-    ranked.weight[token] = size[token] * std::pow(ranked.importance[token] / mean + SHARE_FLOOR, SHARE_POWER);
+    ranked.weight[token] = size[token] * std::pow(ranked.importance[token] / mean + WEIGHT_FLOOR, WEIGHT_POWER);
 }
 
 // Sort by importance, the earlier of equal ones first, and normalise.

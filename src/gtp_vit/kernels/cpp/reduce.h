@@ -196,12 +196,12 @@ static Outcome reduce(const ReduceTask& task, int threads) {
   const int count = task.tokens - task.prefix, left = task.tokens - task.removed;
   const size_t size_of_features = (size_t)task.removed * task.channels;
   const size_t size_of_indices = (size_t)count + task.patches + 1;
-  const size_t per_image = size_of_features + size_of_indices;
+  const size_t per_image_values = size_of_features + size_of_indices;
   Workspace shared;
-  float* memory = shared.floats(task.batch * per_image + 16);
+  float* memory = shared.floats(task.batch * per_image_values + 16);
   if (!memory) return NO_MEMORY;
   const auto decision_of = [&](int64_t image) {
-    float* features = memory + image * per_image;
+    float* features = memory + image * per_image_values;
     int32_t* kept = (int32_t*)(features + size_of_features);
     return Decision{kept, kept + (count - task.removed), kept + count, features};
   };

@@ -64,10 +64,10 @@ static uint32_t bisect(const uint32_t* patterns, int64_t count, int64_t k, uint3
     int64_t index = 0;
     for (; index + WIDTH <= count; index += WIDTH)
       hits -= (Ints)(*(const UnalignedBits*)(patterns + index) <= (Bits{} + middle));
-    int64_t at_most = 0;
-    for (int lane = 0; lane < WIDTH; lane++) at_most += hits[lane];
-    for (; index < count; index++) at_most += patterns[index] <= middle;
-    if (at_most >= k)
+    int64_t max_removable = 0;
+    for (int lane = 0; lane < WIDTH; lane++) max_removable += hits[lane];
+    for (; index < count; index++) max_removable += patterns[index] <= middle;
+    if (max_removable >= k)
       high = middle;
     else
       low = middle + 1;

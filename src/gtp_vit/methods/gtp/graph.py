@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.kernels.reference import zero_below
-from gtp_vit.tensors import exporting, full_precision, weighted_merge
+from gtp_vit.tensors import full_precision, is_exporting, weighted_merge
 
 OFFSETS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
 
@@ -127,7 +127,7 @@ def topk_by_position(values: Tensor, k: int) -> Tensor:
     topk does not define which of several equal values it takes. So it gets integers that are all different: the bits of
     the value, in the order of the values, followed by the position.
     """
-    if exporting():  # engines have no bit casts
+    if is_exporting():  # engines have no bit casts
         return values.float().topk(k, dim=-1).indices
     count = values.shape[-1]
     bits = (values.float() + 0.0).view(torch.int32)  # + 0.0 makes -0 equal to 0

@@ -13,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Adjustments, Stats
+from gtp_vit.core.attention import Adjustments, AttentionStats
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens, receivers
-from gtp_vit.core.vit import ForwardPass, VitInfo
-from gtp_vit.errors import BadSetting, check_name, check_range
-from gtp_vit.kernels.arguments import NeighboursInputs, ReduceInputs
+from gtp_vit.core.vit import ForwardPass, ViTInfo
+from gtp_vit.errors import SettingError, check_name, check_range
+from gtp_vit.kernels.arguments import GTPReduceInputs, NeighboursInputs
 from gtp_vit.methods.gtp import graph as graphs
 from gtp_vit.methods.gtp import operators
 from gtp_vit.methods.gtp.graph import Sparsify
-from gtp_vit.methods.gtp.selection import AGGREGATES, PUBLISHED_NAMES, SELECTORS, Seen, random_scores
-from gtp_vit.tensors import select_rows, split
+from gtp_vit.methods.gtp.selection import AGGREGATES, PAPER_NAMES, SELECTORS, SelectionInputs, random_scores
+from gtp_vit.tensors import select_rows, split_by_score
 
 Graph = Literal["mixed", "spatial", "semantic", "none"]
 Edges = Literal["receiver", "giver", "either"]
@@ -38,8 +38,8 @@ class GTP(Method):
 
     name: ClassVar[str] = "gtp"
     source: ClassVar[Source] = Source("arXiv 2311.03035 (WACV 2024)", "Ackesnal/GTP-ViT", "Apache-2.0")
-    asks: ClassVar[str] = "diagonal and column sums; the map where theta < 1"
-    schedule: ClassVar[str | None] = "propagate"
+    attention_inputs: ClassVar[str] = "diagonal and column sums; the map where theta < 1"
+    schedule_field: ClassVar[str | None] = "propagate"
 
     propagate: Schedule = 8
     """Tokens removed and propagated in each layer (the paper's P): a number, one a layer, or a named schedule."""
@@ -83,58 +83,58 @@ class GTP(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "select", PUBLISHED_NAMES.get(self.select, self.select))
+        object.__setattr__(self, "select", PAPER_NAMES.get(self.select, self.select))
 
-    def build(self, vit: VitInfo) -> GTPReducer:
+    def build(self, vit: ViTInfo) -> GTPReducer:
         check_name("selection", self.select, SELECTORS)
         check_name("heads", self.heads, ("max", "mean"))
         check_name("graph", self.graph, get_args(Graph))
         check_name("score_from", self.score_from, get_args(Scores))
         check_name("edges", self.edges, get_args(Edges))
         if self.spatial_neighbours not in (4, 8):
-            raise BadSetting(f"spatial_neighbours is {self.spatial_neighbours!r}; it must be 4 or 8")
+            raise SettingError(f"spatial_neighbours is {self.spatial_neighbours!r}; it must be 4 or 8")
         check_range("alpha", self.alpha, 0, 10)
-        check_range("theta", self.theta, 0, 1, above_low=True, why="(the share of the map that is KEPT)")
-        check_range("seed", self.seed, 0, 2**63 - 1, whole=True)
+        check_range("theta", self.theta, 0, 1, exclude_low=True, why="(the share of the map that is KEPT)")
+        check_range("seed", self.seed, 0, 2**63 - 1, integer=True)
         if self.graph in ("mixed", "semantic"):
             fewest = 1 if self.graph == "semantic" else 0
             others = vit.image_tokens - 1 - self._extra_neighbour(vit)
-            check_range("neighbours", self.neighbours, fewest, others, whole=True, why="(other tokens of this model)")
+            check_range("neighbours", self.neighbours, fewest, others, integer=True, why="(other tokens of this model)")
         if not vit.class_token and (self.select == "class" or not self.count_class_row):
             found = "select='class'" if self.select == "class" else "count_class_row=False"
-            raise BadSetting(f"{found} needs a class token, and this model has none; use select='mixed' or 'broad'")
+            raise SettingError(f"{found} needs a class token, and this model has none; use select='mixed' or 'broad'")
         return GTPReducer(self, vit)
 
-    def _extra_neighbour(self, vit: VitInfo) -> int:
+    def _extra_neighbour(self, vit: ViTInfo) -> int:
         return int(self.official_offbyone and not vit.class_token)
 
 
-class Lists(NamedTuple):
+class NeighbourLists(NamedTuple):
     """The graph as lists of neighbours."""
 
     neighbours: Tensor  # [B or 1, M0, W]
     root: Tensor  # [B or 1, M0]: the weight of an edge is the product of its ends' factors
 
 
-class Carry(NamedTuple):
+class GTPState(NamedTuple):
     """GTP's state between layers."""
 
     removals: tuple[int, ...]  # tokens to remove in each layer
     idle: bool  # none at all: P = 0 is the plain model, whatever theta is
-    lists: Lists | None = None  # the graph
+    lists: NeighbourLists | None = None  # the graph
     matrix: Tensor | None = None  # or, for options that lists cannot express, [B or 1, M0, M0], receiver as row
 
 
 class GTPReducer(Reducer):
     """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, W neighbours, K kept, P propagated."""
 
-    def __init__(self, method: GTP, vit: VitInfo) -> None:
+    def __init__(self, method: GTP, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
         edit = Sparsify(method.theta, method.sparsify_rows, method.renormalise_rows)
         self.edit = edit if method.theta < 1 else None
         self.edits_map = self.edit is not None and sum(self.plan) > 0
-        needs = set(SELECTORS[method.select].needs)
+        needs = set(SELECTORS[method.select].required_stats)
         if "column_sums" in needs and method.exclude_self:
             needs.add("diagonal")
         if "column_sums" in needs and not method.count_class_row:
@@ -154,38 +154,38 @@ class GTPReducer(Reducer):
         plan = self.removals_of(tokens)
         idle = sum(plan) == 0
         if idle or self.method.graph == "none":
-            return tokens.but(carry=Carry(plan, idle))
+            return tokens.replace(method_state=GTPState(plan, idle))
         lists = self._build_graph(tokens)
         if self.needs_matrix:
-            return tokens.but(carry=Carry(plan, idle, matrix=self._matrix(lists)))
-        return tokens.but(carry=Carry(plan, idle, lists))
+            return tokens.replace(method_state=GTPState(plan, idle, matrix=self._matrix(lists)))
+        return tokens.replace(method_state=GTPState(plan, idle, lists))
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        carry, weights = tokens.carry, tokens.key_sizes
+        carry, weights = tokens.method_state, tokens.key_sizes
         edit = None if carry.idle else self.edit
         return Adjustments(weights, edit) if carry.removals[layer] or edit or weights is not None else None
 
     def reduce(self, attention: LayerAttention) -> Tokens:
         layer, tokens, method = attention.layer, attention.tokens, self.method
-        removed = tokens.carry.removals[layer]
+        removed = tokens.method_state.removals[layer]
         if removed == 0:
             return attention.add()
         before_edit = method.score_from == "dense"
         stats = attention.statistics(*self.statistics, heads=self.aggregate_in_attention, before_edit=before_edit)
-        if tokens.carry.lists is None or method.conserve_sizes:
+        if tokens.method_state.lists is None or method.conserve_sizes:
             tokens = attention.add()
             return self._reduce_step_by_step(tokens, self._scores(layer, tokens, tokens.image, stats), removed)
         branch, norm = attention.branch(), attention.mlp_norm
         features = tokens.add(branch).image if method.select == "cosine_tokens" else None
         scores = self._scores(layer, tokens, features, stats)
-        lists, sizes = tokens.carry.lists, tokens.key_sizes
+        lists, sizes = tokens.method_state.lists, tokens.key_sizes
         inputs = (tokens.x, branch, scores, tokens.cell, sizes, lists.neighbours, lists.root, removed, method.alpha)
-        reduced = operators.reduce(tokens.ops, ReduceInputs(*inputs, method.proportional_attention, *norm))
+        reduced = operators.gtp_reduce(tokens.ops, GTPReduceInputs(*inputs, method.proportional_attention, *norm))
         owner = None
         if tokens.owner is not None:
-            kept, gone = split(scores, removed)
-            owner = tokens.owners(kept, gone, receivers(method.alpha * self._weights(tokens, kept, gone)))
-        return tokens.but(
+            kept, gone = split_by_score(scores, removed)
+            owner = tokens.owners_after(kept, gone, receivers(method.alpha * self._weights(tokens, kept, gone)))
+        return tokens.replace(
             x=reduced.x,
             cell=reduced.cell,
             size=reduced.size[:, tokens.prefix :] if method.proportional_attention else None,
@@ -196,20 +196,22 @@ class GTPReducer(Reducer):
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
         """Selection and propagation, for the options that have no kernel."""
         method = self.method
-        kept, gone = split(scores, removed)
+        kept, gone = split_by_score(scores, removed)
         if method.graph == "none":
             return tokens.keep(kept)
         weights = self._weights(tokens, kept, gone)
         size = None
         if method.proportional_attention:
-            flow, strength = (share_out(weights), 1.0) if method.conserve_sizes else (weights, method.alpha)
+            flow, strength = (
+                (normalise_over_receivers(weights), 1.0) if method.conserve_sizes else (weights, method.alpha)
+            )
             counted = F.pad(tokens.sizes, (tokens.prefix, 0), value=1.0).unsqueeze(-1)
             size = graphs.summarise(counted, tokens.prefix, kept, gone, flow, strength)[:, tokens.prefix :, 0]
         x = graphs.summarise(tokens.x, tokens.prefix, kept, gone, weights, method.alpha)
-        owner = None if tokens.owner is None else tokens.owners(kept, gone, receivers(method.alpha * weights))
-        return tokens.but(x=x, cell=tokens.cell.gather(1, kept), size=size, owner=owner)
+        owner = None if tokens.owner is None else tokens.owners_after(kept, gone, receivers(method.alpha * weights))
+        return tokens.replace(x=x, cell=tokens.cell.gather(1, kept), size=size, owner=owner)
 
-    def _scores(self, layer: int, tokens: Tokens, features: Tensor | None, stats: Stats) -> Tensor:
+    def _scores(self, layer: int, tokens: Tokens, features: Tensor | None, stats: AttentionStats) -> Tensor:
         """Section 3.2.1: the importance of each image token, [B, M]."""
         method, column_sums = self.method, stats.column_sums
         if column_sums is not None and method.exclude_self:
@@ -220,31 +222,33 @@ class GTPReducer(Reducer):
             column_sums = column_sums - stats.class_row
         noise = self._noise(layer, tokens) if method.select == "random" else None
         rows = None if stats.map is None else stats.map[:, :, tokens.prefix :]
-        seen = Seen(features, noise, stats.diagonal, column_sums, stats.class_row, rows)
+        seen = SelectionInputs(features, noise, stats.diagonal, column_sums, stats.class_row, rows)
         return SELECTORS[method.select].score(seen, AGGREGATES[self.aggregate])
 
     def _noise(self, layer: int, tokens: Tokens) -> Tensor:
         if tokens.grid[0] * tokens.grid[1] > self.noise.shape[1]:
-            raise BadSetting(
+            raise SettingError(
                 f"select='random' was drawn for at most {self.noise.shape[1]} patches, but the image has "
                 f"{tokens.grid[0]} x {tokens.grid[1]}; patch a model created with this img_size"
             )
         return self.noise[layer].to(tokens.cell.device)[tokens.cell]
 
-    def _build_graph(self, tokens: Tokens) -> Lists:
+    def _build_graph(self, tokens: Tokens) -> NeighbourLists:
         """Section 3.2.2: built once from the embedded tokens, and static from then on."""
         method, count = self.method, tokens.cell.shape[1]
         if method.graph == "spatial" or (method.graph == "mixed" and method.neighbours == 0):
             near = graphs.spatial(tokens.grid, method.spatial_neighbours, tokens.x.device).unsqueeze(0)
-            return Lists(near, graphs.normalise(graphs.degrees(near)))
+            return NeighbourLists(near, graphs.normalise(graphs.degrees(near)))
         neighbours = method.neighbours + method._extra_neighbour(self.vit)
         if neighbours >= count:
-            raise BadSetting(f"neighbours is {method.neighbours}, but the image has only {count} patches")
+            raise SettingError(f"neighbours is {method.neighbours}, but the image has only {count} patches")
         similarity = graphs.cosine_similarity(tokens.image)
         spatial = method.spatial_neighbours if method.graph == "mixed" else 0
-        return Lists(*operators.neighbours(tokens.ops, NeighboursInputs(similarity, *tokens.grid, spatial, neighbours)))
+        return NeighbourLists(
+            *operators.neighbours(tokens.ops, NeighboursInputs(similarity, *tokens.grid, spatial, neighbours))
+        )
 
-    def _matrix(self, lists: Lists) -> Tensor:
+    def _matrix(self, lists: NeighbourLists) -> Tensor:
         """The graph as a matrix, for options that change its edges or their weights from layer to layer."""
         edges = graphs.adjacency(lists.neighbours)
         if self.method.edges == "giver":
@@ -255,7 +259,7 @@ class GTPReducer(Reducer):
 
     def _weights(self, tokens: Tokens, kept: Tensor, gone: Tensor) -> Tensor:
         """A^p of Eq. (10): what each kept token takes from each propagated one, [B, K, P]."""
-        lists, matrix = tokens.carry.lists, tokens.carry.matrix
+        lists, matrix = tokens.method_state.lists, tokens.method_state.matrix
         kept_cells, gone_cells = tokens.cell.gather(1, kept), tokens.cell.gather(1, gone)
         if lists is not None:
             return graphs.receive(lists.neighbours, lists.root, kept_cells, gone_cells)
@@ -265,17 +269,17 @@ class GTPReducer(Reducer):
             return _submatrix(graphs.normalise_matrix(present), kept, gone)
         return _submatrix(matrix, kept_cells, gone_cells)
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         """The graph once, then selection and propagation in every layer."""
         method, total = self.method, 0
-        if method.graph in ("mixed", "semantic") and method.neighbours > 0 and any(self.removals(run.grid)):
-            total += (run.grid[0] * run.grid[1]) ** 2 * self.vit.dim
-        for step in run.reducing:
-            removed = step.keys - step.after
+        if method.graph in ("mixed", "semantic") and method.neighbours > 0 and any(self.removals(forward_pass.grid)):
+            total += (forward_pass.grid[0] * forward_pass.grid[1]) ** 2 * self.vit.dim
+        for step in forward_pass.reducing:
+            removed = step.keys - step.out
             if removed and method.theta == 1 and method.select == "class":
                 total += self.class_row_macs(step.keys)
             if method.graph != "none":  # prefix tokens are in the product, with weights of zero
-                total += (step.after + self.vit.prefix) * removed * (self.vit.dim + int(method.proportional_attention))
+                total += (step.out + self.vit.prefix) * removed * (self.vit.dim + int(method.proportional_attention))
         return total
 
 
@@ -284,7 +288,7 @@ def _submatrix(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return select_rows(matrix, rows).gather(2, columns.unsqueeze(1).expand(-1, rows.shape[1], -1))
 
 
-def share_out(weights: Tensor) -> Tensor:
+def normalise_over_receivers(weights: Tensor) -> Tensor:
     """Weights [B, K, P] scaled to sum to 1 over the receivers: each propagated token gives away exactly 1, or 0.
 
     Not in the paper: sizes then add up to the number of patches.

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 
 from gtp_vit.kernels import Checks, Operator, Ops, checks, native, value_checks
-from gtp_vit.kernels.arguments import Neighbours, NeighboursInputs, Reduced, ReduceInputs
+from gtp_vit.kernels.arguments import GTPReduceInputs, GTPReduceResult, Neighbours, NeighboursInputs
 from gtp_vit.methods.gtp import graph
-from gtp_vit.tensors import at_least_float32, split
+from gtp_vit.tensors import at_least_float32, split_by_score
 
 
-def reduce_in_torch(inputs: ReduceInputs) -> Reduced:
+def gtp_reduce_reference(inputs: GTPReduceInputs) -> GTPReduceResult:
     """Residual, selection, propagation, compaction, and the LayerNorm that follows."""
     size, position, alpha = inputs.size, inputs.position, inputs.alpha
     dtype = inputs.x.dtype
     x = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
     prefix = x.shape[1] - position.shape[1]
-    kept, gone = split(inputs.scores, inputs.removed)
+    kept, gone = split_by_score(inputs.scores, inputs.removed)
     kept_cells, gone_cells = position.gather(1, kept), position.gather(1, gone)
     weights = graph.receive(inputs.neighbours, inputs.root, kept_cells, gone_cells)
     if inputs.with_size:
@@ -25,10 +25,10 @@ def reduce_in_torch(inputs: ReduceInputs) -> Reduced:
     else:
         new_size = x.new_empty(0, dtype=torch.float32)
     x = graph.summarise(x, prefix, kept, gone, weights, alpha).to(dtype)  # rounded once
-    return Reduced(x, inputs.norm.apply(x), new_size, kept_cells)
+    return GTPReduceResult(x, inputs.norm.apply(x), new_size, kept_cells)
 
 
-def neighbours_in_torch(inputs: NeighboursInputs) -> Neighbours:
+def neighbours_reference(inputs: NeighboursInputs) -> Neighbours:
     """The mixed or semantic graph of each image: its lists of neighbours, and the factors of its edges."""
     similarity, rows, columns, spatial, semantic = inputs
     found = graph.semantic(similarity, semantic)
@@ -37,29 +37,29 @@ def neighbours_in_torch(inputs: NeighboursInputs) -> Neighbours:
     return Neighbours(found, graph.normalise(graph.degrees(found)))
 
 
-def _reduce_flops(inputs: ReduceInputs) -> int:
+def _reduce_flops(inputs: GTPReduceInputs) -> int:
     """Operations of the dense product in torch; the kernel does only what the sparse graph needs."""
     batch, tokens, channels = inputs.x.shape
     return 2 * batch * (tokens - inputs.removed) * inputs.removed * (channels + int(inputs.with_size))
 
 
-reduce = Operator(
-    "reduce",
-    ReduceInputs,
-    Reduced,
-    {Ops.TORCH: reduce_in_torch, Ops.NATIVE: native.reduce},
+gtp_reduce = Operator(
+    "gtp_reduce",
+    GTPReduceInputs,
+    GTPReduceResult,
+    {Ops.TORCH: gtp_reduce_reference, Ops.NATIVE: native.gtp_reduce},
     Checks(
-        *(checks.check_reduce, checks.fits_reduce, value_checks.reduce),
-        whole=("scores", "position", "neighbours"),  # scores may be ranks; the others are cells
+        *(checks.check_gtp_reduce, checks.supports_gtp_reduce, value_checks.gtp_reduce),
+        integer_args=("scores", "position", "neighbours"),  # scores may be ranks; the others are cells
     ),
-    fake=native.reduce_results,
+    fake=native.gtp_reduce_results,
     flops=_reduce_flops,
 )
 neighbours = Operator(
     "neighbours",
     NeighboursInputs,
     Neighbours,
-    {Ops.TORCH: neighbours_in_torch, Ops.NATIVE: native.neighbours},
-    Checks(checks.check_neighbours, checks.fits_neighbours, value_checks.neighbours),
+    {Ops.TORCH: neighbours_reference, Ops.NATIVE: native.neighbours},
+    Checks(checks.check_neighbours, checks.supports_neighbours, value_checks.neighbours),
     fake=native.neighbours_results,
 )

@@ -56,7 +56,7 @@ def random_scores(layers: int, tokens: int, generator: torch.Generator) -> Tenso
     return torch.rand(layers, tokens, generator=generator, device="cpu").argsort(dim=-1).argsort(dim=-1)
 
 
-class Seen(NamedTuple):
+class SelectionInputs(NamedTuple):
     """Inputs of a selection, for image tokens only; statistics that were not asked for are None."""
 
     features: Tensor | None = None  # [B, M, C]     after the attention residual
@@ -70,46 +70,46 @@ class Seen(NamedTuple):
 class Selector(NamedTuple):
     """A way to score tokens, and the statistics of attention it needs for that."""
 
-    needs: frozenset[str]
-    score: Callable[[Seen, Aggregate], Tensor]
+    required_stats: frozenset[str]
+    score: Callable[[SelectionInputs, Aggregate], Tensor]
 
 
-def _mixed(seen: Seen, aggregate: Aggregate) -> Tensor:
-    return mixed(_diagonal(seen, aggregate), _broad(seen, aggregate))
+def _mixed(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    return mixed(_diagonal(inputs, aggregate), _broad(inputs, aggregate))
 
 
-def _sum(seen: Seen, aggregate: Aggregate) -> Tensor:
-    return _diagonal(seen, aggregate) + _broad(seen, aggregate)
+def _sum(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    return _diagonal(inputs, aggregate) + _broad(inputs, aggregate)
 
 
-def _diagonal(seen: Seen, aggregate: Aggregate) -> Tensor:
-    assert seen.diagonal is not None
-    return regeneration_difficulty(seen.diagonal, aggregate)
+def _diagonal(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    assert inputs.diagonal is not None
+    return regeneration_difficulty(inputs.diagonal, aggregate)
 
 
-def _broad(seen: Seen, aggregate: Aggregate) -> Tensor:
-    assert seen.column_sums is not None
-    return broadcasting_ability(seen.column_sums, aggregate)
+def _broad(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    assert inputs.column_sums is not None
+    return broadcasting_ability(inputs.column_sums, aggregate)
 
 
-def _class(seen: Seen, aggregate: Aggregate) -> Tensor:
-    assert seen.class_row is not None
-    return class_attention(seen.class_row, aggregate)
+def _class(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    assert inputs.class_row is not None
+    return class_attention(inputs.class_row, aggregate)
 
 
-def _attention_rows(seen: Seen, aggregate: Aggregate) -> Tensor:
-    assert seen.map is not None
-    return dissimilarity(aggregate(seen.map))
+def _attention_rows(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    assert inputs.map is not None
+    return dissimilarity(aggregate(inputs.map))
 
 
-def _features(seen: Seen, aggregate: Aggregate) -> Tensor:
-    assert seen.features is not None
-    return dissimilarity(seen.features)
+def _features(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    assert inputs.features is not None
+    return dissimilarity(inputs.features)
 
 
-def _noise(seen: Seen, aggregate: Aggregate) -> Tensor:
-    assert seen.noise is not None
-    return seen.noise
+def _noise(inputs: SelectionInputs, aggregate: Aggregate) -> Tensor:
+    assert inputs.noise is not None
+    return inputs.noise
 
 
 SELECTORS: dict[str, Selector] = {
@@ -123,7 +123,7 @@ SELECTORS: dict[str, Selector] = {
     "random": Selector(frozenset(), _noise),
 }
 # What paper and released code call the same; CosSim is missing, because they mean different things by it.
-PUBLISHED_NAMES = {
+PAPER_NAMES = {
     "MixedAttn": "mixed",
     "DiagAttn": "diagonal",
     "BroadAttn": "broad",

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtp_vit.errors import BadSetting, shown
+from gtp_vit.errors import SettingError, short_repr
 
 FORMAT = "gtp-vit calibration 1"
-SAMPLED = 4096  # numbers of a matrix that its fingerprint reads
-MOST_CHANGE = 0.1  # of the weights: finetuning a little, or rounding to 8 bits, changes less
+NUM_SAMPLED_WEIGHTS = 4096  # numbers of a matrix that its fingerprint reads
+MAX_WEIGHT_CHANGE = 0.1  # of the weights: finetuning a little, or rounding to 8 bits, changes less
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +46,10 @@ class Calibration:
         }
         return base64.b64encode(save(tensors, {"format": FORMAT})).decode()
 
-    def registers_on(self, grid: tuple[int, int]) -> tuple[int, ...]:
+    def register_cells(self, grid: tuple[int, int]) -> tuple[int, ...]:
         """The cells of registers; on a grid of a different size those in the same place of it.
 
-        >>> Calibration(torch.zeros(1, 1), (4, 4), (0, 3, 15), torch.zeros(0)).registers_on((2, 8))
+        >>> Calibration(torch.zeros(1, 1), (4, 4), (0, 3, 15), torch.zeros(0)).register_cells((2, 8))
         (0, 7, 15)
         """
         if grid == self.grid:
@@ -62,29 +62,29 @@ class Calibration:
         }
         return tuple(sorted(moved))
 
-    def learned_on(self, weights: Iterable[Tensor]) -> Calibration:
+    def with_fingerprint_of(self, weights: Iterable[Tensor]) -> Calibration:
         """The same for a model with these weights: one that was finetuned with it."""
-        return dataclasses.replace(self, weights=fingerprint(weights))
+        return dataclasses.replace(self, weights=weight_fingerprint(weights))
 
     def check_weights(self, weights: Iterable[Tensor]) -> None:
-        """Raise BadSetting if this was learned on other weights than these."""
-        found = fingerprint(weights)
+        """Raise SettingError if this was learned on other weights than these."""
+        found = weight_fingerprint(weights)
         if len(found) == 0 or len(self.weights) == 0:  # a model without data
             return
         if len(found) != len(self.weights):
-            raise BadSetting(
+            raise SettingError(
                 f"the calibration was learned on a model whose blocks have {len(self.weights)} matrices, those of this "
-                f"one have {len(found)}; {AGAIN}"
+                f"one have {len(found)}; {RECALIBRATE_HINT}"
             )
         change = float((found - self.weights).square().mean().sqrt())  # 0 to 1.4, that of wholly different weights
-        if not change <= MOST_CHANGE:
-            raise BadSetting(
+        if not change <= MAX_WEIGHT_CHANGE:
+            raise SettingError(
                 f"the calibration was learned on other weights: about {100 * min(change, 1):.0f} % of these are "
-                f"different, and {100 * MOST_CHANGE:.0f} % may be; {AGAIN}"
+                f"different, and {100 * MAX_WEIGHT_CHANGE:.0f} % may be; {RECALIBRATE_HINT}"
             )
 
 
-AGAIN = "run gtp_vit.calibrate or gtp-vit tune on this model, or set calibration to None"
+RECALIBRATE_HINT = "run gtp_vit.calibrate or gtp-vit tune on this model, or set calibration to None"
 
 
 @functools.lru_cache(maxsize=16)  # a search builds the same settings thousands of times
@@ -98,8 +98,8 @@ def calibration_from_text(text: str) -> Calibration:
         with torch.device("cpu"), torch.inference_mode(False):
             stored = load(base64.b64decode(text, validate=True))
     except (binascii.Error, SafetensorError, ValueError) as error:
-        raise BadSetting(
-            f"calibration is {shown(text)}, which is none that gtp_vit.calibrate made; give its text, or a recipe"
+        raise SettingError(
+            f"calibration is {short_repr(text)}, which is none that gtp_vit.calibrate made; give its text, or a recipe"
         ) from error
     wanted = {"probe": (torch.float16, 2), "grid": (torch.int32, 1), "registers": (torch.int32, 1)}
     wanted["weights"] = (torch.float32, 1)
@@ -107,27 +107,27 @@ def calibration_from_text(text: str) -> Calibration:
         stored[name].dtype == dtype and stored[name].ndim == ndim for name, (dtype, ndim) in wanted.items()
     )
     if not fits or len(stored["grid"]) != 2 or int(stored["grid"].min()) < 1:
-        raise BadSetting("calibration lacks parts, or has others; make it anew with gtp_vit.calibrate")
+        raise SettingError("calibration lacks parts, or has others; make it anew with gtp_vit.calibrate")
     if not all(bool(stored[name].isfinite().all()) for name in ("probe", "weights")):
-        raise BadSetting("calibration has numbers that are not finite; make it anew with gtp_vit.calibrate")
+        raise SettingError("calibration has numbers that are not finite; make it anew with gtp_vit.calibrate")
     rows, columns = stored["grid"].tolist()
     registers = tuple(sorted(set(stored["registers"].tolist())))
     if registers and not 0 <= registers[0] <= registers[-1] < rows * columns:
-        raise BadSetting(f"calibration names a cell that is not in its {rows} x {columns} patches; make it anew")
+        raise SettingError(f"calibration names a cell that is not in its {rows} x {columns} patches; make it anew")
     return Calibration(stored["probe"].float(), (rows, columns), registers, stored["weights"])
 
 
-def fingerprint(weights: Iterable[Tensor]) -> Tensor:
+def weight_fingerprint(weights: Iterable[Tensor]) -> Tensor:
     """For each matrix the sum of some of its numbers with fixed random signs, in units of their length, [K].
 
     These are like K normal numbers. They change by as much as the weights do, relative to their length: hardly by
     rounding, a little by finetuning, wholly for other weights.
     """
-    bits = torch.frombuffer(bytearray(hashlib.shake_128(b"gtp-vit").digest(SAMPLED)), dtype=torch.uint8)
+    bits = torch.frombuffer(bytearray(hashlib.shake_128(b"gtp-vit").digest(NUM_SAMPLED_WEIGHTS)), dtype=torch.uint8)
     signs = (bits & 1).float() * 2 - 1
     found = []
     for matrix in weights:
         numbers = matrix.detach().flatten()
-        numbers = numbers[:: max(len(numbers) // SAMPLED, 1)][:SAMPLED].float().cpu()
+        numbers = numbers[:: max(len(numbers) // NUM_SAMPLED_WEIGHTS, 1)][:NUM_SAMPLED_WEIGHTS].float().cpu()
         found.append(signs[: len(numbers)] @ numbers / numbers.norm().clamp(min=1e-30))
     return torch.stack(found) if found else torch.zeros(0)

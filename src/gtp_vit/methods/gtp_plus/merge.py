@@ -1,8 +1,9 @@
 """GTP+'s arithmetic: merge the tokens that cost least into the most similar more important ones that stay.
 
-Importance is given (`conserve`: attention), or a probe predicts it from the tokens (`conserve_by_probe`). These are put
-in the order of their importance, so that "more important than" is "before", and only the half of the similarities that
-can matter is computed. Each of the two is an operator with a twin, a native kernel and a portable form.
+Importance is given (`conserve`: attention), or a probe predicts it from the tokens (`gtp_plus_merge_by_probe`). These
+are put in the order of their importance, so that "more important than" is "before", and only the half of the
+similarities that can matter is computed. Each of the two is an operator with a twin, a native kernel and a portable
+form.
 
 Shapes: B batch, N tokens, M image tokens, K kept, P removed, C channels.
 """
@@ -17,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.kernels import Checks, Operator, Ops, checks, native, value_checks
-from gtp_vit.kernels.arguments import ConserveInputs, Merged, ProbeInputs
-from gtp_vit.tensors import at_least_float32, batch_numbers, behind_prefix, full_precision, select_rows, split
+from gtp_vit.kernels.arguments import GTPPlusMergeByProbeInputs, GTPPlusMergeInputs, GTPPlusMergeResult
+from gtp_vit.tensors import at_least_float32, batch_index, full_precision, select_rows, split_by_score, with_prefix_rows
 
 
 class MergeInputs(NamedTuple):
@@ -30,41 +31,42 @@ class MergeInputs(NamedTuple):
     weight: Tensor | None  # features are averaged by it, [B, M]; None = by size
     protected: Tensor | None  # 1 for image tokens that neither leave nor receive, [B, M]
     removed: int
-    floor: float
-    keep_norm: bool
+    importance_floor: float
+    preserve_norm: bool
 
 
-BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
-# With a probe features are averaged by size times (importance + SHARE_FLOOR) to the power SHARE_POWER.
-SHARE_FLOOR, SHARE_POWER = 0.1, 0.75
+NUM_ROW_BLOCKS = 8  # strips of the lower triangle, which then are 9/16 of the square
+# With a probe features are averaged by size times (importance + WEIGHT_FLOOR) to the power WEIGHT_POWER.
+WEIGHT_FLOOR, WEIGHT_POWER = 0.1, 0.75
 
 
-def strips(tokens: int) -> list[tuple[int, int]]:
+def row_blocks(tokens: int) -> list[tuple[int, int]]:
     """First and last row of each strip.
 
     >>> strips(20)
     [(0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 18), (18, 20)]
     """
-    height = math.ceil(tokens / BLOCKS)
+    height = math.ceil(tokens / NUM_ROW_BLOCKS)
     return [(first, min(first + height, tokens)) for first in range(0, tokens, height)]
 
 
-def similarities(tokens: int) -> int:
+def num_similarities(tokens: int) -> int:
     """How many pairs of tokens are compared."""
-    return sum((last - first) * last for first, last in strips(tokens))
+    return sum((last - first) * last for first, last in row_blocks(tokens))
 
 
 def earlier_similarity(unit: Tensor) -> Tensor:
     """Cosines of every token with those before it, [B, M, M]; -2, less than any, elsewhere."""
     count = unit.shape[1]
     rows = [
-        F.pad(unit[:, first:last] @ unit[:, :last].transpose(1, 2), (0, count - last)) for first, last in strips(count)
+        F.pad(unit[:, first:last] @ unit[:, :last].transpose(1, 2), (0, count - last))
+        for first, last in row_blocks(count)
     ]
     before = torch.ones(count, count, dtype=torch.bool, device=unit.device).tril(-1)
     return torch.cat(rows, dim=1).masked_fill(~before, -2.0)
 
 
-def relative(importance: Tensor, protected: Tensor | None) -> Tensor:
+def relative_importance(importance: Tensor, protected: Tensor | None) -> Tensor:
     """Importance in units of the mean of the tokens that are not protected, [B, M]."""
     if protected is None:
         return importance / importance.mean(dim=1, keepdim=True)
@@ -73,7 +75,7 @@ def relative(importance: Tensor, protected: Tensor | None) -> Tensor:
     return importance / (total / free.sum(dim=1, keepdim=True))
 
 
-def damage(similarity: Tensor, importance: Tensor, size: Tensor, floor: float) -> Tensor:
+def merge_cost(similarity: Tensor, importance: Tensor, size: Tensor, importance_floor: float) -> Tensor:
     """What it would cost to merge each token into an earlier one, [B, M]; infinite for the first.
 
     (relative importance + floor) times the least (1 - cosine) sqrt(s s' / (s + s')) over the tokens before it: how much
@@ -83,7 +85,7 @@ def damage(similarity: Tensor, importance: Tensor, size: Tensor, floor: float) -
     apart = (1 - similarity).clamp(min=0).square() * pair
     compared = (similarity > -1.5) & (apart >= 0)  # False for NaN, which is similar to no token
     nearest = torch.where(compared, apart, torch.inf).amin(dim=2).sqrt()
-    return (importance + floor) * nearest
+    return (importance + importance_floor) * nearest
 
 
 def importance_of_units(unit: Tensor, probe: Tensor, size: Tensor) -> Tensor:
@@ -95,43 +97,43 @@ def importance_of_units(unit: Tensor, probe: Tensor, size: Tensor) -> Tensor:
     return (0.5 * (predicted - predicted.mean(dim=1, keepdim=True))).exp() * size.sqrt()
 
 
-def merge_cheapest(inputs: ConserveInputs) -> Merged:
+def merge_by_cost(inputs: GTPPlusMergeInputs) -> GTPPlusMergeResult:
     """Merge the tokens that cost least into their most similar more important ones."""
     total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
     size = torch.ones_like(inputs.importance) if inputs.size is None else inputs.size
-    return _with_norm(inputs, _merge(_merge_inputs(inputs, total, inputs.importance, size)))
+    return _with_layer_norm(inputs, _merge(_merge_inputs(inputs, total, inputs.importance, size)))
 
 
-def merge_cheapest_by_probe(inputs: ProbeInputs) -> Merged:
-    """`merge_cheapest` by the importance that a probe predicts, which also weighs the averages."""
+def merge_by_cost_with_probe(inputs: GTPPlusMergeByProbeInputs) -> GTPPlusMergeResult:
+    """`merge_by_cost` by the importance that a probe predicts, which also weighs the averages."""
     size, protected = inputs.size, inputs.protected
     total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
     with torch.no_grad(), full_precision(total):
         image = total[:, -size.shape[1] :].float()
         unit = image / image.norm(dim=2, keepdim=True).clamp(min=1e-12)
         importance, weight = importance_and_weight(unit, inputs.probe, size, protected)
-    return _with_norm(inputs, _merge(_merge_inputs(inputs, total, importance, size, weight, protected)))
+    return _with_layer_norm(inputs, _merge(_merge_inputs(inputs, total, importance, size, weight, protected)))
 
 
 def _merge_inputs(
-    inputs: ConserveInputs | ProbeInputs,
+    inputs: GTPPlusMergeInputs | GTPPlusMergeByProbeInputs,
     total: Tensor,
     importance: Tensor,
     size: Tensor | None,
     weight: Tensor | None = None,
     protected: Tensor | None = None,
 ) -> MergeInputs:
-    settings = (inputs.removed, inputs.floor, inputs.keep_norm)
+    settings = (inputs.removed, inputs.importance_floor, inputs.preserve_norm)
     return MergeInputs(total, importance, size, weight, protected, *settings)
 
 
 def importance_and_weight(unit: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None) -> tuple[Tensor, Tensor]:
     """What a probe predicts of unit vectors [B, M, C], and by what their features are averaged, both [B, M]."""
     importance = importance_of_units(unit, probe, size)
-    return importance, size * (relative(importance, protected) + SHARE_FLOOR).pow(SHARE_POWER)
+    return importance, size * (relative_importance(importance, protected) + WEIGHT_FLOOR).pow(WEIGHT_POWER)
 
 
-def _merge(inputs: MergeInputs) -> Merged:
+def _merge(inputs: MergeInputs) -> GTPPlusMergeResult:
     """Everything but the LayerNorm."""
     x, importance, size, weight, protected, removed, floor, keep_norm = inputs
     assert size is not None
@@ -149,13 +151,13 @@ def _merge(inputs: MergeInputs) -> Merged:
         if protected is not None:
             ranked = protected.gather(1, order)
             similarity = similarity.masked_fill(ranked.unsqueeze(1) > 0, -2.0)
-        matters = relative(importance.gather(1, order), ranked)
-        cost = damage(similarity, matters, size.gather(1, order), floor)
+        matters = relative_importance(importance.gather(1, order), ranked)
+        cost = merge_cost(similarity, matters, size.gather(1, order), floor)
         if ranked is not None:
             cost = cost.masked_fill(ranked > 0, torch.inf)
         places = torch.arange(order.shape[1], device=order.device).expand_as(order)
         rank = torch.zeros_like(order).scatter(1, order, places)
-        kept, gone = split(cost.gather(1, rank), removed)
+        kept, gone = split_by_score(cost.gather(1, rank), removed)
         stays = torch.zeros_like(cost, dtype=torch.bool).scatter(1, rank.gather(1, kept), True)
         offered = select_rows(similarity, rank.gather(1, gone))
         offered = offered.masked_fill(~stays.unsqueeze(1) | offered.isnan(), -2.0)
@@ -174,17 +176,19 @@ def _merge(inputs: MergeInputs) -> Merged:
         longest = length.gather(1, kept).scatter_reduce(1, target, length.gather(1, gone), "amax")
         factor = torch.where(both > own, longest / merged.float().norm(dim=2).clamp(min=1e-12), 1.0)
         merged = merged * factor.unsqueeze(2).to(x.dtype)
-    return Merged(torch.cat([x[:, :prefix], merged], dim=1), x.new_empty(0), new_size, kept, gone, target)
+    return GTPPlusMergeResult(torch.cat([x[:, :prefix], merged], dim=1), x.new_empty(0), new_size, kept, gone, target)
 
 
-def _with_norm(inputs: ConserveInputs | ProbeInputs, merged: Merged) -> Merged:
+def _with_layer_norm(
+    inputs: GTPPlusMergeInputs | GTPPlusMergeByProbeInputs, merged: GTPPlusMergeResult
+) -> GTPPlusMergeResult:
     """The results, features rounded once, with those after the LayerNorm that follows."""
     x = merged.x.to(inputs.x.dtype)
     return merged._replace(x=x, normed=inputs.norm.apply(x))
 
 
-def merge_cheapest_portably(inputs: ConserveInputs) -> Merged:
-    """`merge_cheapest` in few operators that every engine has and runs fast; without the LayerNorm.
+def merge_by_cost_portable(inputs: GTPPlusMergeInputs) -> GTPPlusMergeResult:
+    """`merge_by_cost` in few operators that every engine has and runs fast; without the LayerNorm.
 
     An engine pays for every pass over an array, so nothing is cut out or put together: prefix tokens are in all the
     arrays, as tokens that no other goes to. Merging is a product with a matrix of zeros and ones. Of equally important
@@ -194,12 +198,12 @@ def merge_cheapest_portably(inputs: ConserveInputs) -> Merged:
         total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
         length = total.norm(dim=2).clamp(min=1e-12)
         merge_inputs = _merge_inputs(inputs, total, inputs.importance, inputs.size)
-        merged = _merge_portably(merge_inputs, total / length.unsqueeze(2), length)
+        merged = _merge_portable(merge_inputs, total / length.unsqueeze(2), length)
     return merged._replace(x=merged.x.to(inputs.x.dtype))
 
 
-def merge_by_probe_portably(inputs: ProbeInputs) -> Merged:
-    """`merge_cheapest_by_probe`, as `merge_cheapest_portably` is made."""
+def merge_by_cost_with_probe_portable(inputs: GTPPlusMergeByProbeInputs) -> GTPPlusMergeResult:
+    """`merge_by_cost_with_probe`, as `merge_by_cost_portable` is made."""
     size, protected = inputs.size, inputs.protected
     with full_precision(inputs.x):
         total = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
@@ -207,17 +211,17 @@ def merge_by_probe_portably(inputs: ProbeInputs) -> Merged:
         unit = total / length.unsqueeze(2)
         importance, weight = importance_and_weight(unit[:, -size.shape[1] :], inputs.probe, size, protected)
         merge_inputs = _merge_inputs(inputs, total, importance, size, weight, protected)
-        merged = _merge_portably(merge_inputs, unit, length)
+        merged = _merge_portable(merge_inputs, unit, length)
     return merged._replace(x=merged.x.to(inputs.x.dtype))
 
 
-def _merge_portably(inputs: MergeInputs, unit: Tensor, length: Tensor) -> Merged:
+def _merge_portable(inputs: MergeInputs, unit: Tensor, length: Tensor) -> GTPPlusMergeResult:
     """What `_merge` gives, from unit vectors and lengths of all tokens, too."""
     x, importance, size, weight, protected, removed, floor, keep_norm = inputs
     count, prefix = importance.shape[1], x.shape[1] - importance.shape[1]
     left = count - removed
     ranked, order = importance.topk(count, dim=1)
-    numbers = batch_numbers(order)
+    numbers = batch_index(order)
     unit = select_rows(unit, order + prefix, numbers)
     # cosine - 1 of every token with the more important ones, which are before it; far below that elsewhere
     one = torch.ones(count, count, dtype=x.dtype, device=x.device)
@@ -230,7 +234,7 @@ def _merge_portably(inputs: MergeInputs, unit: Tensor, length: Tensor) -> Merged
     else:  # s s' / (s + s') is 1 / (1 / s + 1 / s')
         smallness = 1 / size.gather(1, order)
         apart = (near * near / (smallness.unsqueeze(2) + smallness.unsqueeze(1))).amin(dim=2).sqrt()
-    cost = (relative(ranked, stuck) + floor) * apart
+    cost = (relative_importance(ranked, stuck) + floor) * apart
     if stuck is not None:
         cost = cost + 1e4 * stuck
     by_cost = cost.topk(count, dim=1).indices  # one topk, so that no token is in both, whatever is equal
@@ -239,12 +243,12 @@ def _merge_portably(inputs: MergeInputs, unit: Tensor, length: Tensor) -> Merged
     gone = order.gather(1, go)
     offered = select_rows(near, go, numbers).transpose(1, 2)
     target = select_rows(offered, stay.gather(1, place), numbers).argmax(dim=1)  # of [B, K, P]
-    rows = behind_prefix(kept, prefix)
+    rows = with_prefix_rows(kept, prefix)
     goes = (target.unsqueeze(1) + prefix == torch.arange(prefix + left, device=x.device)[:, None]).to(x.dtype)
-    own, given, new_size = _shares(size, rows, gone, goes, prefix)
+    own, given, new_size = _merge_weights(size, rows, gone, goes, prefix)
     both = new_size
     if weight is not None:
-        own, given, both = _shares(weight, rows, gone, goes, prefix)
+        own, given, both = _merge_weights(weight, rows, gone, goes, prefix)
     merged = select_rows(x, rows, numbers) * (own / both).unsqueeze(2)
     merged = merged + (given / both.unsqueeze(2)) @ select_rows(x, gone + prefix, numbers)
     if keep_norm:
@@ -252,10 +256,10 @@ def _merge_portably(inputs: MergeInputs, unit: Tensor, length: Tensor) -> Merged
         longest = torch.maximum(length.gather(1, rows), longest)
         factor = torch.where(both > own, longest / merged.norm(dim=2).clamp(min=1e-12), 1.0)
         merged = merged * factor.unsqueeze(2)
-    return Merged(merged, x.new_empty(0), new_size[:, prefix:].float(), kept, gone, target)
+    return GTPPlusMergeResult(merged, x.new_empty(0), new_size[:, prefix:].float(), kept, gone, target)
 
 
-def _shares(
+def _merge_weights(
     weight: Tensor | None, rows: Tensor, gone: Tensor, goes: Tensor, prefix: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What tokens in `rows` weigh, what each is given by those that go, [B, c + K, P], and both together."""
@@ -267,34 +271,42 @@ def _shares(
     return own, given, own + given.sum(dim=2)
 
 
-def _flops(inputs: ConserveInputs) -> int:
+def _flops(inputs: GTPPlusMergeInputs) -> int:
     """Operations of the twin's strips; the kernel's tiles follow the triangle more closely."""
-    return 2 * inputs.x.shape[0] * inputs.x.shape[2] * similarities(inputs.importance.shape[1])
+    return 2 * inputs.x.shape[0] * inputs.x.shape[2] * num_similarities(inputs.importance.shape[1])
 
 
-conserve = Operator(
-    "conserve",
-    ConserveInputs,
-    Merged,
-    {Ops.TORCH: merge_cheapest, Ops.NATIVE: native.conserve, Ops.PORTABLE: merge_cheapest_portably},
-    Checks(checks.check_conserve, checks.fits_conserve, value_checks.conserve),
-    fake=native.conserve_results,
+gtp_plus_merge = Operator(
+    "gtp_plus_merge",
+    GTPPlusMergeInputs,
+    GTPPlusMergeResult,
+    {Ops.TORCH: merge_by_cost, Ops.NATIVE: native.gtp_plus_merge, Ops.PORTABLE: merge_by_cost_portable},
+    Checks(checks.check_gtp_plus_merge, checks.supports_gtp_plus_merge, value_checks.gtp_plus_merge),
+    fake=native.gtp_plus_merge_results,
     flops=_flops,
 )
 
 
-def _flops_by_probe(inputs: ProbeInputs) -> int:
+def _flops_by_probe(inputs: GTPPlusMergeByProbeInputs) -> int:
     """The same, and a product of the probe with every image token."""
     count = inputs.size.shape[1]
-    return 2 * inputs.x.shape[0] * inputs.x.shape[2] * (similarities(count) + count)
+    return 2 * inputs.x.shape[0] * inputs.x.shape[2] * (num_similarities(count) + count)
 
 
-conserve_by_probe = Operator(
-    "conserve_by_probe",
-    ProbeInputs,
-    Merged,
-    {Ops.TORCH: merge_cheapest_by_probe, Ops.NATIVE: native.conserve_by_probe, Ops.PORTABLE: merge_by_probe_portably},
-    Checks(checks.check_conserve_by_probe, checks.fits_conserve_by_probe, value_checks.conserve_by_probe),
-    fake=native.conserve_results,
+gtp_plus_merge_by_probe = Operator(
+    "gtp_plus_merge_by_probe",
+    GTPPlusMergeByProbeInputs,
+    GTPPlusMergeResult,
+    {
+        Ops.TORCH: merge_by_cost_with_probe,
+        Ops.NATIVE: native.gtp_plus_merge_by_probe,
+        Ops.PORTABLE: merge_by_cost_with_probe_portable,
+    },
+    Checks(
+        checks.check_gtp_plus_merge_by_probe,
+        checks.supports_gtp_plus_merge_by_probe,
+        value_checks.gtp_plus_merge_by_probe,
+    ),
+    fake=native.gtp_plus_merge_results,
     flops=_flops_by_probe,
 )

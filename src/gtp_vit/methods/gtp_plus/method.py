@@ -26,14 +26,14 @@ from torch import Tensor
 from gtp_vit.core.attention import Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
-from gtp_vit.core.schedule import Schedule, searched, whole_tokens
+from gtp_vit.core.schedule import Schedule, default, round_schedule
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import ForwardPass, VitInfo
-from gtp_vit.errors import BadSchedule, BadSetting, check_range
+from gtp_vit.core.vit import ForwardPass, ViTInfo
+from gtp_vit.errors import ScheduleError, SettingError, check_range
 from gtp_vit.kernels import NormParams
-from gtp_vit.kernels.arguments import ConserveInputs, Merged, ProbeInputs
-from gtp_vit.methods.gtp_plus.calibration import AGAIN, Calibration, calibration_from_text
-from gtp_vit.methods.gtp_plus.merge import conserve, conserve_by_probe, similarities
+from gtp_vit.kernels.arguments import GTPPlusMergeByProbeInputs, GTPPlusMergeInputs, GTPPlusMergeResult
+from gtp_vit.methods.gtp_plus.calibration import RECALIBRATE_HINT, Calibration, calibration_from_text
+from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge, gtp_plus_merge_by_probe, num_similarities
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,25 +42,25 @@ class GTPPlus(Method):
 
     name: ClassVar[str] = "gtp_plus"
     source: ClassVar[Source] = Source("none, our own", "this package", "Apache-2.0")
-    asks: ClassVar[str] = "class row; column sums where there is no class token; nothing if calibrated"
-    schedule: ClassVar[str | None] = "propagate"
-    learned_texts: ClassVar[tuple[str, ...]] = ("calibration",)
-    tunes: ClassVar[dict[str, tuple[float, float]]] = {"floor": (0.02, 20.0), "proportional_attention": (0.3, 1.5)}
+    attention_inputs: ClassVar[str] = "class row; column sums where there is no class token; nothing if calibrated"
+    schedule_field: ClassVar[str | None] = "remove"
+    opaque_fields: ClassVar[tuple[str, ...]] = ("calibration",)
+    tunable: ClassVar[dict[str, tuple[float, float]]] = {"importance_floor": (0.02, 20.0), "size_bias": (0.3, 1.5)}
 
-    propagate: Schedule = "searched:8"
+    remove: Schedule = "default:8"
     """Tokens removed in each layer: a number, one a layer, or a named schedule."""
-    floor: float = 0.5
+    importance_floor: float = 0.5
     """Importance of a token without attention, where the mean token has 1; large values ignore importance."""
-    keep_norm: bool = True
+    preserve_norm: bool = True
     """Bring averaged tokens back to the largest of the norms involved."""
-    proportional_attention: float = 0.9
+    size_bias: float = 0.9
     """How much attention favours large tokens: 1 = as if each were as many tokens as it has merged, 0 = not at all."""
     calibration: str | None = None
     """What was learned of the model, a text that recipes of calibrate and tune hold; as a flag, such a recipe."""
 
-    def build(self, vit: VitInfo) -> GTPPlusReducer:
-        check_range("floor", self.floor, 0, 1000)
-        check_range("proportional_attention", self.proportional_attention, 0, 2)
+    def build(self, vit: ViTInfo) -> GTPPlusReducer:
+        check_range("importance_floor", self.importance_floor, 0, 1000)
+        check_range("size_bias", self.size_bias, 0, 2)
         if self.calibration is None:
             return GTPPlusReducer(self, vit)
         return CalibratedReducer(self, vit, calibration_from_text(self.calibration))
@@ -69,20 +69,20 @@ class GTPPlus(Method):
         if self.calibration is not None:
             calibration_from_text(self.calibration).check_weights(weights)
 
-    def learned_on(self, weights: Iterable[Tensor]) -> GTPPlus:
+    def with_fingerprint_of(self, weights: Iterable[Tensor]) -> GTPPlus:
         if self.calibration is None:
             return self
-        moved = calibration_from_text(self.calibration).learned_on(weights)
+        moved = calibration_from_text(self.calibration).with_fingerprint_of(weights)
         return dataclasses.replace(self, calibration=moved.to_text())
 
     @classmethod
-    def at(cls, vit: VitInfo, strength: float) -> GTPPlus:
+    def at_strength(cls, vit: ViTInfo, strength: float) -> GTPPlus:
         """A schedule of the default shape: half of the tokens leave at 0.5, and all but one at once at 1."""
-        shape = searched(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth))
+        shape = default(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth))
         if not vit.head_reads_image_tokens:
             shape[-1] = 0  # it would have no effect
         scale = strength / max(1 - strength, 1e-9)
-        return cls(propagate=tuple(whole_tokens([scale * number for number in shape], vit.image_tokens)))
+        return cls(remove=tuple(round_schedule([scale * number for number in shape], vit.image_tokens)))
 
 
 class GTPPlusReducer(Reducer):
@@ -90,12 +90,12 @@ class GTPPlusReducer(Reducer):
 
     drops_patches = False
 
-    def __init__(self, method: GTPPlus, vit: VitInfo) -> None:
+    def __init__(self, method: GTPPlus, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        power, weights = self.method.proportional_attention, tokens.key_sizes
+        power, weights = self.method.size_bias, tokens.key_sizes
         if weights is None or power == 0:
             return super().adjust(layer, tokens)
         return Adjustments(weights if power == 1 else weights.pow(power))
@@ -106,30 +106,32 @@ class GTPPlusReducer(Reducer):
             return attention.add()
         tokens, norm = attention.tokens, attention.mlp_norm
         merged = self.merge(attention, removed, norm)
-        return tokens.but(
+        return tokens.replace(
             x=merged.x,
             cell=tokens.cell.gather(1, merged.kept),
             size=merged.size,
-            owner=tokens.owners(merged.kept, merged.gone, merged.target),
+            owner=tokens.owners_after(merged.kept, merged.gone, merged.target),
             normed=None if norm.weight is None else merged.normed,
         )
 
-    def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> Merged:
+    def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> GTPPlusMergeResult:
         """Merge `removed` tokens after the attention residual."""
         name = "class_row" if self.vit.class_token else "column_sums"
         stats, tokens, method = attention.statistics(name, heads="mean"), attention.tokens, self.method
         importance = stats.class_row if self.vit.class_token else stats.column_sums
         assert importance is not None  # it was asked for
         inputs = (tokens.x, attention.branch(), importance, tokens.size)
-        return conserve(tokens.ops, ConserveInputs(*inputs, removed, method.floor, method.keep_norm, *norm))
+        return gtp_plus_merge(
+            tokens.ops, GTPPlusMergeInputs(*inputs, removed, method.importance_floor, method.preserve_norm, *norm)
+        )
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         """Similarities, and the class token's row; merging is additions."""
         total = 0
-        for step in run.reducing:
-            if step.keys > step.after:
+        for step in forward_pass.reducing:
+            if step.keys > step.out:
                 total += self.class_row_macs(step.keys) if self.vit.class_token else 0
-                total += similarities(step.keys) * self.vit.dim
+                total += num_similarities(step.keys) * self.vit.dim
         return total
 
 
@@ -139,15 +141,15 @@ class CalibratedReducer(GTPPlusReducer):
     probe: Tensor  # [L, C] float32, whatever the model's dtype
     registers: Tensor  # [M0 + 1] float32: 1 = a register's cell; the last entry is for tokens in no cell
 
-    def __init__(self, method: GTPPlus, vit: VitInfo, calibration: Calibration) -> None:
+    def __init__(self, method: GTPPlus, vit: ViTInfo, calibration: Calibration) -> None:
         super().__init__(method, vit)
         if calibration.probe.shape != (vit.depth, vit.dim):
             layers, channels = calibration.probe.shape
-            raise BadSetting(
+            raise SettingError(
                 f"the calibration is for {layers} layers of {channels} channels, this model has {vit.depth} of "
-                f"{vit.dim}; {AGAIN}"
+                f"{vit.dim}; {RECALIBRATE_HINT}"
             )
-        self.calibration, self.stay = calibration, len(calibration.registers_on(vit.grid)) + 1
+        self.calibration, self.min_tokens = calibration, len(calibration.register_cells(vit.grid)) + 1
         self._check_registers(vit.grid)
         self.register_buffer("probe", calibration.probe.clone(), persistent=False)
         self.register_buffer("registers", self._register_cells(vit.grid), persistent=False)
@@ -161,13 +163,13 @@ class CalibratedReducer(GTPPlusReducer):
 
     def _register_cells(self, grid: tuple[int, int]) -> Tensor:
         cells = torch.zeros(grid[0] * grid[1] + 1)
-        cells[list(self.calibration.registers_on(grid))] = 1
+        cells[list(self.calibration.register_cells(grid))] = 1
         return cells
 
     def _check_registers(self, grid: tuple[int, int]) -> None:
-        left, kept = grid[0] * grid[1] - sum(self.removals(grid)), len(self.calibration.registers_on(grid))
+        left, kept = grid[0] * grid[1] - sum(self.removals(grid)), len(self.calibration.register_cells(grid))
         if left <= kept:
-            raise BadSchedule(
+            raise ScheduleError(
                 f"the schedule leaves {left} of {grid[0] * grid[1]} image tokens, and the model uses {kept} cells as "
                 f"registers, which stay: leave at least {kept + 1}"
             )
@@ -182,12 +184,15 @@ class CalibratedReducer(GTPPlusReducer):
             cells = self._register_cells(tokens.grid).to(cells.device)
         return cells[tokens.cell]
 
-    def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> Merged:
+    def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> GTPPlusMergeResult:
         tokens, method = attention.tokens, self.method
         inputs = (tokens.x, attention.branch(), self.probe[attention.layer], tokens.sizes, self._protected(tokens))
-        return conserve_by_probe(tokens.ops, ProbeInputs(*inputs, removed, method.floor, method.keep_norm, *norm))
+        return gtp_plus_merge_by_probe(
+            tokens.ops,
+            GTPPlusMergeByProbeInputs(*inputs, removed, method.importance_floor, method.preserve_norm, *norm),
+        )
 
-    def own_macs(self, run: ForwardPass) -> int:
+    def overhead_macs(self, forward_pass: ForwardPass) -> int:
         """Similarities, and the probe's product with every image token."""
-        reducing = [step.keys for step in run.reducing if step.keys > step.after]
-        return sum((similarities(keys) + keys) * self.vit.dim for keys in reducing)
+        reducing = [step.keys for step in forward_pass.reducing if step.keys > step.out]
+        return sum((num_similarities(keys) + keys) * self.vit.dim for keys in reducing)

@@ -9,21 +9,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from gtp_vit.core.reducer import Method
-from gtp_vit.core.schedule import LEARNED, learned, stretched
-from gtp_vit.core.vit import VitInfo
+from gtp_vit.core.schedule import CALIBRATED_SHAPE, calibrated, resample
+from gtp_vit.core.vit import ViTInfo
 from gtp_vit.errors import GTPError, check_range
-from gtp_vit.methods.gtp_plus.learning.sensitivity import Done, learn_sensitivity
+from gtp_vit.methods.gtp_plus.learning.sensitivity import Progress, learn_sensitivity
 from gtp_vit.methods.gtp_plus.method import GTPPlus
 from gtp_vit.metrics.base import Measure
 from gtp_vit.patching import host_of, unpatch
-from gtp_vit.recipes.defaults import DEFAULT_SHARE
+from gtp_vit.recipes.defaults import DEFAULT_FRACTION
 from gtp_vit.recipes.provenance import Measurements, Provenance
 from gtp_vit.recipes.recipe import Recipe, sizes_of_vit
 from gtp_vit.runs.journal import Journal
-from gtp_vit.tuning.space import ScheduleLimits, Space, unreachable
+from gtp_vit.tuning.space import ScheduleLimits, ScheduleSpace, unreachable_error
 from gtp_vit.version import __version__
 
-BATCH = 8  # images in a backward pass, whose memory it bounds
+BATCH_SIZE = 8  # images in a backward pass, whose memory it bounds
 CALIBRATED_FLOOR = 0.3  # the probe knows better than attention what does not matter
 
 
@@ -31,11 +31,11 @@ def calibrate(
     model: nn.Module,
     images: Tensor,
     *,
-    macs: float = DEFAULT_SHARE,
+    macs: float = DEFAULT_FRACTION,
     measure: str | Measure = "auto",
-    batch_size: int = BATCH,
+    batch_size: int = BATCH_SIZE,
     seed: int = 0,
-    progress: Done | None = None,
+    progress: Progress | None = None,
 ) -> Recipe:
     """GTP+ with its default shape at a share of the MACs and what it learned of the model; a recipe that `patch` takes.
 
@@ -51,20 +51,22 @@ def calibrate(
         seed: of the random directions in the output.
         progress: called after every batch, with the images done and their number.
     """
-    check_range("macs", macs, 0, 1, above_low=True)
-    check_range("batch_size", batch_size, 1, 65536, whole=True)
+    check_range("macs", macs, 0, 1, exclude_low=True)
+    check_range("batch_size", batch_size, 1, 65536, integer=True)
     plain: Any = unpatch(model)
     host = host_of(plain)
     begin = time.time()
     options: dict[str, Any] = {"measure": measure, "batch_size": batch_size, "seed": seed, "progress": progress}
     found = learn_sensitivity(plain, images, **options)
-    space = Space(host.costs(), with_calibration(GTPPlus(), found.calibration.to_text(), host.vit), ScheduleLimits())
-    target = macs * space.whole
+    space = ScheduleSpace(
+        host.costs(), with_calibration(GTPPlus(), found.calibration.to_text(), host.vit), ScheduleLimits()
+    )
+    target = macs * space.unreduced_macs
     plan = [0] * host.vit.depth  # the shortened last block may be enough
     if space.cost(plan) > target:
-        fitted = space.fit(stretched(LEARNED, host.vit.depth), target)
+        fitted = space.fit(resample(CALIBRATED_SHAPE, host.vit.depth), target)
         if fitted is None:
-            raise unreachable(space, target)
+            raise unreachable_error(space, target)
         plan = fitted
     method, cost = space.with_plan(plan), space.cost(plan)
     provenance = Provenance(
@@ -77,24 +79,24 @@ def calibrate(
         registers=found.calibration.registers,
         minutes=round((time.time() - begin) / 60, 1),
     )
-    measured = Measurements(macs=cost, share=round(cost / space.whole, 4))
+    measured = Measurements(macs=cost, fraction=round(cost / space.unreduced_macs, 4))
     return Recipe(host.inputs.name, sizes_of_vit(host.vit), method, provenance, measured)
 
 
-def with_calibration(method: GTPPlus, text: str, vit: VitInfo) -> GTPPlus:
+def with_calibration(method: GTPPlus, text: str, vit: ViTInfo) -> GTPPlus:
     """The settings with this calibration, and the floor and the shape that suit it where none was chosen.
 
     The shape of a search's start counts as not chosen. Half of the tokens leave.
     """
-    floor, propagate = method.floor, method.propagate
-    if floor == GTPPlus().floor:
+    floor, propagate = method.importance_floor, method.remove
+    if floor == GTPPlus().importance_floor:
         floor = CALIBRATED_FLOOR
-    if propagate in (GTPPlus().propagate, GTPPlus.at(vit, 0.5).propagate):
-        propagate = tuple(learned(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth)))
-    return dataclasses.replace(method, floor=floor, propagate=propagate, calibration=text)
+    if propagate in (GTPPlus().remove, GTPPlus.at_strength(vit, 0.5).remove):
+        propagate = tuple(calibrated(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth)))
+    return dataclasses.replace(method, importance_floor=floor, remove=propagate, calibration=text)
 
 
-def calibrated(
+def calibrate_method(
     method: Method, model: nn.Module, images: Tensor, *, measure: Measure, batch_size: int, journal: Journal | None
 ) -> tuple[Method, str]:
     """Settings for a search, with what was learned of the model on these images, and how that went in one line.
@@ -111,7 +113,7 @@ def calibrated(
         if "calibration" in entry:
             return with_calibration(method, entry["calibration"], vit), entry["learned"]
     try:
-        found = learn_sensitivity(model, images, measure=measure, batch_size=min(batch_size, BATCH))
+        found = learn_sensitivity(model, images, measure=measure, batch_size=min(batch_size, BATCH_SIZE))
     except GTPError as error:
         return method, f"none: {error}"
     text, registers = found.calibration.to_text(), len(found.calibration.registers)

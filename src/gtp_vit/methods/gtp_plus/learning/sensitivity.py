@@ -19,26 +19,26 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.backbone import Backbone
-from gtp_vit.core.eval_mode import measures_in_eval_mode
+from gtp_vit.core.eval_mode import in_eval_mode
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.reducer import Method, Reducer, Source
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.core.vit import VitInfo
-from gtp_vit.errors import BadSetting, GTPError, first_line
-from gtp_vit.methods.gtp_plus.calibration import Calibration, fingerprint
+from gtp_vit.core.vit import ViTInfo
+from gtp_vit.errors import GTPError, SettingError, first_line
+from gtp_vit.methods.gtp_plus.calibration import Calibration, weight_fingerprint
 from gtp_vit.metrics.base import Measure
 from gtp_vit.metrics.input_checks import check_has_weights, check_image_tensor
-from gtp_vit.metrics.registry import measure_of
+from gtp_vit.metrics.registry import select_measure
 from gtp_vit.patching import host_of, patch, tower_of, unpatch
 
 RIDGE = 1e-3  # of the mean square of an input
-LONG = 10.0  # times the median of an image: a token that is longer is none of the image's
-IN_MOST = 0.5  # share of the images in which a register's cell has such a token
-LEAST_FIT = 0.02  # share of the variance on other images below which a probe is noise
-FEWEST_IMAGES = 20
-MEMORY = 2**30  # bytes for what a backward pass needs
-BYTES = 80  # of it, for each channel of each token of each layer; about
-Done = Callable[[int, int], None]  # images done, of how many
+REGISTER_NORM_RATIO = 10.0  # times the median of an image: a token that is longer is none of the image's
+REGISTER_FREQUENCY = 0.5  # share of the images in which a register's cell has such a token
+MIN_FIT = 0.02  # share of the variance on other images below which a probe is noise
+MIN_IMAGES = 20
+MEMORY_BYTES = 2**30  # bytes for what a backward pass needs
+BYTES_PER_VALUE = 80  # of it, for each channel of each token of each layer; about
+Progress = Callable[[int, int], None]  # images done, of how many
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Sensitivity:
     # fitted on; None = the layer has no probe, because nothing depends on its image tokens
 
 
-@measures_in_eval_mode
+@in_eval_mode
 def learn_sensitivity(
     model: nn.Module,
     images: Tensor,
@@ -58,7 +58,7 @@ def learn_sensitivity(
     measure: str | Measure = "auto",
     batch_size: int = 8,
     seed: int = 0,
-    progress: Done | None = None,
+    progress: Progress | None = None,
 ) -> Sensitivity:
     """Learn probes and registers of a model.
 
@@ -70,45 +70,45 @@ def learn_sensitivity(
         seed: of the random directions in the output.
         progress: called after every batch.
     """
-    check_image_tensor(images, FEWEST_IMAGES, "learn from", 400)
+    check_image_tensor(images, MIN_IMAGES, "learn from", 400)
     check_has_weights(model)
     plain = unpatch(model)
     host = host_of(plain)
-    chosen = measure_of(plain, measure)
-    needed = BYTES * host.vit.depth * (host.vit.prefix + host.vit.image_tokens) * host.vit.dim  # for an image
-    batch_size = max(min(batch_size, MEMORY // needed), 1)
-    watched = patch(plain, Watch(), restore=chosen.restores or host.needs_grid is not None, quiet=True)
+    chosen = select_measure(plain, measure)
+    needed = BYTES_PER_VALUE * host.vit.depth * (host.vit.prefix + host.vit.image_tokens) * host.vit.dim  # for an image
+    batch_size = max(min(batch_size, MEMORY_BYTES // needed), 1)
+    watched = patch(plain, RecordTokens(), restore=chosen.restores or host.needs_all_patches is not None, quiet=True)
     vit, watcher = host.vit, tower_of(watched).reducer
-    assert isinstance(watcher, Watcher)
+    assert isinstance(watcher, TokenRecorder)
     generator = torch.Generator().manual_seed(seed)
     sums = Sums(vit)
     for first in range(0, len(images), batch_size):
         part = images[first : first + batch_size]
-        with _saving_memory(host.backbone, tower_of(watched), needed > MEMORY):
+        with _grad_checkpointing(host.backbone, tower_of(watched), needed > MEMORY_BYTES):
             tokens, gradients = _gradients(watched, watcher, part, chosen, generator)
         if tokens[0].shape[1] != vit.prefix + vit.image_tokens:
-            raise BadSetting(f"images are {tuple(part.shape[2:])}; calibrate on the size that the model was made for")
+            raise SettingError(f"images are {tuple(part.shape[2:])}; calibrate on the size that the model was made for")
         sums.add(first, tokens, gradients)
         if progress is not None:
             progress(min(first + batch_size, len(images)), len(images))
     probe, fit = sums.probes()
     _check_fit(fit, len(images))
-    registers = tuple((sums.long.amax(dim=0) >= IN_MOST * len(images)).nonzero().flatten().tolist())
-    calibration = Calibration(probe.half().float(), vit.grid, registers, fingerprint(host.matrices))
+    registers = tuple((sums.long.amax(dim=0) >= REGISTER_FREQUENCY * len(images)).nonzero().flatten().tolist())
+    calibration = Calibration(probe.half().float(), vit.grid, registers, weight_fingerprint(host.block_weights))
     return Sensitivity(calibration, tuple(fit))
 
 
 @contextlib.contextmanager
-def _saving_memory(backbone: Backbone, tower: nn.Module, on: bool) -> Iterator[None]:
+def _grad_checkpointing(backbone: Backbone, tower: nn.Module, enable: bool) -> Iterator[None]:
     """Gradient checkpointing, if it is asked for; afterwards the model is as it was."""
-    before = backbone.saves_memory(tower)
-    if on:
-        backbone.save_memory(tower, True)
+    before = backbone.uses_grad_checkpointing(tower)
+    if enable:
+        backbone.set_grad_checkpointing(tower, True)
     try:
         yield
     finally:
-        if on:
-            backbone.save_memory(tower, before)
+        if enable:
+            backbone.set_grad_checkpointing(tower, before)
 
 
 def _check_fit(fit: list[float | None], images: int) -> None:
@@ -118,7 +118,7 @@ def _check_fit(fit: list[float | None], images: int) -> None:
             "the output does not depend on any image token of these images: there is nothing to learn; check the "
             "weights, and that the images are prepared as the model wants them"
         )
-    if max(found) < LEAST_FIT:
+    if max(found) < MIN_FIT:
         raise GTPError(
             f"nothing was learned: on images they were not fitted on, the probes explain {100 * max(found):.1f} % of "
             f"the differences between tokens at most; give more images than {images}, or use GTPPlus() as it is"
@@ -126,27 +126,27 @@ def _check_fit(fit: list[float | None], images: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Watch(Method):
+class RecordTokens(Method):
     """Reduce nothing, and keep the tokens after each layer's attention."""
 
     name: ClassVar[str] = "watch"
     source: ClassVar[Source] = Source("none", "none", "none")
 
-    def build(self, vit: VitInfo) -> Watcher:
-        return Watcher(vit)
+    def build(self, vit: ViTInfo) -> TokenRecorder:
+        return TokenRecorder(vit)
 
 
-class Watcher(Reducer):
-    """`Watch` in a forward pass. A last layer whose image tokens are not used is not seen."""
+class TokenRecorder(Reducer):
+    """`RecordTokens` in a forward pass. A last layer whose image tokens are not used is not seen."""
 
     drops_patches = False
 
-    def __init__(self, vit: VitInfo) -> None:
+    def __init__(self, vit: ViTInfo) -> None:
         super().__init__(vit)
-        self.seen: list[Tensor] = []
+        self.recorded: list[Tensor] = []
 
     def start(self, tokens: Tokens) -> Tokens:
-        self.seen = []
+        self.recorded = []
         return tokens
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
@@ -156,18 +156,18 @@ class Watcher(Reducer):
         tokens = attention.add()
         # The graph begins here: what is before the first layer's attention needs no gradient.
         x = tokens.x.detach().requires_grad_() if attention.layer == 0 else tokens.x
-        self.seen.append(x)
-        return tokens.but(x=x)
+        self.recorded.append(x)
+        return tokens.replace(x=x)
 
 
 def _gradients(
-    watched: nn.Module, watcher: Watcher, images: Tensor, measure: Measure, generator: torch.Generator
+    model: nn.Module, recorder: TokenRecorder, images: Tensor, measure: Measure, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Tokens after the attention of each layer and the gradients of a random number of the output, all [B, N, C]."""
     with torch.inference_mode(False), torch.enable_grad():
         try:
-            output = measure.outputs("the model", watched, images.clone())
-            seen = list(watcher.seen)
+            output = measure.outputs("the model", model, images.clone())
+            seen = list(recorder.recorded)
             noise = torch.stack([torch.randn(output.shape[1:], generator=generator) for _ in images])
             number = (measure.direction(output.detach(), noise.to(output.device)) * output).sum()
             gradients = torch.autograd.grad(number, seen, allow_unused=True)
@@ -185,9 +185,11 @@ def _gradients(
 class Sums:
     """What is added up over the images, layer by layer."""
 
-    def __init__(self, vit: VitInfo) -> None:
+    def __init__(self, vit: ViTInfo) -> None:
         self.vit = vit
-        self.halves = [[Normal(vit.dim) for _ in range(vit.depth)] for _ in range(2)]  # each is checked on the other
+        self.half_sums = [
+            [NormalEquations(vit.dim) for _ in range(vit.depth)] for _ in range(2)
+        ]  # each is checked on the other
         self.long = torch.zeros(vit.depth, vit.image_tokens)  # images in which a cell's token is too long
 
     def add(self, first: int, tokens: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -195,29 +197,29 @@ class Sums:
         for layer, (z, g) in enumerate(zip(tokens, gradients, strict=True)):
             z, g = (each[:, self.vit.prefix :].detach().float().cpu() for each in (z, g))
             length = z.norm(dim=2)
-            too_long = length > LONG * length.median(dim=1, keepdim=True).values
+            too_long = length > REGISTER_NORM_RATIO * length.median(dim=1, keepdim=True).values
             self.long[layer] += too_long.sum(dim=0)
             for half in range(2):
                 own = slice((first + half) % 2, None, 2)  # every second image
-                self.halves[half][layer].add(z[own], g[own], ~too_long[own])
+                self.half_sums[half][layer].add(z[own], g[own], ~too_long[own])
 
     def probes(self) -> tuple[Tensor, list[float | None]]:
         """The probe of each layer, [L, C], and how well each predicts images that it was not fitted on."""
         probe = torch.zeros(self.vit.depth, self.vit.dim)
         fit: list[float | None] = []
-        for layer, (one, other) in enumerate(zip(*self.halves, strict=True)):
-            both = one.plus(other)
+        for layer, (one, other) in enumerate(zip(*self.half_sums, strict=True)):
+            both = one.merged_with(other)
             if both.rows == 0:
                 fit.append(None)
                 continue
-            explained = (one.explained(other.solve()) + other.explained(one.solve())) / 2
+            explained = (one.explained_variance(other.solve()) + other.explained_variance(one.solve())) / 2
             fit.append(round(explained, 4))
             if explained > 0:  # else it is noise, and all tokens matter alike
                 probe[layer] = both.solve()
         return probe, fit
 
 
-class Normal:
+class NormalEquations:
     """The normal equations of one layer's regression, added up over images."""
 
     def __init__(self, channels: int) -> None:
@@ -243,8 +245,8 @@ class Normal:
             self.targets += float(y.square().sum())
             self.rows += len(y)
 
-    def plus(self, other: Normal) -> Normal:
-        found = Normal(len(self.both))
+    def merged_with(self, other: NormalEquations) -> NormalEquations:
+        found = NormalEquations(len(self.both))
         found.inputs, found.both = self.inputs + other.inputs, self.both + other.both
         found.targets, found.rows = self.targets + other.targets, self.rows + other.rows
         return found
@@ -256,7 +258,7 @@ class Normal:
         ridge = RIDGE * self.rows / channels * torch.eye(channels, dtype=torch.float64)
         return torch.linalg.solve(inputs + ridge, self.both.double()).float()
 
-    def explained(self, probe: Tensor) -> float:
+    def explained_variance(self, probe: Tensor) -> float:
         """Share of the targets' variance that a probe explains here."""
         if self.targets == 0:
             return 0.0

@@ -13,7 +13,7 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Spelling:
+class ArchitectureSpec:
     """How a family names its parts, and what it has of the parts that others lack."""
 
     model: str  # transformers.models.THIS
@@ -24,31 +24,39 @@ class Spelling:
     mlps: tuple[str, ...]  # ... of their MLP
     blocks: str  # path of the list of blocks
     norms: tuple[str, str]  # in front of attention and MLP
-    attends: str = "attention"
+    projections: str = "attention"
     out: str = "o_proj"
     dropout: str | None = None  # behind both branches
-    scales: tuple[str, str] | None = None  # LayerScale of both branches
+    layer_scales: tuple[str, str] | None = None  # LayerScale of both branches
     pre_norm: str | None = None  # behind the embedding
     last_norm: str | None = "layernorm"  # over all tokens; None: last_hidden_state is not normed
     prefix: int = 1  # class and distillation tokens
     interpolates: bool = True  # takes interpolate_pos_encoding; else images of any size as they are
     rotary: bool = False
-    masked: bool = False  # its embedding wants to know which patches are no padding
-    more: tuple[str, ...] = ()  # other children of the ViT that its own forward uses, which is called for them
+    masks_patches: bool = False  # its embedding wants to know which patches are no padding
+    other_children: tuple[
+        str, ...
+    ] = ()  # other children of the ViT that its own forward uses, which is called for them
 
     @property
     def children(self) -> set[str]:
         """Names of the ViT's own children."""
-        known = {"embeddings", self.blocks.split(".")[0], self.pre_norm, self.last_norm, *self.more}
+        known = {"embeddings", self.blocks.split(".")[0], self.pre_norm, self.last_norm, *self.other_children}
         return {name for name in known if name is not None}
 
     @property
     def block_children(self) -> set[str]:
-        return {*self.norms, self.attends, "mlp", *(self.scales or ()), *((self.dropout,) if self.dropout else ())}
+        return {
+            *self.norms,
+            self.projections,
+            "mlp",
+            *(self.layer_scales or ()),
+            *((self.dropout,) if self.dropout else ()),
+        }
 
 
-def _vit(model: str, name: str, tower: str, **more: Any) -> Spelling:
-    return Spelling(
+def _vit(model: str, name: str, tower: str, **more: Any) -> ArchitectureSpec:
+    return ArchitectureSpec(
         *(model, name, tower, f"{name}Layer", f"{name}Attention", (f"{name}MLP",), "layers"),
         norms=("layernorm_before", "layernorm_after"),
         dropout="dropout",
@@ -56,28 +64,36 @@ def _vit(model: str, name: str, tower: str, **more: Any) -> Spelling:
     )
 
 
-def _clip(model: str, name: str, tower: str, **more: Any) -> Spelling:
-    return Spelling(
+def _clip(model: str, name: str, tower: str, **more: Any) -> ArchitectureSpec:
+    return ArchitectureSpec(
         *(model, name, tower, f"{name}EncoderLayer", f"{name}Attention", (f"{name}MLP",), "encoder.layers"),
         norms=("layer_norm1", "layer_norm2"),
-        attends="self_attn",
+        projections="self_attn",
         out="out_proj",
         **more,
     )
 
 
-def _idefics(model: str, name: str) -> Spelling:
+def _idefics(model: str, name: str) -> ArchitectureSpec:
     """SigLIP for images of any size."""
     siglip = _clip(model, name, f"{name}VisionTransformer", last_norm="post_layernorm", prefix=0)
     names = {"attention": f"{name}VisionAttention", "mlps": (f"{name}VisionMLP",)}
-    return dataclasses.replace(siglip, **names, interpolates=False, masked=True)  # type: ignore[arg-type]
+    return dataclasses.replace(siglip, **names, interpolates=False, masks_patches=True)  # type: ignore[arg-type]
 
 
-def _dino(model: str, name: str, gated: str, blocks: str, **more: Any) -> Spelling:
-    return Spelling(
-        *(model, name, f"{name}Model", f"{name}Layer", f"{name}Attention", (f"{name}MLP", f"{name}{gated}"), blocks),
+def _dino(model: str, name: str, has_gated_mlp: str, blocks: str, **more: Any) -> ArchitectureSpec:
+    return ArchitectureSpec(
+        *(
+            model,
+            name,
+            f"{name}Model",
+            f"{name}Layer",
+            f"{name}Attention",
+            (f"{name}MLP", f"{name}{has_gated_mlp}"),
+            blocks,
+        ),
         norms=("norm1", "norm2"),
-        scales=("layer_scale1", "layer_scale2"),
+        layer_scales=("layer_scale1", "layer_scale2"),
         dropout="drop_path",
         interpolates=False,
         **more,
@@ -85,20 +101,28 @@ def _dino(model: str, name: str, gated: str, blocks: str, **more: Any) -> Spelli
 
 
 FAMILIES = (
-    _vit("vit", "ViT", "ViTModel", more=("pooler",)),
-    _vit("deit", "DeiT", "DeiTModel", prefix=2, more=("pooler",)),
+    _vit("vit", "ViT", "ViTModel", other_children=("pooler",)),
+    _vit("deit", "DeiT", "DeiTModel", prefix=2, other_children=("pooler",)),
     _vit("vit_msn", "ViTMSN", "ViTMSNModel"),
-    _vit("ijepa", "IJepa", "IJepaModel", prefix=0, more=("pooler",)),
+    _vit("ijepa", "IJepa", "IJepaModel", prefix=0, other_children=("pooler",)),
     _vit("vit_mae", "ViTMAE", "ViTMAEModel"),
-    _clip("clip", "CLIP", "CLIPVisionModel", pre_norm="pre_layrnorm", last_norm=None, more=("post_layernorm",)),
-    _clip("siglip", "Siglip", "SiglipVisionModel", last_norm="post_layernorm", prefix=0, more=("head",)),
+    _clip(
+        "clip", "CLIP", "CLIPVisionModel", pre_norm="pre_layrnorm", last_norm=None, other_children=("post_layernorm",)
+    ),
+    _clip("siglip", "Siglip", "SiglipVisionModel", last_norm="post_layernorm", prefix=0, other_children=("head",)),
     _idefics("idefics2", "Idefics2"),
     _idefics("idefics3", "Idefics3"),
     _idefics("smolvlm", "SmolVLM"),
     _dino("dinov2", "Dinov2", "SwiGLUFFN", "encoder.layer"),
     _dino("dinov2_with_registers", "Dinov2WithRegisters", "SwiGLUFFN", "encoder.layer"),
     _dino(
-        "dinov3_vit", "DINOv3ViT", "GatedMLP", "model.layer", last_norm="norm", rotary=True, more=("rope_embeddings",)
+        "dinov3_vit",
+        "DINOv3ViT",
+        "GatedMLP",
+        "model.layer",
+        last_norm="norm",
+        rotary=True,
+        other_children=("rope_embeddings",),
     ),
 )
 # Qualified names of the classes of a ViT and of its blocks -> how they name their parts
@@ -111,12 +135,12 @@ def is_tower(model: nn.Module) -> bool:
     return _qualified_name(model) in TOWERS
 
 
-def spelling_of(tower: nn.Module) -> Spelling:
+def spec_of(tower: nn.Module) -> ArchitectureSpec:
     """The spelling of a ViT of these families."""
     return TOWERS[_qualified_name(tower)]
 
 
-def spelling_of_block(block: nn.Module) -> Spelling:
+def spec_of_block(block: nn.Module) -> ArchitectureSpec:
     """The spelling of the ViT that such a block is from."""
     return BLOCKS[_qualified_name(block)]
 
@@ -129,5 +153,5 @@ def set_image_size(model: nn.Module, size: tuple[int, int]) -> None:
     """Let a ViT that takes any size be described at this one: DINOv2's configuration has that of its pre-training."""
     each: Any
     for each in model.modules():
-        if is_tower(each) and not spelling_of(each).interpolates:
+        if is_tower(each) and not spec_of(each).interpolates:
             each.described_size = size  # not in the configuration: that is saved with the weights, and must fit them
