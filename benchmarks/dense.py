@@ -271,7 +271,7 @@ class HeatMaps:
         images, costs = read(model, self.learn, 200), host_of(model).costs()
         found: list[tuple[str, float, Method]] = []
         for measure in ("embedding", "dense"):
-            method = dataclasses.replace(calibrate(model, images, measure=measure).method, propagate=CALIBRATED_SHAPE)
+            method = dataclasses.replace(calibrate(model, images, measure=measure).method, remove=CALIBRATED_SHAPE)
             space = ScheduleSpace(costs, method, ScheduleLimits())
             found += [(f"gtp_plus, calibrated for {measure}", share, at_share(space, share)) for share in SHARES]
         return found
@@ -313,7 +313,7 @@ class Late:
         for _ in range(16):
             middle = (low + high) / 2
             given: Any = GTPPlus.at_strength(host_of(model).vit, middle)
-            method = dataclasses.replace(given, propagate=(*given.propagate[:last], *[0] * whole))
+            method = dataclasses.replace(given, remove=(*given.remove[:last], *[0] * whole))
             steps = patch(model, method, quiet=True).reducer.steps((16, 16))
             more = sum(block_macs(256, 256) - block_macs(step.keys, step.mlp) for step in steps[last:])
             found = (costs.macs_with(method) + more) / costs.unreduced

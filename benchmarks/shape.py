@@ -115,7 +115,7 @@ class Search:
                 before = subject.at_share(settings, share)
                 after = subject.at_share(subject.space(settings).with_plan(shape), share)  # type: ignore[arg-type]
                 figures = change(subject.damage(after, part), subject.damage(before, part))
-                rows.append({"model": name, "share": share, "plan": after.propagate, **figures})
+                rows.append({"model": name, "share": share, "plan": after.remove, **figures})
                 print(json.dumps(rows[-1]), flush=True)
         return rows
 

@@ -62,7 +62,7 @@ def modules() -> list[Module]:
     return [module for module in found if module.models]
 
 
-def refusal(name: str) -> str | None:
+def unsupported_reason(name: str) -> str | None:
     """Why `patch` refuses this model; None if it takes it. One block is enough: timm makes all of them alike."""
     try:
         find_vit(TIMM.create_without_weights(name))
@@ -81,7 +81,7 @@ def _general(reason: str) -> str:
 
 def page() -> str:
     known = modules()
-    refused = {name: refusal(name) for module in known for name in module.models}
+    refused = {name: unsupported_reason(name) for module in known for name in module.models}
     return PAGE.format(
         version=timm.__version__,
         share=_share(known, refused),

@@ -43,7 +43,7 @@ class UnsupportedModelError(GTPError):
 def short_repr(value: object) -> str:
     """A value for an error text: on one line, and cut if it is long.
 
-    >>> shown("a" * 200)[-8:]
+    >>> short_repr("a" * 200)[-8:]
     'aaaaa...'
     """
     if isinstance(value, int) and abs(value) > 10**50:  # Python refuses to print very long ones
@@ -55,7 +55,7 @@ def short_repr(value: object) -> str:
 def plural(number: int, one: str, many: str) -> str:
     """A number and what is counted.
 
-    >>> counted(1, "image is", "images are"), counted(2, "image is", "images are")
+    >>> plural(1, "image is", "images are"), plural(2, "image is", "images are")
     ('1 image is', '2 images are')
     """
     return f"{number} {one if number == 1 else many}"

@@ -145,7 +145,7 @@ METHOD = recipe()["method"]
             json.dumps(recipe(method=METHOD | {"importance_floor": 0.35})).replace("0.35", "1e999"),
             "importance_floor is inf; it must be a finite number",
         ),
-        (json.dumps(recipe(method=METHOD | {"propagate": [10**30] * 12})), "propagate is [1000"),
+        (json.dumps(recipe(method=METHOD | {"remove": [10**30] * 12})), "remove is [1000"),
         (json.dumps(recipe(method=METHOD | {"importance_floor": 0.35})).replace("0.35", "9" * 10_000), "is no recipe"),
         (json.dumps(recipe(provenance=[])), "provenance is []; it must be a dictionary"),
         (json.dumps(recipe(provenance={"seeds": 1})), "unknown key of provenance 'seeds'; did you mean 'seed'"),

@@ -124,7 +124,7 @@ def test_the_method_on_the_page_is_one(monkeypatch):
     from support import toy_method
 
     code = textwrap.dedent(re.search(r"```python\n(.*?)```", section("Add a method"), re.S).group(1))
-    names = {**vars(toy_method), "split": split_by_score}
+    names = {**vars(toy_method), "split_by_score": split_by_score}
     exec(textwrap.dedent(code), names)
     model = create_model("fashion_vit")
     monkeypatch.setitem(METHODS, "shortest", names["Shortest"])

@@ -68,8 +68,8 @@ REPLACED = [
     ("gtp_vit.SearchConfig()", "gtp_vit.SearchConfig(passes=2)"),
     ("epochs=30, batch_size=512", "epochs=1, batch_size=32, micro_batch=32"),
     ('output="tuned"', 'output="tuned-here"'),
-    ("gtp_vit.patch(llava)", "gtp_vit.patch(llava, gtp_vit.GTPPlus(propagate=(5, 5, 5)))"),
-    ("gtp_vit.patch(gemma3, restore=True)", "gtp_vit.patch(gemma3, gtp_vit.GTPPlus(propagate=5), restore=True)"),
+    ("gtp_vit.patch(llava)", "gtp_vit.patch(llava, gtp_vit.GTPPlus(remove=(5, 5, 5)))"),
+    ("gtp_vit.patch(gemma3, restore=True)", "gtp_vit.patch(gemma3, gtp_vit.GTPPlus(remove=5), restore=True)"),
 ]
 
 

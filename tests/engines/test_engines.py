@@ -733,7 +733,7 @@ def test_export_by_command(fashion, fast, images):
     assert answer["metadata"] == json.loads(json.dumps(ExportedFile.read(fashion / FILE).metadata.to_dict()))
     assert answer["metadata"]["weights"]["from"] == "the package"
     assert [check["batch"] for check in answer["checks"]] == [1, 3, 8]
-    assert max(check["difference"] for check in answer["checks"]) <= CLOSE
+    assert max(check["max_difference"] for check in answer["checks"]) <= CLOSE
     assert all(check["agreement"] == 100 for check in answer["checks"])
     assert difference(in_engine(fashion / FILE, "f32", images[:20]), outputs(fast, images[:20])) <= CLOSE
 
@@ -816,8 +816,8 @@ def test_too_few_images_are_refused(tmp_path, untouched, pictures, capsys):
             "--method was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
         ),
         (
-            ["evaluate", "FASHION", "--propagate", "4"],
-            "--propagate was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
+            ["evaluate", "FASHION", "--remove", "4"],
+            "--remove was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
         ),
         (["evaluate", "FASHION", "--device", "cuda"], "--device is cuda; exported files run on a CPU"),
         (
@@ -1041,7 +1041,7 @@ def test_models_with_few_tokens_or_layers_have_settings_for_engines_too(sizes):
 def test_settings_for_engines_can_be_changed_by_flags(capsys):
     code, out, _ = run(capsys, "macs", "fashion_vit", "--method", "deploy", "--importance-floor", "0.25", "--json")
     assert code == ExitCode.OK
-    changed = dataclasses.replace(deploy_method(host_of(create_model("fashion_vit"))), floor=0.25)
+    changed = dataclasses.replace(deploy_method(host_of(create_model("fashion_vit"))), importance_floor=0.25)
     assert json.loads(out)["gtp_plus"] == macs(create_model("fashion_vit"), changed, shorten_last_block=True).total
 
 

@@ -179,14 +179,14 @@ def evaluate_words(folder, tmp_path, *more):
 @pytest.mark.slow
 def test_evaluate_command_writes_timms_columns_and_ours(folder, tmp_path, capsys):
     results, page = tmp_path / "out" / "r.csv", tmp_path / "r.html"
-    words = evaluate_words(folder, tmp_path, "--propagate", "4", "--workers", "0")
+    words = evaluate_words(folder, tmp_path, "--remove", "4", "--workers", "0")
     assert main([*words, "--results-file", str(results), "--html", str(page)]) == ExitCode.OK
     rows = list(csv.DictReader(results.read_text().splitlines()))
     assert [row["method"] for row in rows] == ["", "gtp_plus"]
     timms = ["model", "top1", "top1_err", "top5", "top5_err", "param_count", "img_size", "crop_pct", "interpolation"]
     assert list(rows[0])[: len(timms)] == timms
     assert float(rows[1]["gmacs"]) < float(rows[0]["gmacs"])
-    assert json.loads(rows[1]["settings"])["propagate"] == 4
+    assert json.loads(rows[1]["settings"])["remove"] == 4
     assert rows[0]["images"] == "40"
     assert float(rows[0]["kl"]) == 0 < float(rows[1]["kl"])
     assert "KL to unreduced" in page.read_text()
@@ -198,7 +198,7 @@ def test_evaluate_command_writes_timms_columns_and_ours(folder, tmp_path, capsys
 
 def test_unreadable_pictures_show_in_the_exit_code(broken, tmp_path, capsys):
     results = tmp_path / "r.json"
-    words = evaluate_words(broken, tmp_path, "--workers", "0", "--propagate", "4", "--results-file", str(results))
+    words = evaluate_words(broken, tmp_path, "--workers", "0", "--remove", "4", "--results-file", str(results))
     assert main(words) == ExitCode.INCOMPLETE
     assert "2 of the images could not be read" in capsys.readouterr().err
     assert json.loads(results.read_text())[0]["images"] == 38
@@ -208,7 +208,7 @@ def test_unreadable_pictures_show_in_the_exit_code(broken, tmp_path, capsys):
 @pytest.mark.time_limit(10)
 def test_a_killed_evaluation_goes_on_without_counting_an_image_twice(folder, tmp_path):
     results = tmp_path / "r.json"
-    words = evaluate_words(folder, tmp_path, "--workers", "0", "--propagate", "4", "-b", "3")
+    words = evaluate_words(folder, tmp_path, "--workers", "0", "--remove", "4", "-b", "3")
     words += ["--results-file", str(results)]
     journal = tmp_path / "r.json.journal"
     code = (
@@ -403,7 +403,7 @@ def tar_of_pictures(folder, count=12, damaged=None):
 @pytest.mark.filterwarnings("ignore")  # of webdataset itself
 def test_webdatasets_are_read_through_timm(folder, tmp_path, capsys):
     pytest.importorskip("webdataset")
-    words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--propagate", "4", "--json")
+    words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--remove", "4", "--json")
     words[words.index("--data-dir") + 1] = str(tar_of_pictures(tmp_path / "shards"))
     assert main(words) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["rows"][0]["images"] == 12
@@ -412,7 +412,7 @@ def test_webdatasets_are_read_through_timm(folder, tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore")  # of webdataset itself
 def test_what_a_stream_cannot_decode_is_counted(folder, tmp_path, capsys):
     pytest.importorskip("webdataset")
-    words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--propagate", "4", "--json")
+    words = evaluate_words(folder, tmp_path, "--dataset", "wds/", "--workers", "0", "--remove", "4", "--json")
     words[words.index("--data-dir") + 1] = str(tar_of_pictures(tmp_path / "shards", damaged=5))
     assert main(words) == ExitCode.INCOMPLETE
     out, err = capsys.readouterr()
@@ -445,5 +445,5 @@ def test_hugging_face_data_sets_are_read_through_timm(folder, tmp_path, capsys):
     shutil.copytree(folder, tmp_path / "hf" / "validation")
     words = evaluate_words(folder, tmp_path, "--dataset", f"hfds/{tmp_path}/hf", "--workers", "0", "--json")
     words[words.index("--data-dir") + 1] = str(tmp_path / "cache")
-    assert main([*words, "--propagate", "4"]) == ExitCode.OK
+    assert main([*words, "--remove", "4"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["rows"][0]["images"] == 40

@@ -167,7 +167,7 @@ def test_two_processes_do_what_one_does(alone, tmp_path, capsys):
     torch.manual_seed(0)
     save_file(timm.create_model("test_vit", num_classes=4).state_dict(), weights)
     words = ["evaluate", "test_vit", "--num-classes", "4", "--checkpoint", str(weights), "--data-dir", str(folder)]
-    words += ["--workers", "0", "-b", "3", "--propagate", "4", "--results-file"]
+    words += ["--workers", "0", "-b", "3", "--remove", "4", "--results-file"]
     assert main([*words, str(tmp_path / "one.json")]) == ExitCode.INCOMPLETE
 
     # The second run begins in one process, is stopped after two batches, and resumes in two.

@@ -53,7 +53,7 @@ REFUSED = {
     "neighbours": (["evaluate", "--measure", "embedding"], "no embedding"),
     "a figure of all images": (
         ["evaluate", "--measure", "dense", "--num-neighbours", "0"],
-        "nearest is a setting of",
+        "num_neighbours is a setting of",
     ),
     "embed": (["embed", "--patches", "--logits"], "two different outputs"),
     "export": (["export", "--precision", "bf16"], "bf16"),

@@ -334,7 +334,7 @@ def test_a_growing_reduction_is_the_one_that_the_model_carries(model, method):
     # What was learned is the same object, which the optimiser knows; what follows from the settings is new.
     assert {key: id(value) for key, value in own.reducer.state_dict(keep_vars=True).items()} == learned
     if isinstance(method, Toy):
-        assert own.reducer.share == pytest.approx(0.4)
+        assert own.reducer.fraction == pytest.approx(0.4)
         assert own.reducer.seen == 1
     images = families.images("vit", 2)
     with torch.no_grad():
@@ -573,7 +573,7 @@ def test_weights_load_in_timm_and_say_how_they_were_made(tmp_path):
 @pytest.mark.slow
 def test_the_command_writes_weights_log_and_page_and_evaluate_reads_them(words, folder, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main([*words, "--propagate", "4", "--output", str(out), "--distill", "0.5"]) == ExitCode.OK
+    assert main([*words, "--remove", "4", "--output", str(out), "--distill", "0.5"]) == ExitCode.OK
     printed = capsys.readouterr().out
     assert "Top-1" in printed
     assert "KL to the unreduced model" in printed
@@ -819,7 +819,7 @@ def test_a_restarted_run_begins_anew_and_loses_nothing_before_its_first_checkpoi
 
 @pytest.mark.slow
 def test_the_command_restarts(words, tmp_path, capsys):
-    words = [*words, "--propagate", "4", "--output", str(tmp_path)]
+    words = [*words, "--remove", "4", "--output", str(tmp_path)]
     assert main(words) == ExitCode.OK
     assert main([*words, "--lr", "1e-4"]) == ExitCode.USAGE
     assert "different run: lr was None and is 0.0001; --restart discards it" in capsys.readouterr().err
@@ -850,7 +850,7 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_at_once_while_its_readers_live(words, folder, tmp_path, capsys):
-    words = [*words, "--propagate", "4", "--output", str(tmp_path / "o"), "--save-every", "1"]
+    words = [*words, "--remove", "4", "--output", str(tmp_path / "o"), "--save-every", "1"]
     place = words.index("--workers") + 1
     with_reader = [*words[:place], "1", *words[place + 1 :]]
     killed = start_python(KILLED, *with_reader)

@@ -57,7 +57,7 @@ def quick(model, name="macs", value=0.7, *, passes=12, seed=0, progress=None, jo
 
 
 def shape(recipe):
-    return recipe.method.propagate if hasattr(recipe.method, "propagate") else recipe.method.r
+    return getattr(recipe.method, recipe.method.schedule_field)
 
 
 @pytest.mark.parametrize("method", ["gtp_plus", "gtp", "tome"])
@@ -203,7 +203,7 @@ def test_targets_that_cannot_be_met_say_what_can(model, settings, message):
 
 def test_a_target_that_the_shortened_last_block_meets_removes_nothing(model):
     found = quick(model, "max_kl", 1e-12)
-    assert found.method.propagate == (0, 0, 0, 0)
+    assert found.method.remove == (0, 0, 0, 0)
     assert found.measured.figures["kl"] < 1e-12
     with pytest.raises(GTPError, match="max_kl 1e-12 was not met by any settings that save something"):
         tune(families.make("gap"), families.images("gap", 40), Target("max_kl", 1e-12), search=SearchConfig(passes=7))
@@ -468,13 +468,13 @@ def test_models_with_few_tokens_can_be_tuned_with_a_methods_defaults():
     found = tune(
         small, torch.randn(20, 3, 48, 48), Target("macs", 0.8), method=GTPPlus(), search=SearchConfig(passes=7)
     )
-    assert 0 < sum(found.method.propagate) < 9
+    assert 0 < sum(found.method.remove) < 9
 
 
 def test_a_model_of_two_layers_has_one_place_only():
     small = timm.create_model("test_vit", img_size=64, depth=2).eval()
     found = tune(small, torch.randn(20, 3, 64, 64), Target("macs", 0.85), search=SearchConfig(passes=8))
-    assert found.method.propagate[1] == 0
+    assert found.method.remove[1] == 0
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

@@ -215,9 +215,9 @@ def removals(
 def even_schedule(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
     """A schedule as even as possible, the first layers removing more: from nothing to the largest constant one.
 
-    >>> spread(0.5, depth=4, tokens=12)
+    >>> even_schedule(0.5, depth=4, tokens=12)
     1
-    >>> spread(0.75, depth=4, tokens=12)
+    >>> even_schedule(0.75, depth=4, tokens=12)
     (2, 2, 1, 1)
     """
     each, rest = divmod(round(strength * ((tokens - 1) // depth * depth)), depth)
@@ -239,7 +239,7 @@ def scale_schedule(
 ) -> Schedule:
     """This share of what a schedule removes in each layer; arguments as for `removals`.
 
-    >>> weaker("linear:2:8", 0.5, depth=4, tokens=64)
+    >>> scale_schedule("linear:2:8", 0.5, depth=4, tokens=64)
     (1, 2, 3, 4)
     """
     if fraction == 1:

@@ -35,7 +35,8 @@ def inspection_html(
         _card(demo_model, inspection, column, timing, rounds)
         for column, timing in zip(inspection.columns, times, strict=True)
     ]
-    return f"{_notes(notes)}{_bar(demo_model)}{_picture(demo_model, inspection)}<div class='gtp-columns'>{''.join(cards)}</div>"
+    picture = f"{_bar(demo_model)}{_picture(demo_model, inspection)}"
+    return f"{_notes(notes)}{picture}<div class='gtp-columns'>{''.join(cards)}</div>"
 
 
 def file_html(exported: ExportedSubject, inspection: FileInspection, notes: Sequence[str]) -> str:

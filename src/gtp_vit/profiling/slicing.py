@@ -36,17 +36,17 @@ class SlicingReducer(Reducer):
     """Slicing in a forward pass."""
 
     def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
-        counts = zip(self.method.keys, self.method.left, strict=True)
+        counts = zip(self.method.keys_per_layer, self.method.tokens_after_layer, strict=True)
         return tuple(LayerTokens(keys, keys, left, left) for keys, left in counts)
 
     def before(self, layer: int, tokens: Tokens) -> Tokens:
-        return _first(tokens, self.method.keys[layer])
+        return _first(tokens, self.method.keys_per_layer[layer])
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        return PLAIN if self.method.left[layer] < tokens.cell.shape[1] else None
+        return PLAIN if self.method.tokens_after_layer[layer] < tokens.cell.shape[1] else None
 
     def reduce(self, attention: LayerAttention) -> Tokens:
-        tokens, left = attention.tokens, self.method.left[attention.layer]
+        tokens, left = attention.tokens, self.method.tokens_after_layer[attention.layer]
         return _first(tokens, left).add(attention.branch()[:, : tokens.prefix + left])
 
 

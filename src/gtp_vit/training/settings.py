@@ -136,7 +136,7 @@ class TrainingConfig:
     def strength(self, epoch: float) -> float:
         """Strength of the reduction in this epoch (counted from 0), rising from 0 to 1 along half a cosine.
 
-        >>> [round(Training(ramp_start=1, ramp_epochs=4).strength(epoch), 2) for epoch in range(6)]
+        >>> [round(TrainingConfig(ramp_start=1, ramp_epochs=4).strength(epoch), 2) for epoch in range(6)]
         [0.0, 0.0, 0.15, 0.5, 0.85, 1.0]
         """
         if epoch < self.ramp_start:

@@ -43,7 +43,7 @@ WEIGHT_FLOOR, WEIGHT_POWER = 0.1, 0.75
 def row_blocks(tokens: int) -> list[tuple[int, int]]:
     """First and last row of each strip.
 
-    >>> strips(20)
+    >>> row_blocks(20)
     [(0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 18), (18, 20)]
     """
     height = math.ceil(tokens / NUM_ROW_BLOCKS)
