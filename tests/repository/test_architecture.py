@@ -311,10 +311,10 @@ def test_type_checkers_see_the_public_names():
 def test_public_names():
     assert " ".join(sorted(gtp_vit.__all__)) == (
         "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity MCTF METHODS Method PPT PiToMe "
-        "PictureFolder Recipe ScheduleLimits SearchConfig Target TimingConfig ToFu ToMe Tracking TrainingConfig TriLevel "
-        "UnsupportedModelError adapt_processor calibrate create_model embed export finetune is_patched load_pretrained "
-        "macs make_method method_from_dict patch read_embeddings read_recipe save_checkpoint trace tune "
-        "tune_and_patch unpatch"
+        "PictureFolder Recipe ScheduleLimits SearchConfig Target TimingConfig ToFu ToMe Tracking TrainingConfig "
+        "TriLevel UnsupportedModelError adapt_processor calibrate create_model embed export finetune is_patched "
+        "load_pretrained macs make_method method_from_dict patch read_embeddings read_recipe save_checkpoint trace "
+        "tune tune_and_patch unpatch"
     )
 
 

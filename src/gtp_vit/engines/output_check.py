@@ -97,7 +97,8 @@ def _problem(checks: Sequence[OutputCheck], engine: Engine, precision: str) -> s
     images, exact = sum(check.batch for check in checks), sum(check.exact for check in checks)
     if allowed.exact and exact < 0.75 * images:
         worst = max(check.max_difference for check in checks)
-        return f"only {exact} of {images} images are within {EXACT_TOLERANCE:g} of it, the largest difference is {worst:.2g}"
+        count = f"only {exact} of {images} images are within {EXACT_TOLERANCE:g} of it"
+        return f"{count}, the largest difference is {worst:.2g}"
     for check in checks:
         if check.kl is not None and check.kl > allowed.max_kl:
             return f"KL is {check.kl:.3g} at batch {check.batch}, more than {allowed.max_kl}"
