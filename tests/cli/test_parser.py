@@ -137,11 +137,11 @@ def test_every_flag_has_a_help_text_and_one_meaning(command):
 
 
 def test_a_setting_that_is_called_like_a_flag_of_the_command_has_its_method_in_front():
-    evaluate = importlib.import_module("gtp_vit.cli.commands.evaluate").Evaluate
-    words = ["--method", "tofu", "--split", "val", "--tofu-split", "3"]
-    sources.check_flag_names("evaluate", words)
-    flags, chosen = parse_with_method(evaluate, words)
-    assert (flags.split, chosen.settings.split, chosen.given_settings) == ("val", 3, {"split"})
+    visualise = importlib.import_module("gtp_vit.cli.commands.visualise").Visualise
+    words = ["x.jpg", "--method", "ats", "--layers", "2", "--ats-layers", "3", "4"]
+    sources.check_flag_names("visualise", words)
+    flags, chosen = parse_with_method(visualise, words)
+    assert (flags.layers, chosen.settings.layers, chosen.given_settings) == ((2,), (3, 4), {"layers"})
 
 
 @dataclass(frozen=True)

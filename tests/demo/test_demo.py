@@ -156,10 +156,10 @@ def test_a_study_is_what_the_library_says(subject):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "identity"])
 @pytest.mark.parametrize("fraction", [0.2, 1.0])
-def test_every_method_has_settings_at_both_ends(subject, name, share):
-    method = settings_at(subject, name, share)
+def test_every_method_has_settings_at_both_ends(subject, name, fraction):
+    method = settings_at(subject, name, fraction)
     cost = subject.costs.macs_with(method) / subject.costs.unreduced
-    assert 0.1 < cost < 0.6 if share == 0.2 else 0.9 < cost < 1
+    assert 0.1 < cost < 0.6 if fraction == 0.2 else 0.9 < cost < 1
 
 
 def test_at_its_default_share_gtp_plus_is_that_of_patch(subject):
@@ -180,9 +180,9 @@ def test_the_recipe_does_the_same_in_the_lines_that_are_given(subject, tmp_path,
 
 
 @pytest.mark.parametrize(("name", "fraction"), [("no such", 0.5), ("gtp", 0.0), ("gtp", 1.5), ("gtp", float("nan"))])
-def test_what_a_browser_makes_up_is_refused(subject, name, share):
+def test_what_a_browser_makes_up_is_refused(subject, name, fraction):
     with pytest.raises(GTPError):
-        inspect_picture(subject, subject.examples[0].picture, [name], share)
+        inspect_picture(subject, subject.examples[0].picture, [name], fraction)
 
 
 def test_the_page_says_what_was_measured_and_escapes_what_it_says(subject):

@@ -280,10 +280,10 @@ def test_weights_beside_an_openvino_file_are_named(tmp_path, fashion, harm):
         ({"crop_pct": 2}, "preparation: crop_pct is 2; it must be a number above 0, at most 1"),
     ],
 )
-def test_a_preparation_that_makes_no_sense_is_not_exported(tmp_path, monkeypatch, preparation, message):
+def test_a_preparation_that_makes_no_sense_is_not_exported(tmp_path, monkeypatch, preprocessing, message):
     monkeypatch.setattr(program, "write_onnx", lambda *_: pytest.fail("it began to work"))
     with pytest.raises(GTPError, match=message):
-        export(create_model("fashion_vit"), tmp_path / "x.onnx", info=ExportInfo(preprocessing=preparation))
+        export(create_model("fashion_vit"), tmp_path / "x.onnx", info=ExportInfo(preprocessing=preprocessing))
     assert not list(tmp_path.iterdir())
 
 
