@@ -81,7 +81,7 @@ def patch(
     root: Any = _shallow_copies(host.model, host.path)
     tower: Any = root.get_submodule(host.path)
     # In the precision of the blocks: some models keep their embeddings and norms in another one.
-    weight = next(each for each in host.backbone.blocks(tower)[0].parameters() if each.ndim == 2)
+    weight = next(parameter for parameter in host.backbone.blocks(tower)[0].parameters() if parameter.ndim == 2)
     reducer = method.build(host.vit).train(tower.training)
     if restore and reducer.drops_patches and not quiet:
         warnings.warn(

@@ -19,7 +19,7 @@ def plugins(group: str, base: type, reserved: dict[str, type]) -> dict[str, type
         base: what each class must be derived from.
         reserved: the classes that have names already.
     """
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     for entry in _entry_points(group):
         about = f"the package {entry.dist.name if entry.dist else '?'} registers {short_repr(entry.name)} in {group}"
         try:
@@ -36,11 +36,11 @@ def plugins(group: str, base: type, reserved: dict[str, type]) -> dict[str, type
             raise GTPError(
                 f"{about}, and {entry.value} calls itself {short_repr(own_name)}; both names must be the same"
             )
-        other = found.get(entry.name, reserved.get(entry.name, cls))
+        other = classes.get(entry.name, reserved.get(entry.name, cls))
         if other is not cls:
             raise GTPError(f"{about}, and {other.__module__}.{other.__name__} has that name already; uninstall one")
-        found[entry.name] = cls
-    return found
+        classes[entry.name] = cls
+    return classes
 
 
 @functools.cache

@@ -80,17 +80,17 @@ def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = F
 
     A model without a classifier, num_classes=0, leaves out the file's. `resizable`: can its positions be resampled?
     """
-    stored, wanted = read_weights(path), model.state_dict()
-    if not any(map(_is_head_weight, wanted)):
+    stored, expected = read_weights(path), model.state_dict()
+    if not any(map(_is_head_weight, expected)):
         stored = {key: value for key, value in stored.items() if not _is_head_weight(key)}
-    missing, extra = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
+    missing, extra = sorted(set(expected) - set(stored)), sorted(set(stored) - set(expected))
     if missing or extra:
         hint = _classes_hint(missing, extra) or "is it a checkpoint of a different model?"
         raise GTPError(
             f"{path} does not fit {name}: {len(missing)} keys are missing{_first(missing)}, {len(extra)} are not "
             f"known{_first(extra)}; {hint}"
         )
-    wrong = [key for key in wanted if stored[key].shape != wanted[key].shape]
+    wrong = [key for key in expected if stored[key].shape != expected[key].shape]
     if wrong:
         key = "pos_embed" if "pos_embed" in wrong else wrong[0]
         if wrong == ["pos_embed"]:
@@ -105,7 +105,7 @@ def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = F
             hint = "is it a checkpoint of a different size?"
         raise GTPError(
             f"{path} does not fit {name}: {len(wrong)} shapes differ, e.g. {key} is {tuple(stored[key].shape)} and "
-            f"should be {tuple(wanted[key].shape)}; {hint}"
+            f"should be {tuple(expected[key].shape)}; {hint}"
         )
     model.load_state_dict(stored)
 

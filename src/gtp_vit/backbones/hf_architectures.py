@@ -126,8 +126,8 @@ FAMILIES = (
     ),
 )
 # Qualified names of the classes of a ViT and of its blocks -> how they name their parts
-TOWERS = {f"transformers.models.{each.model}.modeling_{each.model}.{each.tower}": each for each in FAMILIES}
-BLOCKS = {f"transformers.models.{each.model}.modeling_{each.model}.{each.block}": each for each in FAMILIES}
+TOWERS = {f"transformers.models.{spec.model}.modeling_{spec.model}.{spec.tower}": spec for spec in FAMILIES}
+BLOCKS = {f"transformers.models.{spec.model}.modeling_{spec.model}.{spec.block}": spec for spec in FAMILIES}
 
 
 def is_tower(model: nn.Module) -> bool:
@@ -151,7 +151,7 @@ def _qualified_name(module: nn.Module) -> str:
 
 def set_image_size(model: nn.Module, size: tuple[int, int]) -> None:
     """Let a ViT that takes any size be described at this one: DINOv2's configuration has that of its pre-training."""
-    each: Any
-    for each in model.modules():
-        if is_tower(each) and not spec_of(each).interpolates:
-            each.described_size = size  # not in the configuration: that is saved with the weights, and must fit them
+    module: Any
+    for module in model.modules():
+        if is_tower(module) and not spec_of(module).interpolates:
+            module.described_size = size  # not in the configuration: that is saved with the weights, and must fit them

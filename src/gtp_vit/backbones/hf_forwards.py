@@ -79,7 +79,7 @@ class HuggingFaceForwards(PatchedModel):
     def _outputs(
         self,
         images: Tensor,
-        wanted: bool | int | list[int] | None,
+        output_hidden_states: bool | int | list[int] | None,
         options: dict[str, Any],
         names: ArchitectureSpec,
     ) -> Any:
@@ -87,13 +87,13 @@ class HuggingFaceForwards(PatchedModel):
         backbone = reduction.backbone
         is_shuffled = names.model == "vit_mae"
         depth, all_layers = reduction.vit.depth, len(backbone.blocks(model))
-        seen: list[Tokens] = []
-        chosen = _layers_to_return(wanted, all_layers, depth)
+        observed: list[Tokens] = []
+        chosen = _layers_to_return(output_hidden_states, all_layers, depth)
         # Hooks on the blocks would add our hidden states to those of a model around this one.
         token = _active_collector.set({})
         try:
             is_short = not chosen and reduction.may_skip_image_tokens(model)
-            observe = seen.append if chosen or is_shuffled else None
+            observe = observed.append if chosen or is_shuffled else None
             whole = reduction.restore and not is_short
             assert isinstance(backbone, HuggingFaceViT)
             embedded = backbone.embed_with(model, images, options)
@@ -101,9 +101,9 @@ class HuggingFaceForwards(PatchedModel):
         finally:
             _active_collector.reset(token)
         hidden: Any = None
-        order = seen[0].cell if is_shuffled else None
+        order = observed[0].cell if is_shuffled else None
         if chosen:  # those that were not asked for, or not run, are None
-            states = (_all(each, order) if index in chosen else None for index, each in enumerate(seen))
+            states = (_all(state, order) if index in chosen else None for index, state in enumerate(observed))
             hidden = (*states, *[None] * (all_layers - depth))
         if depth < all_layers:  # a model around this one reads an earlier layer only
             return BaseModelOutputWithPooling(hidden_states=hidden)
@@ -114,7 +114,7 @@ class HuggingFaceForwards(PatchedModel):
         if names.model == "vit_msn":
             return BaseModelOutput(last, hidden)
         if is_shuffled:  # nothing is hidden, and the patches stand in random order
-            back = seen[0].cell.argsort(dim=1)
+            back = observed[0].cell.argsort(dim=1)
             return ViTMAEModelOutput(last, torch.zeros_like(back, dtype=torch.float32), back, hidden)
         return BaseModelOutputWithPooling(last, pooled, hidden)
 
@@ -127,17 +127,17 @@ def _all(tokens: Tokens, order: Tensor | None) -> Tensor:
     return torch.cat([x[:, : tokens.prefix], select_rows(x[:, tokens.prefix :], order)], dim=1)
 
 
-def _layers_to_return(wanted: bool | int | list[int] | None, all_layers: int, used: int) -> set[int]:
+def _layers_to_return(output_hidden_states: bool | int | list[int] | None, all_layers: int, used: int) -> set[int]:
     """Which hidden states to return: 0 is the embedding, then one for each layer."""
-    if wanted is None or wanted is False:
+    if output_hidden_states is None or output_hidden_states is False:
         return set()
-    if wanted is True:
+    if output_hidden_states is True:
         return set(range(used + 1))
-    listed = [wanted] if isinstance(wanted, int) else list(wanted)
-    found = {index % (all_layers + 1) for index in listed if -all_layers - 1 <= index <= all_layers}
-    if any(index > used for index in found):
+    indices = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
+    layers = {index % (all_layers + 1) for index in indices if -all_layers - 1 <= index <= all_layers}
+    if any(index > used for index in layers):
         raise InputError(
-            f"hidden state {max(found)} was asked for, and only {used} layers are run, as the model around this ViT "
+            f"hidden state {max(layers)} was asked for, and only {used} layers are run, as the model around this ViT "
             "reads no more; set its config.vision_feature_layer, then patch again"
         )
-    return found
+    return layers

@@ -98,16 +98,16 @@ class HFImageTransform:
         crops = bool(stored.get("do_center_crop"))
         usual = all(stored.get(key) is not False for key in ("do_resize", "do_rescale", "do_normalize"))
         usual = usual and abs(255 * stored.get("rescale_factor", 1 / 255) - 1) < 1e-6 and "resample" in stored
-        found = {"mean": stored.get("image_mean"), "std": stored.get("image_std")}
+        settings = {"mean": stored.get("image_mean"), "std": stored.get("image_std")}
         if usual and "height" in size and not crops:
-            found |= {"crop_pct": 1.0, "crop_mode": "squash"}
+            settings |= {"crop_pct": 1.0, "crop_mode": "squash"}
         elif usual and "shortest_edge" in size and crops and crop.get("height") == crop.get("width"):
             if crop["height"] > size["shortest_edge"]:  # it pads; timm has no word for that
                 return {"processor": stored}
-            found |= {"crop_pct": round(crop["height"] / size["shortest_edge"], 6), "crop_mode": "center"}
+            settings |= {"crop_pct": round(crop["height"] / size["shortest_edge"], 6), "crop_mode": "center"}
         else:
             return {"processor": stored}
-        return {**found, "interpolation": Image.Resampling(stored["resample"]).name.lower()}
+        return {**settings, "interpolation": Image.Resampling(stored["resample"]).name.lower()}
 
 
 HUGGING_FACE = HuggingFaceLibrary()
@@ -159,7 +159,7 @@ def configured_class(name: str, replacements: Mapping[str, str], **where: Any) -
     except (OSError, ValueError) as error:
         raise GTPError(f"transformers cannot open {name!r}: {first_line(error)}") from error
     named = config.architectures or []
-    known = [each for each in named if hasattr(library, replacements.get(each, each))]
+    known = [cls for cls in named if hasattr(library, replacements.get(cls, cls))]
     if not known:
         listed = ", ".join(named) or "no class"
         raise GTPError(f"the configuration of {name!r} names {listed}, which transformers {library.__version__} lacks")

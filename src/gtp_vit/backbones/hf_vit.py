@@ -67,8 +67,8 @@ class HuggingFaceViT(Backbone):
         names = spec_of(model)
         version = sys.modules["transformers"].__version__
         if tuple(int(part) for part in version.split(".")[:2]) < MIN_TRANSFORMERS:
-            wanted = ".".join(map(str, MIN_TRANSFORMERS))
-            return f"transformers {version} names the parts of its models differently; update it: {wanted} or newer"
+            minimum = ".".join(map(str, MIN_TRANSFORMERS))
+            return f"transformers {version} names the parts of its models differently; update it: {minimum} or newer"
         devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
         if len(devices) > 1:
             return f"the model is spread over {', '.join(sorted(devices))}; load it without device_map"
@@ -121,8 +121,8 @@ class HuggingFaceViT(Backbone):
 
     def output(self, model: Any) -> Output:
         with torch.no_grad():
-            found = self.head(hookless_eval_copy(model), zero_features(self.vit_info(model), model))
-        return Output("features" if found.ndim == 2 else "tokens", found.shape[-1])
+            features = self.head(hookless_eval_copy(model), zero_features(self.vit_info(model), model))
+        return Output("features" if features.ndim == 2 else "tokens", features.shape[-1])
 
     def grid(self, model: Any) -> tuple[int, int]:
         (height, width), (rows, columns) = _image_size(model), _pair(model.config.patch_size)
@@ -164,8 +164,8 @@ class HuggingFaceViT(Backbone):
         return next(module for module in model.embeddings.modules() if isinstance(module, nn.Conv2d))
 
     def blocks(self, model: Any) -> Sequence[nn.Module]:
-        found: Any = model.get_submodule(spec_of(model).blocks)
-        return found
+        blocks: Any = model.get_submodule(spec_of(model).blocks)
+        return blocks
 
     def run_block(self, block: Any, layer: int, tokens: Tokens) -> Tensor:
         more = {}

@@ -72,7 +72,7 @@ class Host:
     def block_weights(self) -> list[Tensor]:
         """The matrices of the ViT's blocks, by which settings that were learned know their model; none on meta."""
         blocks = self.backbone.blocks(self.tower)
-        return _have_data([each for block in blocks for each in block.parameters() if each.ndim == 2])
+        return _have_data([weight for block in blocks for weight in block.parameters() if weight.ndim == 2])
 
     @property
     def fingerprint(self) -> list[Tensor]:
@@ -156,10 +156,10 @@ def _family_of(tower: nn.Module, path: str) -> Backbone | None:
 
 def supported_classes() -> dict[str, list[str]]:
     """Library -> the classes of its ViTs that are supported."""
-    found: dict[str, list[str]] = {}
+    classes: dict[str, list[str]] = {}
     for family in backbones.known_backbones().values():
-        found.setdefault(family.library().title, []).extend(family.classes)
-    return found
+        classes.setdefault(family.library().title, []).extend(family.classes)
+    return classes
 
 
 def remove_classifier(model: nn.Module) -> None:
@@ -189,7 +189,7 @@ def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Wrapper | None
 
 
 def _have_data(tensors: list[Tensor]) -> list[Tensor]:
-    return [] if any(each.is_meta for each in tensors) else tensors
+    return [] if any(tensor.is_meta for tensor in tensors) else tensors
 
 
 def _require_all_patches(model: nn.Module, reason: str | None) -> str | None:

@@ -44,7 +44,7 @@ def intermediates(
     depth = max(chosen) + 1 if stop_early else None
     last = run(model, images, layers=depth, observe=layers.append, restore=model.reduction.restore)
     features = [restore_patches(layers[index + 1]) for index in chosen]  # layers[0] is the embedding
-    features = features if norm is None else [norm(each) for each in features]
+    features = features if norm is None else [norm(states) for states in features]
     of_images = [feature[:, last.prefix :] for feature in features]
     if output_fmt == "NCHW":
         of_images = [to_grid(image, last.grid) for image in of_images]

@@ -57,11 +57,11 @@ def check_images(images: Any, first: nn.Conv2d, size: tuple[int, int] | None, pa
 
 def shallow_copy(module: Module) -> Module:
     """A new module with its own dictionaries of parameters, buffers and children, whose entries are shared."""
-    found = type(module).__new__(type(module))
+    copy = type(module).__new__(type(module))
     for name, value in vars(module).items():
         if name != "_compiled_call_impl":  # left by module.compile(); it would run the original
-            found.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
-    return found
+            copy.__dict__[name] = value.copy() if isinstance(value, (dict, set)) else value
+    return copy
 
 
 def hookless_eval_copy(module: Module) -> Module:
@@ -73,7 +73,7 @@ def hookless_eval_copy(module: Module) -> Module:
     copy.training = False
     copy._forward_hooks.clear()
     copy._forward_pre_hooks.clear()
-    copy._buffers.update({name: each.clone() for name, each in module._buffers.items() if each is not None})
+    copy._buffers.update({name: buffer.clone() for name, buffer in module._buffers.items() if buffer is not None})
     copy._modules.update(
         {name: hookless_eval_copy(child) for name, child in module._modules.items() if child is not None}
     )

@@ -132,7 +132,7 @@ def queries_keys_values(attn: Any, y: Tensor, queries: int | None) -> tuple[Tens
     """As `parts.project`, of timm's attention with one fused layer or three, and with biases of its own or without."""
     if attn.qkv is None:
         inputs = ((attn.q_proj, y[:, :queries]), (attn.k_proj, y), (attn.v_proj, y))
-        return tuple(split_heads(layer(each), 1, attn.num_heads)[0] for layer, each in inputs)
+        return tuple(split_heads(layer(tensor), 1, attn.num_heads)[0] for layer, tensor in inputs)
     if getattr(attn, "q_bias", None) is None:
         return project(attn, y, queries)
     bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])

@@ -36,8 +36,8 @@ class QwenForwards(TimmForwards):
         if self.reduction.restore and self.global_pool != "avg":
             features = self.forward_features(x)
             return features if self.merger is None else self.merger(features)
-        found = self.reduction.backbone.head(self, self.reducer.finish(run(self, x), self.norm))
-        return self._map(found) if self.global_pool == "" else found
+        pooled = self.reduction.backbone.head(self, self.reducer.finish(run(self, x), self.norm))
+        return self._map(pooled) if self.global_pool == "" else pooled
 
     def forward_features(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """[B, rows, columns, C] where all patches are there, as with restore; else those that remain, [B, M, C]."""
@@ -55,15 +55,15 @@ class QwenForwards(TimmForwards):
         output_dict: bool = False,
     ) -> Any:
         """timm's forward_intermediates, whose last features are as those of `forward_features`."""
-        found = super().forward_intermediates(
+        outputs = super().forward_intermediates(
             *(x, indices, return_prefix_tokens, norm, stop_early, output_fmt, intermediates_only), output_dict=True
         )
         if not intermediates_only:
-            found["image_features"] = self._map(found["image_features"])
+            outputs["image_features"] = self._map(outputs["image_features"])
         if output_dict:
-            return found
-        images = found["image_intermediates"]
-        return images if intermediates_only else (found["image_features"], images)
+            return outputs
+        images = outputs["image_intermediates"]
+        return images if intermediates_only else (outputs["image_features"], images)
 
     def _map(self, features: Tensor) -> Tensor:
         grid = self.reduction.vit.grid

@@ -94,8 +94,8 @@ def _qwen(model: Any) -> str | None:
 def _layers_read(model: Any) -> list[int]:
     """LLaVA takes hidden_states[vision_feature_layer], of which the first is the embedding; several it joins."""
     config = model.config  # VipLLaVA's had another name
-    found = config.vision_feature_layers if "vision_feature_layers" in vars(config) else config.vision_feature_layer
-    return [found] if isinstance(found, int) else list(found)
+    layers = config.vision_feature_layers if "vision_feature_layers" in vars(config) else config.vision_feature_layer
+    return [layers] if isinstance(layers, int) else list(layers)
 
 
 def _last_layer_read(model: Any, depth: int) -> int:
@@ -228,5 +228,5 @@ def _classifiers(model: nn.Module) -> dict[str, nn.Module]:
 def labels(model: Any) -> tuple[str, ...] | None:
     """Names of the classes of a Hugging Face classifier; None if it was never told any."""
     named = getattr(getattr(model, "config", None), "id2label", None) or {}
-    found = tuple(str(named[index]) for index in sorted(named))
-    return None if not found or all(name == f"LABEL_{index}" for index, name in enumerate(found)) else found
+    names = tuple(str(named[index]) for index in sorted(named))
+    return None if not names or all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names

@@ -138,8 +138,8 @@ def _run_with_errors(
         raise
     except KeyboardInterrupt:
         flag = resume_flag()
-        kept = f"with {flag} what was finished is kept, and the same command resumes from there"
-        print(f"gtp-vit: interrupted; {kept if flag else 'run it again'}", file=sys.stderr)
+        resumable = f"with {flag} what was finished is kept, and the same command resumes from there"
+        print(f"gtp-vit: interrupted; {resumable if flag else 'run it again'}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except SystemExit as stop:  # help was printed
         return ExitCode.OK if stop.code in (0, None) else ExitCode.USAGE

@@ -33,12 +33,16 @@ def with_flags(command: type[Command], flags: Iterable[Any]) -> type[Command]:
 
 def measure_flags() -> list[tuple[str, Any, Any]]:
     """--measure, and the settings of every measure."""
-    names = "; ".join(f"{name}: {each.help}" for name, each in MEASURES.items())
+    names = "; ".join(f"{name}: {measure.help}" for name, measure in MEASURES.items())
     text = f"How outputs are compared. {names}. auto chooses by what the model returns."
     kind = Annotated[str, Choices(("auto", *MEASURES))]
     return [
         ("measure", kind, dataclasses.field(default="auto", metadata={"help": text, "group": "measure"})),
-        *(_flag(name, field, get_type_hints(each)) for name, each in MEASURES.items() for field in _settings(each)),
+        *(
+            _flag(name, field, get_type_hints(measure))
+            for name, measure in MEASURES.items()
+            for field in _settings(measure)
+        ),
     ]
 
 
@@ -57,8 +61,8 @@ def measure_of_flags(flags: MeasureFlags, model: nn.Module) -> Measure:
     """The measure of the flags for this model."""
     settings = {
         field.name: getattr(flags, field.name)
-        for each in MEASURES.values()
-        for field in _settings(each)
+        for measure in MEASURES.values()
+        for field in _settings(measure)
         if getattr(flags, field.name) != field.default
     }
     return select_measure(model, flags.measure, **settings)

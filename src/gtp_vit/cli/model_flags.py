@@ -117,22 +117,23 @@ def read_images(flags: DataFlags, model: nn.Module, count: int, fewest: int) -> 
     dataset = evenly_spaced_images(make_dataset(flags, model, labels=False), count)
     if isinstance(dataset, InMemoryDataset):
         return dataset.images, []
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     problems: list[str] = []
-    seen = 0
+    readable = 0
     for batch in batches(dataset, batch_size=32, workers=flags.workers):
-        found.append(batch.images)
+        tensors.append(batch.images)
         problems.extend(batch.unreadable.values())
-        seen += len(batch.images)
-        if seen >= count:
+        readable += len(batch.images)
+        if readable >= count:
             break
-    if seen < fewest and problems:
+    if readable < fewest and problems:
         raise GTPError(
-            f"only {seen} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or replace these"
+            f"only {readable} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or "
+            "replace these"
         )
-    if not found:
+    if not tensors:
         raise GTPError("there are no images in this data set; give a different --data-dir or --split")
-    return torch.cat(found)[:count], problems
+    return torch.cat(tensors)[:count], problems
 
 
 def embedded_images(flags: DataFlags) -> InMemoryDataset | None:

@@ -76,8 +76,8 @@ def print_result(
     if flags.json:
         render.print_json(result)
         return
-    for each in tables:
-        render.print_table(*each)
+    for columns_and_rows in tables:
+        render.print_table(*columns_and_rows)
     if text:
         render.print_text(text)
 

@@ -141,17 +141,17 @@ def flags_of(source: object, *, group: str = "", taken: Iterable[str] = (), pref
     kind = source if isinstance(source, type) else type(source)
     hints = get_type_hints(kind, include_extras=True)
     flags = []
-    for each in dataclasses.fields(kind):
-        hint = hints[each.name]
+    for member in dataclasses.fields(kind):
+        hint = hints[member.name]
         hint, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        default = each.default if source is kind else getattr(source, each.name)
+        default = member.default if source is kind else getattr(source, member.name)
         nested = next((extra for extra in extras if isinstance(extra, Nested)), None)
         if nested is not None:
-            flags += _nested_flags(each.name, default, nested)
+            flags += _nested_flags(member.name, default, nested)
             continue
-        name = f"{prefix}_{each.name}" if flag_spelling(each.name) in taken else each.name
-        text, heading = _help(kind, each), group or _group(kind, each)
-        flags.append(Flag(each.name, flag_spelling(name), hint, tuple(extras), default, text, heading))
+        name = f"{prefix}_{member.name}" if flag_spelling(member.name) in taken else member.name
+        text, heading = _help(kind, member), group or _group(kind, member)
+        flags.append(Flag(member.name, flag_spelling(name), hint, tuple(extras), default, text, heading))
     return flags
 
 
@@ -169,7 +169,7 @@ def _nested_flags(owner: str, settings: Any, nested: Nested) -> list[Flag]:
 def build_command(command: type[Command], values: Mapping[str, Any]) -> Command:
     """The command with these values, by field; those of nested fields have the outer field's name in front."""
     own: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
-    defaults = {each.name: each.default for each in dataclasses.fields(command)}  # type: ignore[arg-type]
+    defaults = {field.name: field.default for field in dataclasses.fields(command)}  # type: ignore[arg-type]
     for name, value in values.items():
         owner, dot, inner = name.partition(".")
         if dot:
@@ -203,10 +203,10 @@ def parse_arguments(
                 raise SettingError(f"{written} takes no value; write {flag.spelling} or --no-{flag.spelling[2:]}")
             values[flag] = written == flag.spelling
             continue
-        given = [value] if equals else []
-        while rest and not equals and (flag.takes_many or not given) and not looks_like_flag(rest[0]):
-            given.append(rest.pop(0))
-        values[flag] = flag.read(written, given)
+        texts = [value] if equals else []
+        while rest and not equals and (flag.takes_many or not texts) and not looks_like_flag(rest[0]):
+            texts.append(rest.pop(0))
+        values[flag] = flag.read(written, texts)
     return values | _read_positionals(loose, [flag for flag in flags if flag.positional and flag not in values], named)
 
 
@@ -217,8 +217,8 @@ def _read_positionals(arguments: Sequence[str], positionals: Sequence[Flag], nam
     values, rest = {}, list(arguments)
     for place in positionals:
         if rest:
-            given, rest = (rest, []) if place.takes_many else (rest[:1], rest[1:])
-            values[place] = place.read(place.metavar, given)
+            texts, rest = (rest, []) if place.takes_many else (rest[:1], rest[1:])
+            values[place] = place.read(place.metavar, texts)
     if rest:
         takes = " ".join(place.metavar for place in positionals)
         hint = f"expected at most: {takes}" if takes else "nothing is expected without a flag in front"
@@ -232,25 +232,25 @@ def _owners(kind: type, name: str) -> list[type]:
     return [owner for owner in kind.__mro__ if name in inspect.get_annotations(owner)]
 
 
-def _group(kind: type, each: dataclasses.Field[Any]) -> str:
+def _group(kind: type, member: dataclasses.Field[Any]) -> str:
     """The heading of a field: its metadata's `group`, or by the first class that declared it, its GROUP or its name.
 
     It is empty for a command's own; a command with more flags, made while the program runs, has the command's name.
     """
-    if "group" in each.metadata:
-        return str(each.metadata["group"])
-    owner = _owners(kind, each.name)[-1]
+    if "group" in member.metadata:
+        return str(member.metadata["group"])
+    owner = _owners(kind, member.name)[-1]
     is_own = owner.__name__ == kind.__name__
     return "" if is_own else vars(owner).get("GROUP") or owner.__name__.removesuffix("Flags").lower()
 
 
-def _help(kind: type, each: dataclasses.Field[Any]) -> str:
+def _help(kind: type, member: dataclasses.Field[Any]) -> str:
     """The docstring below a field, or its metadata's `help`, for fields that are made from a registry."""
-    if "help" in each.metadata:
-        return str(each.metadata["help"])
-    for owner in _owners(kind, each.name):
+    if "help" in member.metadata:
+        return str(member.metadata["help"])
+    for owner in _owners(kind, member.name):
         path = Path(getattr(inspect.getmodule(owner), "__file__", None) or "")
         declaration = read_source(path).classes.get(owner.__name__) if path.is_file() else None
-        if declaration is not None and each.name in declaration.fields:
-            return declaration.fields[each.name].help
+        if declaration is not None and member.name in declaration.fields:
+            return declaration.fields[member.name].help
     return ""

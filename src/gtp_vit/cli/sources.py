@@ -173,10 +173,10 @@ def _nested(module: str, declaration: Declaration) -> Iterator[Declaration | Non
             continue
         kind, mark = ast.parse(field.annotation, mode="eval").body.slice.elts  # type: ignore[attr-defined]
         names = ast.literal_eval(mark.args[0]) if mark.args else {}
-        without = next((ast.literal_eval(each.value) for each in mark.keywords if each.arg == "without"), ())
+        without = next((ast.literal_eval(keyword.value) for keyword in mark.keywords if keyword.arg == "without"), ())
         for inner in _with_bases(module, ast.unparse(kind)):
             own = {} if inner is None else inner.fields
-            fields = {names.get(name, name): each for name, each in own.items() if name not in without}
+            fields = {names.get(name, name): field for name, field in own.items() if name not in without}
             yield None if inner is None else Declaration((), fields, {})
 
 

@@ -63,7 +63,9 @@ def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split, as timm finds it; the folder itself, if it has no splits."""
     name = split.partition("[")[0]
     synonyms = next((names for names in SPLIT_SYNONYMS if name in names), ())
-    return next((folder / each for each in (name, *synonyms) if each and (folder / each).exists()), folder)
+    return next(
+        (folder / subfolder for subfolder in (name, *synonyms) if subfolder and (folder / subfolder).exists()), folder
+    )
 
 
 def check_no_loop(folder: Path, dataset: str) -> None:
@@ -89,7 +91,7 @@ def empty_class(folder: Path, classes: Iterable[str]) -> str | None:
     """The first class folder without images, which timm leaves out."""
     below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     unused = (path for path in below if path.name not in classes)
-    return next((path.name for path in unused if not any(each.is_dir() for each in path.iterdir())), None)
+    return next((path.name for path in unused if not any(entry.is_dir() for entry in path.iterdir())), None)
 
 
 def _is_picture(name: str) -> bool:

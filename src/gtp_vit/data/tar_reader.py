@@ -92,7 +92,7 @@ def tar_files(root: Path, names: Iterable[str]) -> list[Path] | None:
     paths: list[Path] = []
     for name in names:
         here = root / name
-        matching = [here] if here.is_file() else sorted(Path(each) for each in glob.glob(str(here), recursive=True))
+        matching = [here] if here.is_file() else sorted(Path(match) for match in glob.glob(str(here), recursive=True))
         if not matching or any(path.suffix != ".tar" or not path.is_file() for path in matching):
             return None
         paths += matching

@@ -83,14 +83,14 @@ def make_demo_model(
     if host.output is None:
         raise GTPError(f"{name} takes more than images; the demo shows models that take pictures alone")
     fitting, left_out = [], []
-    for each in known_methods():
-        if each == Identity.name:
+    for candidate in known_methods():
+        if candidate == Identity.name:
             continue
         try:
-            method_class(each).at_strength(host.vit, 0.5).build(host.vit)
-            fitting.append(each)
+            method_class(candidate).at_strength(host.vit, 0.5).build(host.vit)
+            fitting.append(candidate)
         except GTPError as error:
-            left_out.append(f"{each}: {error}")
+            left_out.append(f"{candidate}: {error}")
     # Its own images are 28 x 28 already: nothing of them may be cut off.
     whole = 1.0 if name == bundled.NAME else None
     return DemoModel(
@@ -125,7 +125,7 @@ def read_examples(folder: Path) -> list[Example]:
     walk = Walk(folder, lambda name: Path(name).suffix.lower() in IMAGE_EXTENSIONS)
     paths = [path for path in map(Path, walk.paths) if path.is_file()]
     count = min(len(paths), MAX_EXAMPLES)
-    found, problems = [], []
+    examples, problems = [], []
     for path in (paths[index * len(paths) // count] for index in range(count)):
         try:
             picture, _ = read_upload(path)
@@ -133,10 +133,10 @@ def read_examples(folder: Path) -> list[Example]:
             problems.append(f"{path.name}: {error}")
             continue
         picture.thumbnail((512, 512))  # memory: a photo of a phone has 36 MB
-        found.append(Example(path.stem, picture))
-    if not found:
+        examples.append(Example(path.stem, picture))
+    if not examples:
         raise GTPError(f"no picture in {folder} can be read{'; ' + problems[0] if problems else ''}; give others")
-    return found
+    return examples
 
 
 @functools.lru_cache(maxsize=512)

@@ -99,21 +99,21 @@ def inspect_file(
     exported: ExportedSubject, picture: Image, *, timed: bool, progress: Callable[[int, int], None] | None = None
 ) -> FileInspection:
     """Run a picture through the file, and through the model it was made from."""
-    seen = exported.view(picture)
-    image = seen.tensor[None]
-    found = exported.measure.check(exported.name, exported.run(image), 1).float()
+    preview = exported.view(picture)
+    image = preview.tensor[None]
+    output = exported.measure.check(exported.name, exported.run(image), 1).float()
     if exported.original_model is None:
-        return FileInspection(seen, (), _top_classes(exported, found), None, None, 0)
+        return FileInspection(preview, (), _top_classes(exported, output), None, None, 0)
     with eval_mode(exported.original_model):
         base = exported.measure.outputs(UNREDUCED, exported.original_model, image)
     check_reference_outputs(base, [0], image)
-    damage = Damage.between(exported.measure, base, found).mean
+    damage = Damage.between(exported.measure, base, output).mean
     timing, rounds = None, 0
     if timed:
         models = {UNREDUCED: exported.original_model, exported.name: exported.run}
         rounds = rounds_for(models.values(), image)
         timing = benchmark_models(models, image, rounds=rounds, progress=progress)[1]
-    return FileInspection(seen, _top_classes(exported, base), _top_classes(exported, found), damage, timing, rounds)
+    return FileInspection(preview, _top_classes(exported, base), _top_classes(exported, output), damage, timing, rounds)
 
 
 def _top_classes(exported: ExportedSubject, scores: Tensor) -> tuple[ClassProbability, ...]:

@@ -114,14 +114,14 @@ async def _answer(send: Any, status: int, text: str) -> None:
 def delete_oldest(folder: Path, max_bytes: Iterable[Path] = ()) -> None:
     """Delete the oldest uploads until all together are small enough."""
     known = [(path, path.stat()) for path in _files(folder) - set(max_bytes)]
-    stored = sum(each.st_size for _, each in known)
-    for path, each in sorted(known, key=lambda pair: pair[1].st_mtime_ns):
+    stored = sum(stat.st_size for _, stat in known)
+    for path, stat in sorted(known, key=lambda pair: pair[1].st_mtime_ns):
         if stored <= MAX_STORED_BYTES:
             return
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Gradio gives every upload a folder; it may hold others
             path.parent.rmdir()
-        stored -= each.st_size
+        stored -= stat.st_size
 
 
 def _files(folder: Path) -> set[Path]:

@@ -90,18 +90,18 @@ class Inspection:
 
 def inspect_picture(demo_model: DemoModel, picture: Image, methods: Sequence[str], fraction: float) -> Inspection:
     """Run a picture through the model without and with these methods."""
-    seen = demo_model.view(picture)
-    image = seen.tensor[None]
+    preview = demo_model.view(picture)
+    image = preview.tensor[None]
     chosen = [settings_at(demo_model, name, fraction) for name in methods]
     with torch.inference_mode(), eval_mode(demo_model.model):
         base = demo_model.measure.outputs(UNREDUCED, demo_model.model, image)
         check_reference_outputs(base, [0], image)
         columns = tuple(
-            _column(demo_model, seen, base, name, method, fraction)
+            _column(demo_model, preview, base, name, method, fraction)
             for name, method in zip(methods, chosen, strict=True)
         )
         return Inspection(
-            preview=seen,
+            preview=preview,
             unreduced_macs=demo_model.costs.unreduced,
             classes=_top_classes(demo_model, base),
             neighbours=_nearest(demo_model, None, image, base),
@@ -156,7 +156,7 @@ def _nearest(demo_model: DemoModel, method: Method | None, image: Tensor, vector
 
 def _features(demo_model: DemoModel, preview: Preview, method: Method) -> Features:
     image, fast = preview.tensor[None], patch(demo_model.model, method, restore=True, quiet=True)
-    one, other = (patch_features(each, image)[0].float() for each in (demo_model.model, fast))
+    one, other = (patch_features(model, image)[0].float() for model in (demo_model.model, fast))
     error = float(patch_errors(one, other).mean())
     panels = feature_panels(preview.picture, one, other, demo_model.host.vit.grid)
     return Features(panels, error, same_segment_percent(one, other))

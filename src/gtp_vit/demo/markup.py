@@ -58,11 +58,11 @@ def file_html(exported: ExportedSubject, inspection: FileInspection, notes: Sequ
             "the model itself to see that.",
         )
     )
-    seen = f"<img class='gtp-seen' alt='what the file sees' src='{data_url(inspection.preview.picture)}'>"
+    image = f"<img class='gtp-seen' alt='what the file sees' src='{data_url(inspection.preview.picture)}'>"
     classes = _classes(inspection.before or inspection.after, inspection.after, "before" if inspection.before else "")
     return (
         f"{_notes(notes)}<div class='gtp-columns'><section class='gtp-card' aria-label='{name}'><h3>{name}</h3>"
-        f"{seen}{_terms(rows)}{classes}</section></div>"
+        f"{image}{_terms(rows)}{classes}</section></div>"
     )
 
 
@@ -121,17 +121,17 @@ def _card(demo_model: DemoModel, inspection: Inspection, column: Column, timing:
     return "".join(parts)
 
 
-def trace_data(found: Trace) -> dict[str, Any]:
+def trace_data(traced: Trace) -> dict[str, Any]:
     """The numbers that page.js draws, of the first image of a trace."""
     return {
-        "grid": list(found.grid),
+        "grid": list(traced.grid),
         "layers": [
             {
                 "kept": layer.kept[0].tolist(),
                 "owner": layer.owners[0].tolist(),
                 "size": None if layer.sizes is None else [round(size, 2) for size in layer.sizes[0].tolist()],
             }
-            for layer in found.layers
+            for layer in traced.layers
         ],
     }
 
@@ -188,7 +188,7 @@ def _classes(before: Sequence[ClassProbability], after: Sequence[ClassProbabilit
     titles = [first, "after"] if first else ["class"]
     head = "".join(f"<th>{title}</th>" for title in titles)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{_probability_bar(each)}</td>" for each in pair[-len(titles) :]) + "</tr>"
+        "<tr>" + "".join(f"<td>{_probability_bar(entry)}</td>" for entry in pair[-len(titles) :]) + "</tr>"
         for pair in zip(before, after, strict=True)
     )
     return f"<table class='gtp-classes'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -207,7 +207,7 @@ def _neighbours(demo_model: DemoModel, before: Sequence[Neighbour], after: Seque
         return ""
     if not before:
         return "<p>No examples to find neighbours among: start the demo with --examples FOLDER.</p>"
-    same = len({each.example_index for each in before} & {each.example_index for each in after})
+    same = len({n.example_index for n in before} & {n.example_index for n in after})
     rows = "".join(
         f"<tr><td>{_thumbnail(demo_model, one)}</td><td>{_thumbnail(demo_model, other)}</td></tr>"
         for one, other in zip(before, after, strict=True)

@@ -50,7 +50,7 @@ def build(demo_model: DemoModel | ExportedSubject) -> Any:
                 first, second, share = _choices(gr, demo_model)
                 text = "Give me the recipe" if isinstance(demo_model, DemoModel) else "Give me the Python"
                 button = gr.Button(text, elem_id="gtp-recipe-button")
-                python, recipe, given = _recipe_panel(gr, demo_model)
+                python, recipe, recipe_column = _recipe_panel(gr, demo_model)
         script = (FOLDER / "page.js").read_text(encoding="utf-8")
         shown = gr.HTML(message_html(EMPTY_HINT), elem_id="gtp-study", elem_classes=["gtp"], js_on_load=script)
         if isinstance(demo_model, DemoModel) and demo_model.left_out:
@@ -79,9 +79,9 @@ def build(demo_model: DemoModel | ExportedSubject) -> Any:
         def give(one: str, percent: float) -> tuple[Any, str, str]:
             return gr.Column(visible=True), *_recipe(demo_model, one, percent)
 
-        button.click(give, [first, share], [given, python, recipe], api_name="recipe", **ONE_AT_A_TIME)
+        button.click(give, [first, share], [recipe_column, python, recipe], api_name="recipe", **ONE_AT_A_TIME)
         # A recipe of other settings than those on the page would be wrong.
-        hide = {"outputs": given, "queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        hide = {"outputs": recipe_column, "queue": False, "show_progress": "hidden", "api_visibility": "private"}
         gr.on([first.change, share.change], lambda: gr.Column(visible=False), **hide)
     return page.queue(max_size=MAX_QUEUE, default_concurrency_limit=1)
 
@@ -167,7 +167,7 @@ def _choices(gr: Any, demo_model: DemoModel | ExportedSubject) -> tuple[Any, Any
 def _recipe_panel(gr: Any, demo_model: DemoModel | ExportedSubject) -> tuple[Any, Any, Any]:
     """Where the lines of Python and the recipe appear."""
     copied = {"interactive": False, "buttons": ["copy", "download"]}
-    with gr.Column(visible=False, elem_id="gtp-given") as given:
+    with gr.Column(visible=False, elem_id="gtp-given") as column:
         python = gr.Code(language="python", label="In Python", lines=2, elem_id="gtp-python", **copied)
         recipe = gr.Code(
             language="json",
@@ -178,7 +178,7 @@ def _recipe_panel(gr: Any, demo_model: DemoModel | ExportedSubject) -> tuple[Any
             elem_id="gtp-recipe",
             **copied,
         )
-    return python, recipe, given
+    return python, recipe, column
 
 
 def _recipe(demo_model: DemoModel | ExportedSubject, name: str, percent: float) -> tuple[str, str]:

@@ -49,23 +49,23 @@ def gradio_without_telemetry() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def listen(host: str, wanted: int) -> socket.socket:
+def listen(host: str, first: int) -> socket.socket:
     """A socket that listens on the first free port from the wanted one on."""
-    check_range("--port", wanted, 1, 65535, integer=True)
-    last = min(wanted + MAX_PORTS, 65536)
-    for port in range(wanted, last):
-        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    check_range("--port", first, 1, 65535, integer=True)
+    last = min(first + MAX_PORTS, 65536)
+    for port in range(first, last):
+        server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, port))
-            found.listen()
+            server.bind((host, port))
+            server.listen()
         except OSError as error:
-            found.close()
+            server.close()
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 continue
             raise GTPError(f"--host is {host}, which is no address of this machine: {error.strerror}") from error
-        return found
-    raise GTPError(f"the ports {wanted} to {last - 1} are all in use; give another --port")
+        return server
+    raise GTPError(f"the ports {first} to {last - 1} are all in use; give another --port")
 
 
 def address_of(host: str, listening: socket.socket) -> str:

@@ -65,13 +65,13 @@ def _decoded(image: Image) -> tuple[Image, list[str]]:
     frames, mode, turn = getattr(image, "n_frames", 1), image.mode, orientation_transpose(image)
     if frames > 1 and image.format != "MPO":  # of a camera's MPO the others are previews
         notes.append(f"It has {frames} frames; this is the first.")
-    found = decode(image)
+    picture = decode(image)
     if turn or orientation_transpose(image):  # TIFF forgets it when it is decoded, PNG may not know it before
         notes.append("It was turned upright, as its EXIF data say.")
     if mode == "CMYK":
         notes.append("Its colours (CMYK) were converted to RGB.")
     if mode.startswith("I"):
         notes.append("Its 16 bits of grey were scaled to 8.")
-    if min(found.size) < 8:
-        notes.append(f"It has only {found.width} x {found.height} pixels.")
-    return found, notes
+    if min(picture.size) < 8:
+        notes.append(f"It has only {picture.width} x {picture.height} pixels.")
+    return picture, notes

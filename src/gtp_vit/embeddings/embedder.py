@@ -82,12 +82,12 @@ class Embedder:
         self.device, self.precision = weight.device, weight.dtype
 
     def __call__(self, batch: Batch) -> EmbeddingBatch:
-        found = self._run(batch.images).clone()  # a tensor of inference mode could not be trained on
-        stored = found.to(DTYPES[self.dtype])
+        vectors = self._run(batch.images).clone()  # a tensor of inference mode could not be trained on
+        stored = vectors.to(DTYPES[self.dtype])
         finite = stored.isfinite().flatten(1).all(dim=1)
         good = finite.nonzero().flatten().tolist()
         bad = {
-            int(batch.indices[index]): f"{batch.names[index]}: {self._problem(found[index])}"
+            int(batch.indices[index]): f"{batch.names[index]}: {self._problem(vectors[index])}"
             for index in (~finite).nonzero().flatten().tolist()
         }
         names = tuple(batch.names[index] for index in good)
@@ -98,20 +98,20 @@ class Embedder:
         if not len(images):
             return torch.zeros(0, *((0,) if self.spec is None else self.spec.shape))
         with eval_mode(self.model):
-            found = self._forward(images.to(self.device, self.precision, non_blocking=True))
-        if self.spec is None and isinstance(found, Tensor) and found.ndim == 2:
-            self.spec = EmbeddingSpec("features", (found.shape[1],))
-        wanted = None if self.spec is None else [len(images), *self.spec.shape]
-        if not isinstance(found, Tensor) or list(found.shape) != wanted:
-            what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            vectors = self._forward(images.to(self.device, self.precision, non_blocking=True))
+        if self.spec is None and isinstance(vectors, Tensor) and vectors.ndim == 2:
+            self.spec = EmbeddingSpec("features", (vectors.shape[1],))
+        expected = None if self.spec is None else [len(images), *self.spec.shape]
+        if not isinstance(vectors, Tensor) or list(vectors.shape) != expected:
+            what = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
             raise SettingError(
-                f"the model returns {what} for {len(images)} images; it should return {wanted or 'a vector for each'}"
+                f"the model returns {what} for {len(images)} images; it should return {expected or 'a vector for each'}"
             )
-        found = found.float().cpu()
+        vectors = vectors.float().cpu()
         if not self.normalise:
-            return found
-        found = rescale(found)
-        return found / found.norm(dim=-1, keepdim=True)
+            return vectors
+        vectors = rescale(vectors)
+        return vectors / vectors.norm(dim=-1, keepdim=True)
 
     def _forward(self, images: Tensor) -> object:
         if self.spec is None:
@@ -121,10 +121,10 @@ class Embedder:
             return all_features(tower, images)[:, tower.reduction.vit.prefix :]
         return primary_output(self.model(images), self.spec.kind)
 
-    def _problem(self, found: Tensor) -> str:
+    def _problem(self, vector: Tensor) -> str:
         """Why a vector cannot be stored."""
-        if bool(found.isfinite().all()):
-            return f"it has numbers up to {float(found.abs().max()):.3g}, and float16 ends at 65504; store float32"
+        if bool(vector.isfinite().all()):
+            return f"it has numbers up to {float(vector.abs().max()):.3g}, and float16 ends at 65504; store float32"
         return f"its embedding is not finite{', or is zero and has no direction' if self.normalise else ''}"
 
 

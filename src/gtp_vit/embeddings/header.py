@@ -40,7 +40,7 @@ class ShardHeader:
     def from_dict(cls, stored: Mapping[str, object]) -> ShardHeader | None:
         """As it was stored; None if something is missing, of another type, or not ours."""
         numbers = [stored.get(name) for name in ("shard", "first", "images", "embedded")]
-        shard, first, images, embedded = (each if type(each) is int else -1 for each in numbers)
+        shard, first, images, embedded = (number if type(number) is int else -1 for number in numbers)
         unreadable, not_finite = _texts(stored.get("unreadable")), _texts(stored.get("not_finite"))
         run, fingerprint = stored.get("run"), stored.get("fingerprint")
         if stored.keys() != KEYS or min(shard, first, images, embedded) < 0 or unreadable is None or not_finite is None:

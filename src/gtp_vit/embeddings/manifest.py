@@ -100,8 +100,8 @@ def _stored_manifest(folder: Path) -> Manifest | UnfinishedManifest | None:
     """The manifest, proved to be as it was written; None if there is none."""
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found["run"], dict) or not isinstance(found["finished"], bool):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(manifest["run"], dict) or not isinstance(manifest["finished"], bool):
             raise ValueError("it says of no run")
     except FileNotFoundError:
         return None
@@ -109,15 +109,14 @@ def _stored_manifest(folder: Path) -> Manifest | UnfinishedManifest | None:
         raise GTPError(
             f"{path} is no manifest of gtp-vit embed ({first_line(error)}); move it away, or write to another folder"
         ) from error
-    if found.get("version") != VERSION:
+    if manifest.get("version") != VERSION:
         raise GTPError(
-            f"{path} has version {short_repr(found.get('version'))}, and this gtp-vit has {VERSION}; read the folder "
-            "with "
-            "the version that wrote it, or delete it and embed again"
+            f"{path} has version {short_repr(manifest.get('version'))}, and this gtp-vit has {VERSION}; read the "
+            "folder with the version that wrote it, or delete it and embed again"
         )
-    if found["finished"] and found.get("fingerprint") != _fingerprint(found):
+    if manifest["finished"] and manifest.get("fingerprint") != _fingerprint(manifest):
         raise GTPError(f"{path} has changed since it was written; delete it and start the same command again")
-    return found
+    return manifest
 
 
 def _fingerprint(manifest: Mapping[str, object]) -> str:
@@ -135,19 +134,20 @@ def finished_shards(folder: Path, run: Run) -> dict[int, ShardHeader]:
 
     Raises GTPError for those of another run, and for damaged ones.
     """
-    found, form = {}, str(run["format"])
+    headers, form = {}, str(run["format"])
     for path in _shards(folder):
         header = read_header(path)
         if header.run != run or path.name != shard_file_name(header.shard, form):
             why = differences(header.run, run) or f"it is shard {header.shard} under another name"
             raise GTPError(f"{path} is of a different run: {why}; {RESTART_HINT}")
-        found[header.shard] = dataclasses.replace(header, run=run)
-    seen = distributed.all_gather(found)  # by every process, where they share a disk; one of them reads the file
-    for number in found:
-        sees = [rank for rank, each in enumerate(seen) if number in each]
+        headers[header.shard] = dataclasses.replace(header, run=run)
+    # Each file is read by one process; where processes share a disk, all of them list it.
+    by_process = distributed.all_gather(headers)
+    for number in headers:
+        sees = [rank for rank, visible in enumerate(by_process) if number in visible]
         if sees[number % len(sees)] == distributed.rank_and_world_size()[0]:
             read_shard(folder / shard_file_name(number, form))
-    return {number: header for part in seen for number, header in part.items()}
+    return {number: header for part in by_process for number, header in part.items()}
 
 
 def make_manifest(

@@ -182,12 +182,12 @@ class Parquet(Format):
 
 
 _ALL_FORMATS: tuple[Format, ...] = (Safetensors(), Parquet())
-FORMATS = {each.name: each for each in _ALL_FORMATS}
+FORMATS = {form.name: form for form in _ALL_FORMATS}
 
 
 def format_of(path: Path) -> Format:
     """The format that the ending of a name means."""
-    return next(each for each in _ALL_FORMATS if each.suffix == path.suffix)
+    return next(form for form in _ALL_FORMATS if form.suffix == path.suffix)
 
 
 def read_header(path: Path) -> ShardHeader:
@@ -203,17 +203,17 @@ def read_header(path: Path) -> ShardHeader:
     return _checked_header(path, stored)
 
 
-def _checked_header(path: Path, found: StoredHeader | None) -> ShardHeader:
+def _checked_header(path: Path, stored: StoredHeader | None) -> ShardHeader:
     """What a file says of itself, as a value; raises GTPError if it is not whole, or of another version."""
-    if found is None:
+    if stored is None:
         raise GTPError(f"{path} was not written by gtp-vit embed; move it away, or write to another folder")
-    if found.get("version") != VERSION:
+    if stored.get("version") != VERSION:
         raise GTPError(
-            f"{path} has version {short_repr(found.get('version'))} of these files, and this gtp-vit has {VERSION}; "
+            f"{path} has version {short_repr(stored.get('version'))} of these files, and this gtp-vit has {VERSION}; "
             "begin "
             "anew with --restart, or write to another folder"
         )
-    header = ShardHeader.from_dict(found)
+    header = ShardHeader.from_dict(stored)
     if header is None:
         raise changed(path)
     return header
@@ -258,7 +258,7 @@ def _shape(header: ShardHeader) -> list[int]:
 
 def _stored_header(metadata: dict[str, str]) -> StoredHeader | None:
     try:
-        found = json.loads(metadata.get(METADATA, "null"))
+        stored = json.loads(metadata.get(METADATA, "null"))
     except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("run"), dict) else None
+    return stored if isinstance(stored, dict) and isinstance(stored.get("run"), dict) else None

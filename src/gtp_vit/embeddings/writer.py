@@ -200,9 +200,9 @@ def _run_all_processes(
                 break
         else:
             work.close_shard()
-        found = distributed.all_gather((work.images, busy))
-        others = sum(images for images, _ in found) - work.images
-        if not any(still for _, still in found):
+        reports = distributed.all_gather((work.images, busy))
+        others = sum(images for images, _ in reports) - work.images
+        if not any(still for _, still in reports):
             return
 
 

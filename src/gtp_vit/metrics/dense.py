@@ -84,7 +84,9 @@ class PatchFeatures(Measure):
         return {key: to_array(torch.where(finite, value, math.nan)) for key, value in both.items()}
 
     def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
-        return {name: {key: np.asarray(each, np.float64) for key, each in own.items()} for name, own in stored.items()}
+        return {
+            name: {key: np.asarray(array, np.float64) for key, array in own.items()} for name, own in stored.items()
+        }
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:
         """All directions, by the length of the features: the relative error."""

@@ -17,7 +17,7 @@ from gtp_vit.metrics.regression import Regression
 from gtp_vit.patching import host_of
 
 MEASURES: dict[str, type[Measure]] = {
-    each.name: each for each in (Classification, Embeddings, Regression, PatchFeatures)
+    measure.name: measure for measure in (Classification, Embeddings, Regression, PatchFeatures)
 }
 
 
@@ -42,7 +42,9 @@ def select_measure(model: nn.Module, name: str | Measure = "auto", **settings: A
     else:
         chosen = measure_for_output(output)
     for name in settings:
-        owners = [key for key, each in MEASURES.items() if name in {field.name for field in dataclasses.fields(each)}]
+        owners = [
+            key for key, measure in MEASURES.items() if name in {field.name for field in dataclasses.fields(measure)}
+        ]
         if chosen.name not in owners:
             raise SettingError(
                 f"{name} is a setting of {' and '.join(owners) or 'no measure'}, and this model's outputs are measured "
@@ -53,7 +55,7 @@ def select_measure(model: nn.Module, name: str | Measure = "auto", **settings: A
 
 def measure_for_output(output: Output | None) -> type[Measure]:
     """The measure for such an output; None: nothing is known of it."""
-    return next(each for each in MEASURES.values() if each.fits(output))
+    return next(measure for measure in MEASURES.values() if measure.fits(output))
 
 
 def check_class_output(model: nn.Module) -> None:

@@ -30,7 +30,7 @@ def read_texts(path: Path) -> Tensor:
     except Exception as error:  # safetensors and numpy raise errors of many classes
         raise GTPError(f"{path} cannot be read: {first_line(error)}; {FORMAT_HINT}") from error
     if len(tensors) != 1 or tensors[0].ndim != 2 or not tensors[0].is_floating_point() or not len(tensors[0]):
-        shapes = ", ".join(str(list(each.shape)) for each in tensors) or "nothing"
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "nothing"
         raise GTPError(f"{path} has {shapes}; {FORMAT_HINT}")
     if not bool(tensors[0].isfinite().all()):
         raise GTPError(f"{path} has numbers that are not finite; make the embeddings again, in float32")

@@ -76,7 +76,7 @@ def suggest_names(name: str, count: int, cutoff: float = 0.6) -> list[str]:
     """The most similar names of models of the same library that `patch` takes."""
     candidates = _names(library_of(name)[0].prefix)
     near = difflib.get_close_matches(name[:100], candidates, n=3 * count, cutoff=cutoff)
-    return list(itertools.islice((each for each in near if unsupported_reason(each) is None), count))
+    return list(itertools.islice((candidate for candidate in near if unsupported_reason(candidate) is None), count))
 
 
 def create_model(

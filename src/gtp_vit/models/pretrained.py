@@ -34,12 +34,14 @@ def load_pretrained(
     """
     library = transformers_library()
     where = {key: value for key, value in options.items() if key in LOOKUP_OPTIONS}
-    found = library.utils.cached_file(str(name), RECIPE_FILENAME, **where, _raise_exceptions_for_missing_entries=False)
-    if found is None:
+    recipe_file = library.utils.cached_file(
+        str(name), RECIPE_FILENAME, **where, _raise_exceptions_for_missing_entries=False
+    )
+    if recipe_file is None:
         raise GTPError(
             f"{name} has no {RECIPE_FILENAME}: it is not reduced; load it with transformers, then gtp_vit.patch(model, "
             "method)"
         )
-    recipe, model = read_recipe(found), load_model(str(name), **options)
+    recipe, model = read_recipe(recipe_file), load_model(str(name), **options)
     restore = recipe.provenance.restore if restore is None else restore
     return patch(model, recipe, restore=restore, shorten_last_block=shorten_last_block, kernels=kernels, quiet=quiet)

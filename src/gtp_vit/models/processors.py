@@ -31,24 +31,24 @@ def adapt_processor(processor: Processor, fast: nn.Module) -> Processor:
     vit = tower.reduction.vit
     # With restore the language model sees as many features as ever.
     left = vit.image_tokens if restores else tower.reducer.steps(vit.grid)[-1].out
-    found: Any = copy.copy(processor)
+    adapted: Any = copy.copy(processor)
     model, kind = type(fast).__name__, type(processor).__name__
     if model.startswith(("Llava", "VipLlava")) and kind == "LlavaProcessor":
-        images = found.image_processor
+        images = adapted.image_processor
         size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
         _check_sizes(host_of(fast), size, processor.patch_size)  # type: ignore[attr-defined]
         _check_strategy(processor, fast)
-        found.num_additional_image_tokens = vit.prefix - (vit.image_tokens - left)
-        return found
+        adapted.num_additional_image_tokens = vit.prefix - (vit.image_tokens - left)
+        return adapted
     if model.startswith("PaliGemma") and kind == "PaliGemmaProcessor":
-        _check_sizes(host_of(fast), found.image_processor.size, None)
-        found.image_seq_length = left
-        return found
+        _check_sizes(host_of(fast), adapted.image_processor.size, None)
+        adapted.image_seq_length = left
+        return adapted
     if restores and _is_processor(processor):
         own = _processor_of(fast)
-        if own is not None and own not in {each.__name__ for each in type(processor).__mro__}:
+        if own is not None and own not in {cls.__name__ for cls in type(processor).__mro__}:
             raise SettingError(f"{kind} does not belong to {model}; give the processor of this model, {own}")
-        return found
+        return adapted
     raise SettingError(
         f"{kind} does not belong to {model}; adapt_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor "
         "for "
@@ -83,11 +83,11 @@ def _check_strategy(processor: Any, model: Any) -> None:
 
 def _check_sizes(host: Host, size: Any, patch: int | None) -> None:
     """Is this the processor of this model?"""
-    found = (size.get("height"), size.get("width"))
-    if found != host.inputs.size or (patch is not None and (patch, patch) != host.inputs.patch):
+    image_size = (size.get("height"), size.get("width"))
+    if image_size != host.inputs.size or (patch is not None and (patch, patch) != host.inputs.patch):
         patches = "" if patch is None else f" in patches of {patch}"
         raise SettingError(
-            f"the processor makes images of {short_repr(found)}{patches}, and the ViT takes {host.inputs.size} in "
+            f"the processor makes images of {short_repr(image_size)}{patches}, and the ViT takes {host.inputs.size} in "
             "patches "
             f"of {host.inputs.patch}; give the processor of this model"
         )

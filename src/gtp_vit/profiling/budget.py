@@ -34,9 +34,9 @@ def starting_point(method: Method | str, vit: ViTInfo) -> Method:
     """Initial settings of a method that has a schedule; at half of its strength if none was given."""
     cls = method_class(method) if isinstance(method, str) else type(method)
     if cls.schedule_field is None:
-        names = ", ".join(each.name for each in known_methods().values() if each.schedule_field)
+        names = ", ".join(method_type.name for method_type in known_methods().values() if method_type.schedule_field)
         raise SettingError(f"{cls.name} has no schedule that could be searched; these have: {names}")
-    given = cls() if isinstance(method, str) else method
-    if getattr(given, cls.schedule_field) != getattr(cls(), cls.schedule_field):
-        return given
-    return dataclasses.replace(given, **{cls.schedule_field: getattr(cls.at_strength(vit, 0.5), cls.schedule_field)})
+    settings = cls() if isinstance(method, str) else method
+    if getattr(settings, cls.schedule_field) != getattr(cls(), cls.schedule_field):
+        return settings
+    return dataclasses.replace(settings, **{cls.schedule_field: getattr(cls.at_strength(vit, 0.5), cls.schedule_field)})

@@ -22,7 +22,7 @@ from gtp_vit.patching import host_of, is_patched, patch, tower_of
 from gtp_vit.profiling.torchprofile import TORCHPROFILE
 
 ConventionName = Literal["torch", "torchprofile"]
-CONVENTIONS: dict[str, Convention] = {each.name: each for each in (TORCH_CONVENTION, TORCHPROFILE)}
+CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention in (TORCH_CONVENTION, TORCHPROFILE)}
 
 
 def macs(
@@ -108,10 +108,10 @@ def layer_costs(
 
 def layer_tokens_of_images(model: nn.Module, images: Tensor) -> list[tuple[LayerTokens, ...]]:
     """For each image the tokens of each layer, for models whose number of tokens depends on the image."""
-    seen: list[Tokens] = []
+    observed: list[Tokens] = []
     with torch.no_grad(), eval_mode(model):
-        run(tower_of(model), images, observe=seen.append)
-    counts = [(tokens.sizes > 0).sum(dim=1).tolist() for tokens in seen]
+        run(tower_of(model), images, observe=observed.append)
+    counts = [(tokens.sizes > 0).sum(dim=1).tolist() for tokens in observed]
     layers = [
         [LayerTokens(b, a, a, a) for b, a in zip(before, after, strict=True)]
         for before, after in itertools.pairwise(counts)

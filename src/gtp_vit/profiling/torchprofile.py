@@ -20,7 +20,7 @@ from gtp_vit.methods.gtp.selection import SELECTORS
 
 def _norm(x: Tensor, *arguments: object) -> int:
     """MACs of a norm that has weights."""
-    return x.numel() if any(isinstance(each, Tensor) for each in arguments[:2]) else 0
+    return x.numel() if any(isinstance(argument, Tensor) for argument in arguments[:2]) else 0
 
 
 def _scale(x: object, by: object) -> int:

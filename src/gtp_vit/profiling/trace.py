@@ -74,12 +74,12 @@ def trace(model: nn.Module, images: Tensor) -> Trace:
         if inside is not None:
             raise SettingError(f"trace needs the model itself, not a {type(model).__name__} around it; give {inside}")
         raise SettingError(f"trace needs a patched model, and this is a plain {type(model).__name__}; patch it first")
-    seen: list[Tokens] = []
+    observed: list[Tokens] = []
     with eval_mode(model):
-        run(tower_of(model), images, observe=seen.append, track_owners=True)
-    if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in seen):
+        run(tower_of(model), images, observe=observed.append, track_owners=True)
+    if any(tokens.size is not None and bool((tokens.size == 0).any()) for tokens in observed):
         raise SettingError("this method keeps a different number of tokens in each image; trace the images one by one")
-    return Trace(seen[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(seen)))
+    return Trace(observed[0].grid, tuple(_layer(before, after) for before, after in itertools.pairwise(observed)))
 
 
 def _layer(before: Tokens, after: Tokens) -> LayerTrace:

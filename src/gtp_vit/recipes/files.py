@@ -24,12 +24,12 @@ def parse(text: str, where: str) -> object:
         raise GTPError(f"{where} is no recipe: it is larger than {MAX_BYTES // 2**20} MB, and recipes are small")
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise GTPError(f"{where} is no recipe: it has {short_repr(twice)} twice; remove one of them")
-        return found
+        return entries
 
     def refuse(word: str) -> object:
         raise GTPError(f"{where} is no recipe: it has the number {word}, which is not finite")

@@ -106,11 +106,11 @@ def without_defaults(part: object) -> dict[str, Any]:
     from gtp_vit.jsonable import jsonable
 
     stored: dict[str, Any] = {}
-    for each in dataclasses.fields(part):  # type: ignore[arg-type]
-        value = getattr(part, each.name)
-        missing = each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
+    for member in dataclasses.fields(part):  # type: ignore[arg-type]
+        value = getattr(part, member.name)
+        missing = member.default_factory() if member.default_factory is not dataclasses.MISSING else member.default
         if value != missing:
-            stored[each.name] = without_defaults(value) if dataclasses.is_dataclass(value) else jsonable(value)
+            stored[member.name] = without_defaults(value) if dataclasses.is_dataclass(value) else jsonable(value)
     return stored
 
 
@@ -122,7 +122,7 @@ def read_part(kind: type[Part], name: str, stored: object) -> Part:
     values: dict[str, Any] = {}
     for key, value in stored.items():
         hint = hints[check_name(f"key of {name}", key, hints)]
-        inner = next((each for each in _alternatives(hint) if dataclasses.is_dataclass(each)), None)
+        inner = next((part for part in _alternatives(hint) if dataclasses.is_dataclass(part)), None)
         if inner is not None:
             values[key] = read_part(inner, f"{name}.{key}", value)  # type: ignore[arg-type]
         elif get_origin(hint) is not None and issubclass(_plain(hint), Mapping):
@@ -132,8 +132,8 @@ def read_part(kind: type[Part], name: str, stored: object) -> Part:
     try:
         return kind(**values)
     except TypeError:
-        needed = [each.name for each in dataclasses.fields(kind) if each.default is dataclasses.MISSING]  # type: ignore[arg-type]
-        raise SettingError(f"{name} lacks {', '.join(each for each in needed if each not in values)}") from None
+        needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]  # type: ignore[arg-type]
+        raise SettingError(f"{name} lacks {', '.join(key for key in needed if key not in values)}") from None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -120,7 +120,7 @@ def _by_model() -> str:
     for name in packaged_recipes():
         model, dash, ending = name.partition("-")
         endings.setdefault(model, []).append(dash + ending)
-    return "; ".join(f"{model} with {', '.join(each)}" for model, each in endings.items())
+    return "; ".join(f"{model} with {', '.join(names)}" for model, names in endings.items())
 
 
 def _with_files(recipe: Recipe, folder: Path) -> Recipe:
@@ -130,8 +130,8 @@ def _with_files(recipe: Recipe, folder: Path) -> Recipe:
         for part in recipe.method.weight_file_fields
         if (file := getattr(recipe.method, part)) is not None
     }
-    found = {part: str(path) for part, path in named.items() if os.path.isfile(path)}
-    return dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, **found))
+    paths = {part: str(path) for part, path in named.items() if os.path.isfile(path)}
+    return dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, **paths))
 
 
 def recipe_from_dict(stored: object, where: str) -> Recipe:

@@ -20,11 +20,13 @@ from gtp_vit.report.tokens import prepared_picture, token_picture
 from gtp_vit.tuning.compare import ComparisonRow
 
 
-def comparison_rows(model: ModelColumns, rows: Sequence[ComparisonRow], found: Evaluation) -> list[dict[str, object]]:
+def comparison_rows(
+    model: ModelColumns, rows: Sequence[ComparisonRow], evaluation: Evaluation
+) -> list[dict[str, object]]:
     """The lines of a results file, each with its distance to the best plan of its budget."""
-    behind = _distance_to_best(rows, found)
+    behind = _distance_to_best(rows, evaluation)
     return [
-        score_row(model, found, row.entry.name, row.entry.macs)
+        score_row(model, evaluation, row.entry.name, row.entry.macs)
         | {
             "method": "" if row.entry.method is None else row.entry.label,
             "budget_gmacs": round(row.entry.budget / 1e9, 6),
@@ -37,25 +39,25 @@ def comparison_rows(model: ModelColumns, rows: Sequence[ComparisonRow], found: E
     ]
 
 
-def _distance_to_best(rows: Sequence[ComparisonRow], found: Evaluation) -> dict[str, dict[str, object]]:
+def _distance_to_best(rows: Sequence[ComparisonRow], evaluation: Evaluation) -> dict[str, dict[str, object]]:
     """How far each is from the plan with the least damage at the same budget, with paired intervals."""
-    damage = {score.name: math.inf if score.not_finite else score.damage.value for score in found.scores}
+    damage = {score.name: math.inf if score.not_finite else score.damage.value for score in evaluation.scores}
     plans = [row.entry for row in rows]
     best = {}
     for own in plans:
         rivals = [plan.name for plan in plans if plan.method is not None and plan.budget == own.budget] or [own.name]
         best[own.name] = min(rivals, key=damage.__getitem__)
     behind: dict[str, dict[str, object]] = {name: {"best_at_budget": other} for name, other in best.items()}
-    figures = [f.name for f in found.figures() if f.brief and not f.change and not f.quantile]
-    wanted = [(name, other, figure) for name, other in best.items() for figure in reversed(figures)]
-    for (name, _, figure), interval in zip(wanted, found.differences(wanted), strict=True):
+    figures = [f.name for f in evaluation.figures() if f.brief and not f.change and not f.quantile]
+    comparisons = [(name, other, figure) for name, other in best.items() for figure in reversed(figures)]
+    for (name, _, figure), interval in zip(comparisons, evaluation.differences(comparisons), strict=True):
         behind[name] |= with_bounds(f"{figure}_minus_best", interval)
     return behind
 
 
-def comparison_table(rows: Sequence[ComparisonRow], found: Evaluation) -> Table:
+def comparison_table(rows: Sequence[ComparisonRow], evaluation: Evaluation) -> Table:
     """A row for each plan."""
-    figures = [figure for figure in found.figures() if figure.brief]
+    figures = [figure for figure in evaluation.figures() if figure.brief]
     columns = ["method", "GMACs", *(figure.title for figure in figures), "speed-up", "img/s", "settings"]
     cells = []
     for row in rows:
@@ -73,7 +75,7 @@ def comparison_table(rows: Sequence[ComparisonRow], found: Evaluation) -> Table:
 
 def comparison_sections(
     rows: Sequence[ComparisonRow],
-    found: Evaluation,
+    evaluation: Evaluation,
     images: Tensor,
     traces: Sequence[tuple[Method, Trace]],
     left_out: Sequence[str],
@@ -84,7 +86,7 @@ def comparison_sections(
     """
     reduced = [row for row in rows if row.entry.method is not None]
     names = list(dict.fromkeys(row.entry.label for row in reduced))
-    columns, cells = comparison_table(rows, found)
+    columns, cells = comparison_table(rows, evaluation)
     texts = {row.entry.name: row_as_text(columns, line) for row, line in zip(rows, cells, strict=True)}
 
     def series(x: Callable[[Any], float], y: Callable[[Any], float]) -> dict[str, list[Point]]:
@@ -96,15 +98,15 @@ def comparison_sections(
     def cost(row: ComparisonRow) -> float:
         return row.entry.macs / rows[0].entry.macs
 
-    damage = found.measure.metric(found.measure.damage)
-    shown = next((figure for figure in found.figures() if figure.name == found.measure.headline), damage)
+    damage = evaluation.measure.metric(evaluation.measure.damage)
+    shown = next((figure for figure in evaluation.figures() if figure.name == evaluation.measure.headline), damage)
 
     def quality(row: ComparisonRow) -> float:
         return row.score[shown.name].value
 
     share = "MACs, as a share of the unreduced model's"
     drawn = line_plot(series(cost, lambda row: row.score.damage.value), share, damage.title, log_y=True)
-    drawn += paragraph(f"Lower is better. {found.measure.explanation}")
+    drawn += paragraph(f"Lower is better. {evaluation.measure.explanation}")
     if shown is not damage:
         drawn += line_plot(series(cost, quality), share, shown.title)
     sections = [Section("Damage over cost", drawn)]
@@ -116,7 +118,7 @@ def comparison_sections(
     best = min(finite, key=lambda index: rows[index].score.damage.value, default=None)
     cautions = {row.entry.method.warning() for row in reduced if row.entry.method is not None} - {None}
     text = (
-        f"{explain_scores(found)} Speed-ups are medians, with the middle half of the rounds. Marked: the least "
+        f"{explain_scores(evaluation)} Speed-ups are medians, with the middle half of the rounds. Marked: the least "
         f"{damage.title}."
     )
     notes = "".join(map(paragraph, [text, *sorted(map(str, cautions))]))

@@ -31,8 +31,8 @@ def feature_panels(image: Any, unreduced: Tensor, restored: Tensor, grid: tuple[
         left = index * (size[0] + SPACE)
         draw.text((left + 2, 4), name, fill="black")
         maps = (colours(unreduced, features), shades(segments(unreduced, features)))
-        for place, each in enumerate(maps):
-            small = Image.fromarray((255 * each).byte().unflatten(0, grid).numpy())
+        for place, map_ in enumerate(maps):
+            small = Image.fromarray((255 * map_).byte().unflatten(0, grid).numpy())
             canvas.paste(small.resize(size, Image.Resampling.NEAREST), (left, 20 + place * (size[1] + SPACE)))
     return canvas
 

@@ -25,29 +25,29 @@ class ModelColumns:
     orientation: str
 
 
-def score_row(model: ModelColumns, found: Evaluation, name: str, macs: int) -> dict[str, object]:
+def score_row(model: ModelColumns, evaluation: Evaluation, name: str, macs: int) -> dict[str, object]:
     """One line of a results file, timm's columns first, then ours: the score `name`."""
-    score = next(score for score in found.scores if score.name == name)
+    score = next(score for score in evaluation.scores if score.name == name)
     described = dataclasses.asdict(model)
     return {
         "model": described.pop("model"),
-        **_timm_columns(found, score),
+        **_timm_columns(evaluation, score),
         **described,
         "method": "" if name == UNREDUCED else name,
         "gmacs": round(macs / 1e9, 6),
         "images": score.images,
-        "unreadable": len(found.unreadable),
+        "unreadable": len(evaluation.unreadable),
         "not_finite": score.not_finite,
-        "measure": found.measure.name,
-        **{key: value for f in found.figures() if not f.timm for key, value in _bounded(score, f.name)},
+        "measure": evaluation.measure.name,
+        **{key: value for f in evaluation.figures() if not f.timm for key, value in _bounded(score, f.name)},
     }
 
 
-def _timm_columns(found: Evaluation, score: Score) -> dict[str, float]:
+def _timm_columns(evaluation: Evaluation, score: Score) -> dict[str, float]:
     """Accuracies as timm names them, for models with classes."""
     return {
         key: value
-        for name in (figure.name for figure in found.figures() if figure.timm)
+        for name in (figure.name for figure in evaluation.figures() if figure.timm)
         for key, value in ((name, round(score[name].value, 4)), (f"{name}_err", round(100 - score[name].value, 4)))
     }
 
@@ -60,12 +60,12 @@ def with_bounds(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def score_table(found: Evaluation, macs: Mapping[str, int]) -> Table:
+def score_table(evaluation: Evaluation, macs: Mapping[str, int]) -> Table:
     """A row for each model; `macs` are by their names."""
-    figures = found.figures()
+    figures = evaluation.figures()
     rows = [
         [score.name, f"{macs[score.name] / 1e9:.3f}", *(figure_text(score, figure) for figure in figures)]
-        for score in found.scores
+        for score in evaluation.scores
     ]
     return ["model", "GMACs", *(figure.title for figure in figures)], rows
 
@@ -79,16 +79,16 @@ def figure_text(score: Score, figure: Metric) -> str:
     return f"{value} [{low}, {high}]" if figure.interval else value
 
 
-def explain_scores(found: Evaluation) -> str:
+def explain_scores(evaluation: Evaluation) -> str:
     """What the intervals mean, and what was not counted."""
-    count = found.scores[0].images
+    count = evaluation.scores[0].images
     text = (
         f"{plural(count, 'image', 'images')}; brackets are paired 95 % intervals over images. "
-        f"{found.measure.explain(found.per_image_values[UNREDUCED])}"
+        f"{evaluation.measure.explain(evaluation.per_image_values[UNREDUCED])}"
     )
-    if found.unreadable:
-        text += f" {len(found.unreadable)} could not be read and are not counted, e.g. {found.unreadable[0]}"
-    if found.not_finite():
-        title = found.measure.metric(found.measure.damage).title
-        text += f" {'; '.join(found.not_finite())}: they count as wrong and as disagreement, and have no {title}."
+    if evaluation.unreadable:
+        text += f" {len(evaluation.unreadable)} could not be read and are not counted, e.g. {evaluation.unreadable[0]}"
+    if evaluation.not_finite():
+        title = evaluation.measure.metric(evaluation.measure.damage).title
+        text += f" {'; '.join(evaluation.not_finite())}: they count as wrong and as disagreement, and have no {title}."
     return text

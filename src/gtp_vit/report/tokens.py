@@ -29,7 +29,7 @@ def default_layers(depth: int) -> tuple[int, ...]:
     return depth // 4, depth // 2, 3 * depth // 4, depth - 1
 
 
-def panels(image: Image, found: Trace, layers: Sequence[int], which: int = 0) -> Image:
+def panels(image: Image, trace: Trace, layers: Sequence[int], which: int = 0) -> Image:
     """The image, and for each layer what is left of it (above) and to which token each patch belongs (below).
 
     Args:
@@ -40,7 +40,7 @@ def panels(image: Image, found: Trace, layers: Sequence[int], which: int = 0) ->
     """
     from PIL import Image, ImageDraw
 
-    rows, columns = found.grid
+    rows, columns = trace.grid
     size = (columns * CELL, rows * CELL)
     image = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
     width = (len(layers) + 1) * (size[0] + SPACE) - SPACE
@@ -50,11 +50,11 @@ def panels(image: Image, found: Trace, layers: Sequence[int], which: int = 0) ->
     draw.text((2, 4), f"{rows} x {columns} patches", fill="black")
     for index, layer in enumerate(layers):
         left = (index + 1) * (size[0] + SPACE)
-        kept, sizes = found.layers[layer].kept[which], found.layers[layer].sizes
-        draw.text((left + 2, 4), f"layer {layer}: {len(kept)}", fill="black")
+        stay, sizes = trace.layers[layer].kept[which], trace.layers[layer].sizes
+        draw.text((left + 2, 4), f"layer {layer}: {len(stay)}", fill="black")
         own = None if sizes is None else sizes[which]
-        canvas.paste(fade_removed(image, kept, found.grid, own), (left, 20))
-        canvas.paste(groups(image, found.layers[layer].owners[which], found.grid), (left, 20 + size[1] + SPACE))
+        canvas.paste(fade_removed(image, stay, trace.grid, own), (left, 20))
+        canvas.paste(groups(image, trace.layers[layer].owners[which], trace.grid), (left, 20 + size[1] + SPACE))
     return canvas
 
 
@@ -72,14 +72,14 @@ def prepared_picture(pixels: Tensor) -> Image:
     return Image.fromarray((255 * pixels.expand(3, -1, -1)).byte().permute(1, 2, 0).numpy())
 
 
-def fade_removed(image: Image, kept: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Image:
+def fade_removed(image: Image, cells: Tensor, grid: tuple[int, int], size: Tensor | None = None) -> Image:
     """The image with all patches that were removed faded out, and the sizes of tokens that stand for several."""
     from PIL import Image, ImageDraw
 
     faded = Image.blend(image, Image.new("RGB", image.size, "white"), 0.85)
     draw = ImageDraw.Draw(faded)
-    sizes = [1.0] * len(kept) if size is None else size.tolist()
-    for cell, number in zip(kept.tolist(), sizes, strict=True):
+    sizes = [1.0] * len(cells) if size is None else size.tolist()
+    for cell, number in zip(cells.tolist(), sizes, strict=True):
         if cell < grid[0] * grid[1]:
             box = _box(cell, grid)
             faded.paste(image.crop(box), box)
@@ -118,15 +118,15 @@ def png(drawn: Image) -> bytes:
     return buffer.getvalue()
 
 
-def token_table(found: Trace) -> Table:
+def token_table(trace: Trace) -> Table:
     """Tokens, largest size and losses of each layer."""
     rows = []
-    for number, layer in enumerate(found.layers):
+    for number, layer in enumerate(trace.layers):
         largest = "1" if layer.sizes is None else f"{layer.sizes.max().item():.2f}"
         counts = [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1])]
         rows.append([*counts, largest, f"{layer.lost.mean():.0%}"])
     return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
 
 
-def lost_fraction_text(found: Trace) -> str:
-    return f"Of all removed tokens, {found.lost().mean():.0%} reached no other token: their information is lost."
+def lost_fraction_text(trace: Trace) -> str:
+    return f"Of all removed tokens, {trace.lost().mean():.0%} reached no other token: their information is lost."

@@ -83,7 +83,7 @@ def _check_ordinary(path: Path) -> None:
 
 def _nearest_folder(path: Path) -> Path:
     """The nearest folder above a path that exists; raises if a file is in the way."""
-    return next(each for each in path.absolute().parents if each.is_dir() or os.path.lexists(each))
+    return next(parent for parent in path.absolute().parents if parent.is_dir() or os.path.lexists(parent))
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def folder_kept_if_used(folder: Path) -> Iterator[None]:
 def make_folder(folder: Path) -> list[Path]:
     """Make a folder and those above it; returns those that were not there, the innermost first."""
     with friendly_write_errors(folder):
-        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     return missing
 
@@ -108,8 +108,8 @@ def make_folder(folder: Path) -> list[Path]:
 def remove_empty(folders: list[Path]) -> None:
     """Remove folders, up to the first that something is in."""
     with contextlib.suppress(OSError):  # another process may be quicker, too
-        for each in folders:
-            each.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
 class Lock:

@@ -54,8 +54,8 @@ class Journal:
         with friendly_write_errors(self.path):
             content = self.file.read()
             lines = content[len(MAGIC) :].splitlines(keepends=True)
-            found = [_entry(line) for line in lines]
-            good = found.index(None) if None in found else len(found)
+            entries = [_entry(line) for line in lines]
+            good = entries.index(None) if None in entries else len(entries)
             if good == 0 and lines and lines[0].endswith(b"\n") and not restart:
                 raise GTPError(f"the first line of {self.path} is damaged, which says what it measured; {RESTART_HINT}")
             if restart or good == 0:
@@ -63,7 +63,7 @@ class Journal:
                 self._write(MAGIC)
                 self.append(run)
                 return []
-        stored = found[0]
+        stored = entries[0]
         if stored != run:
             raise GTPError(f"{self.path} is of a different run: {differences(stored, run)}; {RESTART_HINT}")
         if good < len(lines) and lines[good].endswith(b"\n"):  # else a kill has cut it off
@@ -73,7 +73,7 @@ class Journal:
             )
         with friendly_write_errors(self.path):
             self._truncate(len(MAGIC) + sum(map(len, lines[:good])))
-        return found[1:good]
+        return entries[1:good]
 
     def append(self, entry: object) -> None:
         """Write one line and flush it to disk."""

@@ -92,7 +92,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if [each.name for each in folder.iterdir()] == [".lock"]:
+            if [entry.name for entry in folder.iterdir()] == [".lock"]:
                 (folder / ".lock").unlink()
             raise
         finally:

@@ -87,8 +87,8 @@ def losses(
     cls = (-labels * student.logits.log_softmax(dim=-1)).sum(dim=-1).mean()
     ratio = student.logits.new_zeros(())
     for stage, decision in enumerate(student.decisions):
-        wanted = reducer.method.keep_ratio ** (stage + 1)
-        ratio = ratio + (decision.mean(dim=1) - wanted).square().mean()
+        target = reducer.method.keep_ratio ** (stage + 1)
+        ratio = ratio + (decision.mean(dim=1) - target).square().mean()
     cls_kl = ratio.new_zeros(()) if teacher is None else kl_from_teacher(student.logits, teacher.logits)
     stays = student.decisions[-1].detach() > 0.5
     token = student.features.sum() * 0  # if no token stays; every parameter needs a gradient even then

@@ -129,9 +129,11 @@ def finetune(
             del state  # which holds on to the file
             return loop.run(progress)
         except NonFiniteError as error:
-            kept = f"{folder / STATE}, of step {loop.saved}, is kept" if loop.saved else "nothing was saved yet"
+            last_checkpoint = (
+                f"{folder / STATE}, of step {loop.saved}, is kept" if loop.saved else "nothing was saved yet"
+            )
             raise NonFiniteError(
-                f"{error}; the last good checkpoint ({kept}); try a lower --lr, or --clip-grad 1"
+                f"{error}; the last good checkpoint ({last_checkpoint}); try a lower --lr, or --clip-grad 1"
             ) from None
         finally:
             loop.log.close()
@@ -156,10 +158,14 @@ def finetune_identity(
     model: nn.Module, name: str, method: Method, settings: TrainingConfig, dataset: object, validation: object
 ) -> dict[str, object]:
     """What must be equal for a run to be resumed; the number of processes may differ."""
-    kept = {key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")}
-    seen = {} if validation is None else images_identity(validation).to_dict()
+    hyperparameters = {
+        key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")
+    }
+    validation_identity = {} if validation is None else images_identity(validation).to_dict()
     models = {UNREDUCED: model, method.name: patch(model, method, quiet=True)}
-    return run_identity(name, models, dataset, method=method.to_dict(), **kept, validation=seen).to_dict()
+    return run_identity(
+        name, models, dataset, method=method.to_dict(), **hyperparameters, validation=validation_identity
+    ).to_dict()
 
 
 @dataclass(frozen=True)

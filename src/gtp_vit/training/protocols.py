@@ -45,13 +45,13 @@ class Protocol:
     def with_settings(self, settings: TrainingConfig) -> Protocol:
         """This protocol with the user's settings, which take precedence."""
         names = ("lr", "min_lr", "learned_lr", "weight_decay", "warmup", "drop_path")
-        given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
-        found = dataclasses.replace(self, **given)
-        if found.min_lr > found.lr:
+        overrides = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+        protocol = dataclasses.replace(self, **overrides)
+        if protocol.min_lr > protocol.lr:
             raise SettingError(
-                f"min_lr is {found.min_lr:g}, more than lr, which is {found.lr:g}; give a smaller min_lr"
+                f"min_lr is {protocol.min_lr:g}, more than lr, which is {protocol.lr:g}; give a smaller min_lr"
             )
-        return found
+        return protocol
 
     def learning_rate(self, learned: bool) -> float:
         """Highest learning rate of the model, or of the learned parts of the method."""
@@ -160,7 +160,7 @@ class DynamicViTProtocol(Protocol):
         assert not isinstance(teacher_outputs, Tensor)
         assert isinstance(model.reducer, DynamicViTReducer)
         student = dynamicvit.outputs(model, images)
-        found = dynamicvit.losses(
+        losses = dynamicvit.losses(
             student,
             teacher_outputs,
             labels,
@@ -169,8 +169,8 @@ class DynamicViTProtocol(Protocol):
             distill_weight=self.distill(settings),
             token_kl=model.reduction.backbone.token_classifier(model) is not None,
         )
-        terms = {"loss": found.total, "cross_entropy": found.cls, "ratio": found.ratio}
-        return terms if teacher_outputs is None else {**terms, "kl": found.cls_kl, "token": found.token}
+        terms = {"loss": losses.total, "cross_entropy": losses.cls, "ratio": losses.ratio}
+        return terms if teacher_outputs is None else {**terms, "kl": losses.cls_kl, "token": losses.token}
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,9 @@ PROTOCOLS: dict[str, Protocol] = {
 
 def protocol_of(method: Method, settings: TrainingConfig) -> Protocol:
     """The protocol of a method with the user's settings, checked."""
-    found = PROTOCOLS.get(method.name, Protocol()).with_settings(settings)
-    found.check(method, settings)
-    return found
+    protocol = PROTOCOLS.get(method.name, Protocol()).with_settings(settings)
+    protocol.check(method, settings)
+    return protocol
 
 
 def parameter_groups(protocol: Protocol, model: PatchedModel, extra: nn.Module) -> list[dict[str, Any]]:

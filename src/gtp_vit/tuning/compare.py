@@ -72,7 +72,7 @@ def plan_comparison(
     host = host_of(model)
     costs = host.costs()
     whole = costs.unreduced
-    found, left_out = [ComparisonEntry(UNREDUCED, UNREDUCED, None, whole, whole)], []
+    entries, left_out = [ComparisonEntry(UNREDUCED, UNREDUCED, None, whole, whole)], []
     texts = _budget_labels(budgets)
     for budget, text in zip(budgets, texts, strict=True):
         for name in methods or [name for name in known_methods() if name != Identity.name]:
@@ -84,15 +84,15 @@ def plan_comparison(
                 left_out.append(f"{name} at {budget / 1e9:.3f} GMACs: {error}")
                 continue
             cost = costs.macs_with(method)
-            found.append(ComparisonEntry(f"{name} @ {text}", name, method, budget, cost))
+            entries.append(ComparisonEntry(f"{name} @ {text}", name, method, budget, cost))
     for number, recipe in enumerate(recipes):
         recipe.check(host)
         cost = costs.macs_with(recipe.method)
         label = f"{recipe.method.name}, tuned"
         near = min(budgets, key=lambda budget: abs(budget - cost), default=cost)
         budget = near if abs(near - cost) <= 0.01 * near else cost  # else nothing is at its budget
-        found.append(ComparisonEntry(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
-    return found, left_out
+        entries.append(ComparisonEntry(f"{label} {number} @ {cost / 1e9:.3f}", label, recipe.method, budget, cost))
+    return entries, left_out
 
 
 def check_plans(plans: Sequence[ComparisonEntry], left_out: Sequence[str]) -> None:
@@ -101,8 +101,8 @@ def check_plans(plans: Sequence[ComparisonEntry], left_out: Sequence[str]) -> No
         raise SettingError(f"no method can be compared here: {'; '.join(left_out)}")
 
 
-def _check_no_duplicates(kind: str, given: Sequence[str]) -> None:
-    twice = [each for each, number in Counter(given).items() if number > 1]
+def _check_no_duplicates(kind: str, names: Sequence[str]) -> None:
+    twice = [name for name, number in Counter(names).items() if number > 1]
     if twice:
         raise SettingError(f"the {kind} {twice[0]} is given more than once; give each once")
 

@@ -68,8 +68,8 @@ class DamageEvaluator:
             if "speedup" in entry:
                 self.speedups[settings] = entry["speedup"]
                 continue
-            found = {name: decode_array(stored) for name, stored in entry["found"].items()}
-            self.cache[settings, entry["first"], entry["last"]] = found, entry["seconds"]
+            values = {name: decode_array(stored) for name, stored in entry["found"].items()}
+            self.cache[settings, entry["first"], entry["last"]] = values, entry["seconds"]
         with torch.inference_mode():
             self.base = self._outputs(UNREDUCED, self.model, images)
         check_reference_outputs(self.base, range(len(images)), images)
@@ -87,16 +87,16 @@ class DamageEvaluator:
             fast = patch(self.model, method, restore=self.measure.restores, quiet=True)
             with torch.inference_mode():
                 outputs = self._outputs(method.name, fast, self.images[first:last])
-            found = compare_unlabelled(self.measure, self.base[first:last], outputs)
+            values = compare_unlabelled(self.measure, self.base[first:last], outputs)
             seconds = round(time.perf_counter() - begin, 4)
-            self.cache[key] = found, seconds
+            self.cache[key] = values, seconds
             if self.journal is not None:
                 entry = {"settings": journal_settings(method), "first": first, "last": last, "seconds": seconds}
-                self.journal.append({**entry, "found": encode_arrays(found)})
-        found, seconds = self.cache[key]
+                self.journal.append({**entry, "found": encode_arrays(values)})
+        values, seconds = self.cache[key]
         self.seconds += seconds  # also for figures from the journal, so a resumed run ends at the same time
         base = {name: array[first:last] for name, array in self.base_arrays.items()}
-        return Damage(self.measure, base, found)
+        return Damage(self.measure, base, values)
 
     def speedup_of(self, method: Method, measure: Callable[[], float]) -> float:
         """The speed-up of these settings, measured once."""

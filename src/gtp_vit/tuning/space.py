@@ -111,15 +111,15 @@ class ScheduleSpace:
 
     def rebalance(self, plan: Sequence[int], layer: int, target: float) -> list[int] | None:
         """Let `layer` remove as few tokens as the cost allows."""
-        low, high, found = 0, self.vit.image_tokens - 1, None
+        low, high, best = 0, self.vit.image_tokens - 1, None
         while low <= high:
             middle = (low + high) // 2
             tried = self.snap([*plan[:layer], middle, *plan[layer + 1 :]])
             if tried is None or self.cost(tried) <= target:
-                found, high = tried or found, middle - 1
+                best, high = tried or best, middle - 1
             else:
                 low = middle + 1
-        return found if found is not None and self.cost(found) <= target else None
+        return best if best is not None and self.cost(best) <= target else None
 
     def starting_points(self, target: float) -> Iterator[Method]:
         """The settings' own schedule and hand-made ones, at this cost."""
@@ -129,13 +129,13 @@ class ScheduleSpace:
         three = quarter_layers(depth)
         shapes.append([float(layer in three) for layer in range(depth)])
         shapes.append(np.interp(np.linspace(0, 11, depth), range(12), DIFFRATE_SHAPE).tolist())
-        found = [plan for plan in (self.fit(shape, target) for shape in shapes) if plan is not None]
-        if not found:  # removing as much as possible at once is the cheapest
+        plans = [plan for plan in (self.fit(shape, target) for shape in shapes) if plan is not None]
+        if not plans:  # removing as much as possible at once is the cheapest
             last_resort = self.fit([float(layer == 0) for layer in range(depth)], target)
-            found = [] if last_resort is None else [last_resort]
-        if not found:  # the method cuts what a shape asks for, and several layers must remove all they can
-            found = sorted((plan for plan in earliest(self) if self.cost(plan) <= target), key=self.cost)[-1:]
-        for plan in found:
+            plans = [] if last_resort is None else [last_resort]
+        if not plans:  # the method cuts what a shape asks for, and several layers must remove all they can
+            plans = sorted((plan for plan in earliest(self) if self.cost(plan) <= target), key=self.cost)[-1:]
+        for plan in plans:
             yield self.with_plan(plan)
 
 
@@ -152,14 +152,14 @@ def unreachable_error(space: ScheduleSpace, target: float) -> SettingError:
 def earliest(space: ScheduleSpace) -> list[list[int]]:
     """Schedules that remove all they can in the first layers, of one layer, two, and so on, and one of none."""
     tokens, depth = space.vit.image_tokens, space.vit.depth
-    found = [[0] * depth]
+    schedules = [[0] * depth]
     for used in range(1, depth + 1):
         asked = [tokens if layer < used else 0 for layer in range(depth)]
         plans = [space.snap(asked)]
         with contextlib.suppress(GTPError):  # some methods cut a schedule that asks for too much
             plans.append(space.plan_of(space.with_plan(asked)))
-        found += [plan for plan in plans if plan is not None and space.respects_limits(plan)]
-    return found
+        schedules += [plan for plan in plans if plan is not None and space.respects_limits(plan)]
+    return schedules
 
 
 def min_macs(space: ScheduleSpace) -> int:

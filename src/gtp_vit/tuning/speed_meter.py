@@ -67,10 +67,10 @@ class SpeedMeter:
         with self._compile(
             {"reduced": patch(self.model, method, quiet=True)}, images[:num_search_images], tune_smoothing=True
         ) as loaded:
-            found = self.measure.check(self.engine, loaded["reduced"](unseen), len(unseen)).float()
+            output = self.measure.check(self.engine, loaded["reduced"](unseen), len(unseen)).float()
         with torch.inference_mode():
-            wanted = self.measure.outputs(UNREDUCED, self.model, unseen)
-        damage = Damage.between(self.measure, wanted, found)
+            reference = self.measure.outputs(UNREDUCED, self.model, unseen)
+        damage = Damage.between(self.measure, reference, output)
         return EngineFigures(damage.summary(), len(unseen), self.engine, self.precision)
 
     def _compile(

@@ -106,7 +106,7 @@ def _check(flags: Benchmark) -> None:
     """Refuse combinations that make no sense."""
     check_engine(flags.engine, flags.precision, flags.device)
     for_torch = {"--compile": flags.compile, "--dtype": flags.dtype != "float32"}
-    wrong = [name for name, given in for_torch.items() if given and flags.engine != TORCH]
+    wrong = [name for name, value in for_torch.items() if value and flags.engine != TORCH]
     if wrong:
         raise GTPError(f"{' and '.join(wrong)} is for torch; leave it out with --engine {flags.engine}")
 
@@ -148,18 +148,18 @@ def _measure(
         files = make_dataset(dataclasses.replace(flags, batch_size=1), model, labels=False)  # type: ignore[arg-type]
         for size in flags.batch_size:
             BatchCycle(files, size, images).next_batch()  # fail now, not after the work, if there are too few
-    found = []
+    timings = []
     with torch.inference_mode(), render.progress("timing") as progress:
         for size in flags.batch_size:
             calls = {name: functools.partial(one, images[:size]) for name, one in models.items()}
-            found.append(_timed(flags, size, False, calls, progress))
+            timings.append(_timed(flags, size, False, calls, progress))
             if files is not None:
                 calls = {
                     name: functools.partial(_load_and_run, one, BatchCycle(files, size, images))
                     for name, one in models.items()
                 }
-                found.append(_timed(flags, size, True, calls, progress))
-    return found
+                timings.append(_timed(flags, size, True, calls, progress))
+    return timings
 
 
 def _load_and_run(model: Callable[[torch.Tensor], object], cycle: BatchCycle) -> object:
@@ -191,6 +191,6 @@ class BatchCycle:
             self.iterator = batches(self.dataset, batch_size=self.size, workers=0)
             batch = next(self.iterator, None)
         if batch is None or len(batch.images) < self.size:
-            found = 0 if batch is None else len(batch.images)
-            raise GTPError(f"a batch needs {self.size} images, but only {found} could be read; give a smaller -b")
+            images = 0 if batch is None else len(batch.images)
+            raise GTPError(f"a batch needs {self.size} images, but only {images} could be read; give a smaller -b")
         return batch.images.to(self.like)

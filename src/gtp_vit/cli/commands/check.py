@@ -24,7 +24,7 @@ class Check(OutputFlags):
 
 def main(arguments: Sequence[str]) -> None:
     flags = parse_flags(Check, arguments)
-    found = {**jsonable(environment()), "bf16": bf16_verdict()}
-    found |= {name: engine.status() for name, engine in ENGINES.items()}
-    rows = [[key, str(value)] for key, value in found.items()]
-    print_table_result(flags, arguments, "gtp-vit check", ["what", "found"], rows, found)
+    report = {**jsonable(environment()), "bf16": bf16_verdict()}
+    report |= {name: engine.status() for name, engine in ENGINES.items()}
+    rows = [[key, str(value)] for key, value in report.items()]
+    print_table_result(flags, arguments, "gtp-vit check", ["what", "found"], rows, report)

@@ -138,7 +138,7 @@ def run(
     timing_images = take_images(dataset, flags.timing_batch, model)
     with open_journal(flags, results, flags.model, models, dataset, **settings, batch_size=flags.batch_size) as journal:
         with render.progress("comparing") as progress:
-            rows, found = compare(
+            rows, evaluation = compare(
                 models,
                 plans,
                 dataset,
@@ -149,20 +149,20 @@ def run(
                 progress=progress,
             )
         rows = with_timings(rows, models, timing_images, flags.rounds)
-        stored = comparison_rows(model_columns(flags.model, model, data_settings(flags)), rows, found)
-        text = [explain_scores(found), *(f"Left out: {reason}" for reason in left_out)]
+        stored = comparison_rows(model_columns(flags.model, model, data_settings(flags)), rows, evaluation)
+        text = [explain_scores(evaluation), *(f"Left out: {reason}" for reason in left_out)]
         if flags.output is not None:
             for name in ("results.csv", "results.json"):
                 write_results(flags.output / name, stored)
             traces = traces_at_tightest_budget(model, rows, timing_images[:1])
-            sections = comparison_sections(rows, found, timing_images, traces, left_out)
-            lead = f"All methods at equal MACs on the same {plural(found.scores[0].images, 'image', 'images')}."
+            sections = comparison_sections(rows, evaluation, timing_images, traces, left_out)
+            lead = f"All methods at equal MACs on the same {plural(evaluation.scores[0].images, 'image', 'images')}."
             title = f"Token reduction on {flags.model}"
             write_page(flags, arguments, flags.output / "report.html", title, lead, sections)
             text.append(f"Written: {flags.output / 'report.html'}, results.csv, results.json")
-    result = {"flags": flags, "rows": stored, "unreadable": found.unreadable, "left_out": left_out}
-    print_result(flags, result, (flags.model, *comparison_table(rows, found)), text="\n".join(text))
-    check_complete(found)
+    result = {"flags": flags, "rows": stored, "unreadable": evaluation.unreadable, "left_out": left_out}
+    print_result(flags, result, (flags.model, *comparison_table(rows, evaluation)), text="\n".join(text))
+    check_complete(evaluation)
 
 
 def check_tuning(flags: Compare) -> None:
@@ -183,9 +183,9 @@ def tune_all(
     check_readable(unreadable)
     images = images.to(next(model.parameters()).device)
     search = SearchConfig(passes=flags.search_passes, batch_size=flags.batch_size)
-    kept = None if flags.output is None else flags.output / "tuning"
+    journal_path = None if flags.output is None else flags.output / "tuning"
     journal = journals.enter_context(
-        open_journal(flags, kept, flags.model, model, images, search=search, **measure.settings())
+        open_journal(flags, journal_path, flags.model, model, images, search=search, **measure.settings())
     )
     with render.progress("tuning") as progress:
         recipes, left_out = tune_all_methods(

@@ -92,13 +92,13 @@ def _examples(flags: Demo) -> list[Example]:
 
 def _python(flags: Demo) -> str:
     """The line that makes the model; of files only the name, as the page may be seen by others."""
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "pretrained": flags.pretrained,
         "checkpoint": None if flags.checkpoint is None else flags.checkpoint.name,
         "img_size": flags.img_size,
         "num_classes": flags.num_classes,
     }
-    more = "".join(f", {key}={value!r}" for key, value in given.items() if value is not None and value is not False)
+    more = "".join(f", {key}={value!r}" for key, value in settings.items() if value is not None and value is not False)
     return f"gtp_vit.create_model({public_name(flags.model)!r}{more})"
 
 

@@ -140,7 +140,7 @@ def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
         raise GTPError(f"--verify checks a folder and embeds nothing; leave out {flags.model}")
     manifest = verify(folder)
     columns = ["images", "embedded", "files"]
-    row = [str(each) for each in (manifest["images"], manifest["embedded"], len(manifest["shards"]))]
+    row = [str(count) for count in (manifest["images"], manifest["embedded"], len(manifest["shards"]))]
     result = {"flags": flags, "manifest": manifest}
     print_result(flags, result, (str(folder), columns, [row]), text="All files are as they were written.")
 
@@ -163,12 +163,12 @@ def _embed(flags: Embed, output: Path, choice: MethodChoice, arguments: Sequence
             if is_exported(flags.model)
             else _from_model(flags, choice)
         )
-        wanted = flags.shard_size or (128 if flags.patches else 4096)
-        shard_size = -(-wanted // flags.batch_size) * flags.batch_size
+        requested = flags.shard_size or (128 if flags.patches else 4096)
+        shard_size = -(-requested // flags.batch_size) * flags.batch_size
         _warn_of_idle_processes(source.dataset, shard_size)
         first = distributed.is_rank_zero()
         progress = stack.enter_context(render.progress("embedding")) if first else None
-        found = embed_to_folder(
+        result = embed_to_folder(
             output,
             source.embedder,
             source.dataset,
@@ -180,8 +180,8 @@ def _embed(flags: Embed, output: Path, choice: MethodChoice, arguments: Sequence
             if progress is None
             else lambda done, total, rate: progress(done, total, best=f"{rate:.1f} images/s"),
         )
-    if found is not None:
-        _print_summary(flags, source, found)
+    if result is not None:
+        _print_summary(flags, source, result)
 
 
 @contextlib.contextmanager
@@ -240,25 +240,25 @@ def _warn_of_idle_processes(dataset: Images, shard_size: int) -> None:
         )
 
 
-def _print_summary(flags: Embed, source: EmbedJob, found: EmbedResult) -> None:
+def _print_summary(flags: Embed, source: EmbedJob, embedded: EmbedResult) -> None:
     """Say what was written; the exit code says whether something is missing."""
-    manifest = found.manifest
-    rate = f"{found.images / found.seconds:.1f}" if found.images else "-"
+    manifest = embedded.manifest
+    rate = f"{embedded.images / embedded.seconds:.1f}" if embedded.images else "-"
     columns = ["embedding", "images", "embedded", "files", "new", "images/s"]
-    counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), found.images]
+    counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), embedded.images]
     row = [f"{source.embedder.spec}, {flags.dtype}", *map(str, counts), rate]
-    text = f"Written: {found.folder / MANIFEST} and {plural(len(manifest['shards']), 'file', 'files')} beside it"
+    text = f"Written: {embedded.folder / MANIFEST} and {plural(len(manifest['shards']), 'file', 'files')} beside it"
     if is_exported(flags.model) and source.embedder.spec is not None and source.embedder.spec.kind == "classes":
         text += (
             f". {source.title} was exported with its classifier, so these are class scores; of the model itself "
             "gtp-vit embed takes features, and the two do not belong in one index"
         )
-    result = {"flags": flags, "seconds": found.seconds, "new": found.images, "manifest": manifest}
-    print_result(flags, result, (source.title, columns, [row]), text=text)
-    if found.not_finite:
-        names = "; ".join(found.not_finite[:5])
-        more = f"; {len(found.unreadable)} of the images could not be read" if found.unreadable else ""
+    answer = {"flags": flags, "seconds": embedded.seconds, "new": embedded.images, "manifest": manifest}
+    print_result(flags, answer, (source.title, columns, [row]), text=text)
+    if embedded.not_finite:
+        names = "; ".join(embedded.not_finite[:5])
+        more = f"; {len(embedded.unreadable)} of the images could not be read" if embedded.unreadable else ""
         raise IncompleteError(
-            f"{len(found.not_finite)} of the images have no finite embedding and were left out: {names}{more}"
+            f"{len(embedded.not_finite)} of the images have no finite embedding and were left out: {names}{more}"
         )
-    check_readable(found.unreadable)
+    check_readable(embedded.unreadable)

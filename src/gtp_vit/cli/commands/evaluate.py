@@ -111,23 +111,24 @@ def _evaluate(flags: Evaluate, choice: MethodChoice, arguments: Sequence[str], f
             return
         costs = {UNREDUCED: macs(model).total, name: cost}
         with render.progress("evaluating") as progress:
-            found = evaluate(models, dataset, **reading, journal=journal, progress=progress)
+            evaluation = evaluate(models, dataset, **reading, journal=journal, progress=progress)
         stored = {UNREDUCED: {}, name: own}
         rows = [
-            score_row(model_columns(flags.model, model, read), found, each, costs[each]) | {"settings": stored[each]}
-            for each in models
+            score_row(model_columns(flags.model, model, read), evaluation, model_name, costs[model_name])
+            | {"settings": stored[model_name]}
+            for model_name in models
         ]
         if flags.results_file is not None:
             write_results(flags.results_file, rows)
-        columns, cells = score_table(found, costs)
-        text, title = explain_scores(found), f"{flags.model} with {title}"
+        columns, cells = score_table(evaluation, costs)
+        text, title = explain_scores(evaluation), f"{flags.model} with {title}"
         sections = [Section("Figures", table(columns, cells) + paragraph(text))]
         write_page(
-            flags, arguments, flags.html, title, f"{plural(found.scores[0].images, 'image', 'images')}.", sections
+            flags, arguments, flags.html, title, f"{plural(evaluation.scores[0].images, 'image', 'images')}.", sections
         )
-    result = {"flags": flags, "rows": rows, "unreadable": found.unreadable}
+    result = {"flags": flags, "rows": rows, "unreadable": evaluation.unreadable}
     print_result(flags, result, (title, columns, cells), text=text)
-    check_complete(found)
+    check_complete(evaluation)
 
 
 def _cost(fast: nn.Module, dataset: Dataset[Item]) -> int:

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     info = ExportInfo(name, _weights(flags), classes, preprocessing_of(flags.model))
     images, unreadable = _images(flags, engine, model)
     with render.status("exporting") as step:
-        found = export(
+        exported = export(
             fast,
             path,
             precision=flags.precision,
@@ -91,12 +91,17 @@ def main(arguments: Sequence[str]) -> None:
             overwrite=flags.overwrite,
             progress=step,
         )
-    title, text = f"{path.name} in {engine.title} against torch", _summary(found)
-    rows = [check_row(check) for check in found.checks]
+    title, text = f"{path.name} in {engine.title} against torch", _summary(exported)
+    rows = [check_row(check) for check in exported.checks]
     write_page(
         flags, arguments, flags.html, title, "", [Section("Checked", table(CHECK_COLUMNS, rows) + paragraph(text))]
     )
-    result = {"flags": flags, "files": found.files, "metadata": found.metadata.to_dict(), "checks": found.checks}
+    result = {
+        "flags": flags,
+        "files": exported.files,
+        "metadata": exported.metadata.to_dict(),
+        "checks": exported.checks,
+    }
     print_result(flags, result, (title, CHECK_COLUMNS, rows), text=text)
     check_readable(unreadable)
 
@@ -123,8 +128,8 @@ def _images(flags: Export, engine: Engine, model: nn.Module) -> tuple[torch.Tens
         return None, []
     images, unreadable = read_images(flags, model, flags.images, MIN_IMAGES)
     if len(images) < MIN_IMAGES:
-        found = plural(len(images), "image is", "images are")
-        raise GTPError(f"{found} too few; give at least {MIN_IMAGES}, better {flags.images}")
+        count = plural(len(images), "image is", "images are")
+        raise GTPError(f"{count} too few; give at least {MIN_IMAGES}, better {flags.images}")
     return images, unreadable
 
 

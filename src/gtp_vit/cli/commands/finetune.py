@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
         method = chosen.for_model(model)
         dataset, validation = make_datasets(flags, settings, model)
         with _training_bar() as progress:
-            found = finetune(
+            run = finetune(
                 model,
                 method,
                 dataset,
@@ -82,14 +82,14 @@ def main(arguments: Sequence[str]) -> None:
                 workers=flags.workers,
                 progress=progress,
             )
-        unreadable = sorted(set(itertools.chain(*distributed.all_gather(found.unreadable))))
+        unreadable = sorted(set(itertools.chain(*distributed.all_gather(run.unreadable))))
         if not distributed.is_rank_zero():
             return
         title = f"{flags.model} with {method}"
-        text, table = training_text(found.log), validation_table(found.log)
-        write_page(flags, arguments, flags.output / "report.html", title, text, training_sections(found.log))
+        text, table = training_text(run.log), validation_table(run.log)
+        write_page(flags, arguments, flags.output / "report.html", title, text, training_sections(run.log))
         text += f" Written: {flags.output / WEIGHTS}, the log and report.html beside it."
-        result = {"flags": flags, "log": [entry.to_dict() for entry in found.log], "unreadable": unreadable}
+        result = {"flags": flags, "log": [entry.to_dict() for entry in run.log], "unreadable": unreadable}
         print_result(flags, result, *([] if table is None else [(title, *table)]), text=text)
         check_readable(unreadable)
 

@@ -53,35 +53,35 @@ def main(arguments: Sequence[str]) -> None:
     alike = names(flags.pattern)
     plain = not flags.details and not flags.json and flags.html is None
     refused = _unsupported(alike, say=plain)  # a plain list, for pipes, while models are checked
-    found = [name for name in alike if name not in refused]
-    if not found:
+    supported = [name for name in alike if name not in refused]
+    if not supported:
         raise GTPError(_no_model_error(flags.pattern, refused))
     if plain:
         return
     if not flags.details:
-        print_table_result(flags, arguments, "models", ["model"], [[name] for name in found], found)
+        print_table_result(flags, arguments, "models", ["model"], [[name] for name in supported], supported)
         return
     columns = ["model", "patches", "prefix", "channels", "layers", "heads", "GMACs"]
     with render.progress("counting") as progress:
         rows = []
-        for index, name in enumerate(found):
+        for index, name in enumerate(supported):
             rows.append(_details(name))
-            progress(index + 1, len(found))
+            progress(index + 1, len(supported))
     print_table_result(flags, arguments, "models", columns, rows)
 
 
 def _unsupported(candidates: Sequence[str], *, say: bool) -> dict[str, str]:
     """The models that `patch` refuses, and why; about 30 ms each. With `say`, print the others at once."""
-    found = {}
+    reasons = {}
     with render.progress("checking each model") if not say else nullcontext(_nobody) as progress:
         for index, name in enumerate(candidates):
             reason = unsupported_reason(name)
             if reason is not None:
-                found[name] = reason
+                reasons[name] = reason
             elif say:
                 print(name, flush=True)
             progress(index + 1, len(candidates))
-    return found
+    return reasons
 
 
 def _nobody(done: int, total: int) -> None:

@@ -71,14 +71,14 @@ def main(arguments: Sequence[str]) -> None:
         raise GTPError(f"--layers has {wrong[0]}; this model has layers 0 to {depth - 1}")
     sections, drawn = [], {}
     caption = "Above: what is left, with the sizes of tokens. Below: which patches share one."
-    for name, seen, tensor in _pictures(flags, model):
-        found, path = trace(fast, tensor[None]), flags.output / f"{name}.png"
-        data = png(panels(seen, found, layers))
+    for name, image, tensor in _pictures(flags, model):
+        traced, path = trace(fast, tensor[None]), flags.output / f"{name}.png"
+        data = png(panels(image, traced, layers))
         write_atomically(path, data)
-        kept = [layer.kept.shape[1] for layer in found.layers]
-        drawn[str(path)] = {"kept": kept, "lost": round(float(found.lost()[0]), 4)}
+        tokens_left = [layer.kept.shape[1] for layer in traced.layers]
+        drawn[str(path)] = {"kept": tokens_left, "lost": round(float(traced.lost()[0]), 4)}
         sections.append(Section(name, picture(data, caption)))
-        text = table(*token_table(found)) + paragraph(lost_fraction_text(found))
+        text = table(*token_table(traced)) + paragraph(lost_fraction_text(traced))
         sections.append(Section(f"{name}, layer by layer", text))
     page = flags.output / "index.html"
     lead = "A patch in colour shares its token with all of the same colour; grey ones are alone, white ones lost."
@@ -105,10 +105,10 @@ def _draw_features(flags: Visualise, arguments: Sequence[str], model: nn.Module,
         raise GTPError("--features draws what the last layer gives; leave out --layers")
     fast = patch(model, method, restore=True)
     sections, drawn = [], {}
-    for name, seen, tensor in _pictures(flags, model):
+    for name, image, tensor in _pictures(flags, model):
         with torch.inference_mode(), eval_mode(model, fast):
-            one, other = (patch_features(each, tensor[None])[0].float() for each in (model, fast))
-        data = png(feature_panels(seen, one, other, host_of(model).vit.grid))
+            one, other = (patch_features(m, tensor[None])[0].float() for m in (model, fast))
+        data = png(feature_panels(image, one, other, host_of(model).vit.grid))
         path = flags.output / f"{name}-features.png"
         write_atomically(path, data)
         error, same = float(patch_errors(one, other).mean()), same_segment_percent(one, other)
@@ -143,8 +143,8 @@ def _pictures(flags: Visualise, model: nn.Module) -> list[tuple[str, Any, Any]]:
             for index in range(3)
         ]
     view = preview_transform(model, transform_of(flags.model, model), img_size=flags.img_size)
-    found = []
+    pictures = []
     for index, path in enumerate(flags.images):
         picture, tensor = view(open_picture(path, ignore_exif=flags.ignore_exif))
-        found.append((f"{index}-{path.stem}", picture, tensor))
-    return found
+        pictures.append((f"{index}-{path.stem}", picture, tensor))
+    return pictures
