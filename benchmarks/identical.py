@@ -52,7 +52,7 @@ def outputs(family: str, method: Any) -> dict[str, str]:
     families.output(fast, images).square().sum().backward()
     gradients = [p.grad for p in fast.parameters() if p.grad is not None]
     found["gradients"] = digest(*gradients)
-    for convention in ("model", "torchprofile"):
+    for convention in ("torch", "torchprofile"):
         try:
             found[f"macs {convention}"] = str(int(macs(fast, convention=convention)))
         except GTPError:  # depends on the images

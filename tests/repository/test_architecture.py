@@ -4,6 +4,7 @@ import ast
 import functools
 import graphlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -245,6 +246,43 @@ def test_reports_get_data_and_run_nothing():
 
 def test_files_say_what_they_are():
     assert not [path for path in FILES if not ast.get_docstring(syntax(path))]
+
+
+# Of gradio, git, timm and the repository; and of messages.
+NAMED_ELSEWHERE = {"launch", "GIT_DIR", "validate.py", "setup.py", "rotary_keys.py"}
+
+
+def test_what_comments_name_exists():
+    """Names in backticks, constants with an underscore and files of the package: renaming forgets them."""
+    texts, words = [], {path.name for path in FILES}
+    for path in FILES:
+        code = path.read_text()
+        own = [text for node in ast.walk(syntax(path)) if (text := docstring_of(node)) is not None]
+        own += re.findall(r"(?<=\s)# .*", code)
+        for text in own:
+            code = code.replace(text, "")
+        texts += own
+        words |= {*re.findall(r"\w+", code), path.stem}
+    quoted = [re.split(r"[(=]", each)[0] for text in texts for each in re.findall(r"`([^`\n]+)`", text)]
+    named = {name for each in quoted if "..." not in each for name in re.findall(r"[A-Za-z_]\w*", each)}
+    named |= {name for text in texts for name in re.findall(r"\b[A-Z]+_[A-Z_]+\b|\b[a-z_]+\.py\b", text)}
+    assert named - words == NAMED_ELSEWHERE
+
+
+def docstring_of(node: ast.AST) -> str | None:
+    """As it is written."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        return None
+    return ast.get_docstring(node, clean=False)
+
+
+def test_a_files_docstring_begins_with_no_other_name():
+    """ "tune: the schedule of ..." stands in tune.py, or where the function is."""
+    for path in FILES:
+        name, colon, _ = (ast.get_docstring(syntax(path)) or "").partition(": ")
+        if colon and name.isidentifier() and name.islower():
+            defined = {node.name for node in syntax(path).body if isinstance(node, ast.FunctionDef)}
+            assert name in {path.stem, *defined}, path
 
 
 def test_no_kernel_file_is_called_like_a_standard_module():

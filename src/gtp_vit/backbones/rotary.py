@@ -20,7 +20,7 @@ METHODS_READ_ROTATED_KEYS = True  # do methods that compare keys see them rotate
 
 
 def keys_for_methods(keys: Tensor) -> Tensor | None:
-    """`Projections.method_keys` for keys that are not rotated yet."""
+    """`QKV.method_keys` for keys that are not rotated yet."""
     return None if METHODS_READ_ROTATED_KEYS else keys
 
 

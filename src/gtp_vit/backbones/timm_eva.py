@@ -129,7 +129,7 @@ class TimmEva(TimmViT):
 
 
 def queries_keys_values(attn: Any, y: Tensor, queries: int | None) -> tuple[Tensor, ...]:
-    """As `parts.project`, of timm's attention with one fused layer or three, and with biases of its own or without."""
+    """As `modules.project`, of timm's attention with one fused layer or three, with biases of its own or without."""
     if attn.qkv is None:
         inputs = ((attn.q_proj, y[:, :queries]), (attn.k_proj, y), (attn.v_proj, y))
         return tuple(split_heads(layer(tensor), 1, attn.num_heads)[0] for layer, tensor in inputs)

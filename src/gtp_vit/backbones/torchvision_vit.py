@@ -202,7 +202,7 @@ class TorchvisionViT(Backbone):
         model.heads = nn.Identity()
 
     def uses_grad_checkpointing(self, model: Any) -> bool:
-        return getattr(model, "grad_checkpointing", False)  # not torchvision's: `save_memory` sets it
+        return getattr(model, "grad_checkpointing", False)  # not torchvision's: `set_grad_checkpointing` sets it
 
     def set_grad_checkpointing(self, model: Any, enable: bool) -> None:
         model.grad_checkpointing = enable

@@ -86,11 +86,11 @@ class Library:
         return self.create(name, pretrained=False, checkpoint=None, meta=True, sizes={})
 
     def transform(self, name: str, model: nn.Module) -> Transform | None:
-        """From a picture to a tensor as the model's weights want it; None: as its `inputs.preparation` says."""
+        """From a picture to a tensor as the model's weights want it; None: as its `inputs.preprocessing` says."""
         return None
 
     def preprocessing(self, name: str) -> dict[str, Any] | None:
-        """The same in timm's words, for people and other programs; None: the model's own `inputs.preparation`."""
+        """The same in timm's words, for people and other programs; None: the model's own `inputs.preprocessing`."""
         return None
 
     def public_name(self, name: str) -> str:

@@ -225,7 +225,7 @@ def even_schedule(strength: float, depth: int, tokens: int) -> tuple[int, ...] |
 
 
 def keep_ratio_at(strength: float) -> float:
-    """The share of the tokens that is left at this strength: from 1 to 1 / STEPS."""
+    """The share of the tokens that is left at this strength: from 1 to 1 / KEEP_RATIO_STEPS."""
     return 1 - round(strength * (KEEP_RATIO_STEPS - 1)) / KEEP_RATIO_STEPS
 
 

@@ -38,7 +38,7 @@ def _hints(owner: type) -> dict[str, Any]:
 
 
 def _coerce(value: object, hint: object, max_length: int = MAX_LENGTH) -> object:
-    """`value` converted to this type, or WRONG."""
+    """`value` converted to this type, or _INVALID."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return next(

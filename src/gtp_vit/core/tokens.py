@@ -40,7 +40,7 @@ class Tokens:
     restore_residual: Tensor | None = (
         None  # what patches had of their own, for restoring.py; a scalar: nothing has been removed
     )
-    num_layers_run: int = 0  # how many have run, while there is `detail`
+    num_layers_run: int = 0  # how many have run, while there is `restore_residual`
     ops: Ops = Ops.TORCH  # the operators of this forward pass
 
     @property

@@ -61,7 +61,7 @@ def decode(file: IO[bytes] | Image.Image, *, ignore_exif: bool = False) -> Image
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MOST_PIXELS is stricter
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is stricter
         warnings.filterwarnings("ignore", "Corrupt EXIF data")  # they turn nothing
         image = file if isinstance(file, Image.Image) else Image.open(file)
         check_pixels(image)

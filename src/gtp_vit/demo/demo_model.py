@@ -1,4 +1,4 @@
-"""subject: what the page shows: a model with how it sees pictures, its classes, its costs, and example pictures."""
+"""What the page shows: a model with how it sees pictures, its classes, its costs, and example pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""filed: an exported file in the place of a model. Only its output can be seen, not where its patches went."""
+"""An exported file in the place of a model. Only its output can be seen, not where its patches went."""
 
 from __future__ import annotations
 

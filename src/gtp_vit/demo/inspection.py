@@ -1,4 +1,4 @@
-"""study: one picture in a model, with one or two methods at a share of the MACs: what they keep, change and cost.
+"""One picture in a model, with one or two methods at a share of the MACs: what they keep, change and cost.
 
 Pure functions of a subject and one person's inputs. Shapes: M0 patches, K tokens that are left.
 """
@@ -174,7 +174,7 @@ def time_columns(
 
 
 def rounds_for(models: Iterable[nn.Module], image: Tensor) -> int:
-    """How many rounds of these models fit into SECONDS, as far as one round tells."""
+    """How many rounds of these models fit into TIMING_SECONDS, as far as one round tells."""
     begin = time.perf_counter()
     with torch.inference_mode():
         for model in models:

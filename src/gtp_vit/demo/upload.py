@@ -32,7 +32,7 @@ def read_upload(path: str | Path) -> tuple[Image, list[str]]:
         if Path(path).stat().st_size > MAX_BYTES:
             raise InputError(f"the file is larger than {MAX_BYTES // 2**20} MB; make the picture smaller")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MOST_PIXELS is stricter
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is stricter
             warnings.filterwarnings("ignore", "Corrupt EXIF data")  # they turn nothing
             with Image.open(path, formats=formats) as image:
                 check_pixels(image)

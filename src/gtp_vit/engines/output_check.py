@@ -33,7 +33,7 @@ class OutputCheck:
     batch: int
     max_difference: float  # the largest, absolute
     max_output: float  # output of torch, absolute
-    exact: int  # images within EXACT
+    exact: int  # images within EXACT_TOLERANCE
     cosine: float  # the smallest of an image's outputs with torch's
     agreement: float | None  # in percent: the same first class; None for outputs that are no classes
     kl: float | None  # to torch, mean; likewise

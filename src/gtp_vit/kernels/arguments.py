@@ -55,7 +55,7 @@ class AttentionResult(NamedTuple):
 
 
 class GTPReduceInputs(NamedTuple):
-    """Of GTP's operator `reduce`."""
+    """Of GTP's operator `gtp_reduce`."""
 
     x: Tensor  # features [B, N, C]
     branch: Tensor  # the attention branch, to be added to them
@@ -77,7 +77,7 @@ class GTPReduceInputs(NamedTuple):
 
 
 class GTPReduceResult(NamedTuple):
-    """The result of `reduce`: the tokens that stay."""
+    """The result of `gtp_reduce`: the tokens that stay."""
 
     x: Tensor  # features [B, N - P, C]
     normed: Tensor  # the same after the LayerNorm that follows; empty if not asked for
@@ -103,7 +103,7 @@ class Neighbours(NamedTuple):
 
 
 class GTPPlusMergeInputs(NamedTuple):
-    """Of GTP+'s operator `conserve`."""
+    """Of GTP+'s operator `gtp_plus_merge`."""
 
     x: Tensor  # features [B, N, C]
     branch: Tensor  # the attention branch, to be added to them
@@ -144,7 +144,7 @@ class GTPPlusMergeByProbeInputs(NamedTuple):
 
 
 class GTPPlusMergeResult(NamedTuple):
-    """The result of `conserve` and of `gtp_plus_merge_by_probe`."""
+    """The result of `gtp_plus_merge` and of `gtp_plus_merge_by_probe`."""
 
     x: Tensor  # features [B, N - P, C]
     normed: Tensor  # the same after the LayerNorm that follows; empty if not asked for

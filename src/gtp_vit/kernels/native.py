@@ -1,9 +1,9 @@
 """The native library: found, loaded and called through ctypes.
 
 It is built by `pip install`, once for each instruction set, without torch's headers: one build serves every version of
-torch. The best one that this processor can run is loaded when the package is imported. If there is none, PROBLEM says
-why, and the twins run. Nothing is checked here: dispatch.py passes arguments that checks.py has checked. The functions
-`..._results` allocate the results, which also tells torch their shapes.
+torch. The best one that this processor can run is loaded when the package is imported. If there is none, LOAD_ERROR
+says why, and the reference implementations run. Nothing is checked here: dispatch.py passes arguments that checks.py
+has checked. The functions `..._results` allocate the results, which also tells torch their shapes.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def gtp_plus_merge(inputs: GTPPlusMergeInputs) -> None:
 
 
 def gtp_plus_merge_by_probe(inputs: GTPPlusMergeByProbeInputs) -> None:
-    """As in `conserve`; a token is protected, or it is not."""
+    """As in `gtp_plus_merge`; a token is protected, or it is not."""
     probe, size, protected = inputs[2:5]
     _check_finite("gtp_plus_merge_by_probe", importance_floor=inputs.importance_floor, epsilon=inputs.epsilon)
     if probe.is_meta:

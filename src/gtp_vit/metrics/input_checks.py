@@ -1,4 +1,4 @@
-"""given: models and images that a caller gives, refused where no figure could come of them, with the image named."""
+"""Models and images that a caller gives, refused where no figure could come of them, with the image named."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ def library_of(name: str) -> tuple[Library, str]:
 
 
 def transform_of(name: str, model: nn.Module) -> Transform | None:
-    """How a model prepares pictures, by its name; None: as its `inputs.preparation` says."""
+    """How a model prepares pictures, by its name; None: as its `inputs.preprocessing` says."""
     library, own_name = library_of(name)
     return library.transform(own_name, model)
 
 
 def preprocessing_of(name: str) -> dict[str, Any] | None:
-    """The same in timm's words; None: the model's `inputs.preparation`."""
+    """The same in timm's words; None: the model's `inputs.preprocessing`."""
     library, own_name = library_of(name)
     return library.preprocessing(own_name)
 

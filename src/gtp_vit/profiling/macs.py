@@ -40,7 +40,7 @@ def macs(
     Args:
         model: a patched or plain model.
         method: count as if the model were patched with this method; None = as the model is.
-        convention: "model" counts linear layers, convolutions and the two products of attention, which is what torch's
+        convention: "torch" counts linear layers, convolutions and the two products of attention, which is what torch's
             FlopCounterMode sees. "torchprofile" also counts norms and scales, and takes the method's own work as the
             released code does it: this is how the paper counts.
         include_overhead: count the method's own work too.

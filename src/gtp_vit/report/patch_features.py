@@ -1,4 +1,4 @@
-"""features: patch features as pictures, unreduced and restored side by side, and how many patches keep their segment.
+"""Patch features as pictures, unreduced and restored side by side, and how many patches keep their segment.
 
 Colours are the first three principal components of the unreduced model's features. Segments are k-means clusters of
 these; a restored feature belongs to the nearest of the same centres.

@@ -1,4 +1,4 @@
-"""learning: the log of a training run as a sentence, a table of its validation passes, and the sections of a page."""
+"""The log of a training run as a sentence, a table of its validation passes, and the sections of a page."""
 
 from __future__ import annotations
 

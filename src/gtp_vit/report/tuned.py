@@ -1,4 +1,4 @@
-"""tuned: recipes that a search found as a table, a sentence, and the sections of a page."""
+"""Recipes that a search found as a table, a sentence, and the sections of a page."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ def finetune(
         method: e.g. GTP(propagate=14), or a recipe.
         dataset: labelled images, augmented as they are read; `training.data.open_training_images` makes one.
         settings: the paper's recipe if None.
-        output: folder for weights.safetensors, state.pt and the log; or an `Output`, which can also restart the run.
+        output: folder for weights.safetensors, state.pt and the log; or a `FinetuneOutput`, which can also restart
+            the run.
         validation: images for a pass before training and after each epoch.
         workers: processes that read images, for each process that computes.
         progress: called after every step.

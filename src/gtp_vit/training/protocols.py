@@ -71,7 +71,7 @@ class Protocol:
         """Raise SettingError if there is nothing to learn with these settings."""
 
     def teacher_outputs(self, teacher: nn.Module, images: Tensor) -> Taught:
-        """The outputs of the unreduced model that `terms` needs."""
+        """The outputs of the unreduced model that `loss_terms` needs."""
         return teacher(images)
 
     def distill(self, settings: TrainingConfig) -> float:

@@ -28,7 +28,7 @@ class Macs(OutputFlags, MethodFlags):
     model: Positional[str] = bundled.NAME
     """The name of a model, as `gtp-vit models` lists them."""
     convention: ConventionName = "torch"
-    """model: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
+    """torch: what torch's counter sees. torchprofile: how the paper counts, norms and the released code included."""
     img_size: int | None = None
     """Height and width of the images, if different from the model's own."""
     shorten_last_block: bool = True

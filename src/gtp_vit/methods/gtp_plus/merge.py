@@ -1,9 +1,9 @@
 """GTP+'s arithmetic: merge the tokens that cost least into the most similar more important ones that stay.
 
-Importance is given (`conserve`: attention), or a probe predicts it from the tokens (`gtp_plus_merge_by_probe`). These
-are put in the order of their importance, so that "more important than" is "before", and only the half of the
-similarities that can matter is computed. Each of the two is an operator with a twin, a native kernel and a portable
-form.
+Importance is given (`gtp_plus_merge`: attention), or a probe predicts it from the tokens (`gtp_plus_merge_by_probe`).
+These are put in the order of their importance, so that "more important than" is "before", and only the half of the
+similarities that can matter is computed. Each of the two is an operator with a reference implementation, a native
+kernel and a portable form.
 
 Shapes: B batch, N tokens, M image tokens, K kept, P removed, C channels.
 """

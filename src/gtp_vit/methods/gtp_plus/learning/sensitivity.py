@@ -66,7 +66,7 @@ def learn_sensitivity(
         model: a supported ViT with the weights it will be used with; a patched one is taken as it was before.
         images: prepared as the model wants them, [I, channels, height, width].
         measure: what counts as damage to the output; auto chooses by what the model returns.
-        batch_size: images at a time; fewer where a backward pass would take more than MEMORY.
+        batch_size: images at a time; fewer where a backward pass would take more than MEMORY_BYTES.
         seed: of the random directions in the output.
         progress: called after every batch.
     """
