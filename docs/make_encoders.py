@@ -184,7 +184,7 @@ def candidates(rows: list[dict[str, Any]]) -> str:
     columns = ["model", "method", "layer", "copy", "whole", "faded", "transposed", "faded - copy"]
     cells = []
     for (model, method, layer), group in itertools.groupby(
-        [row for row in rows if row["fraction"] == 0.65 and row["layer"] in (5, 11)],
+        [row for row in rows if row["share"] == 0.65 and row["layer"] in (5, 11)],
         key=lambda row: (row["model"], row["method"], row["layer"]),
     ):
         found = {row["candidate"]: row for row in group}
@@ -201,9 +201,7 @@ def heat(rows: list[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(row["method"] for row in rows))
     cells = []
     for name in names:
-        found = {
-            min(shares, key=lambda share: abs(share - row["fraction"])): row for row in rows if row["method"] == name
-        }
+        found = {min(shares, key=lambda share: abs(share - row["share"])): row for row in rows if row["method"] == name}
         figures = [
             f"{r['correlation'][0]:.3f}, {r['correlation_median']:.3f} / {r['patch_error'][0]:.3f} / "
             f"{r['class_distance'][0]:.4f}"
@@ -218,7 +216,7 @@ def heat(rows: list[dict[str, Any]]) -> str:
 def dense() -> tuple[str, str]:
     """The page, and its notebook."""
     tried, maps = load("dense-candidates"), load("dense-heat-maps")
-    at_065 = {row["method"]: row for row in maps if row["fraction"] == 0.65}
+    at_065 = {row["method"]: row for row in maps if row["share"] == 0.65}
     plain = at_065["gtp_plus"]
     for_class, for_dense = (at_065[f"gtp_plus, calibrated for {output}"] for output in ("embedding", "dense"))
     figures = {

@@ -233,11 +233,9 @@ def test_the_commands_do_what_patch_does(capsys):
     for name in ("vit_tiny_patch16_224", "vit_huge_patch14_224"):  # with a recipe in the package, and without
         default = patch(create_model(name, meta=True)).reduction.method
         assert settings(name) == settings(name, "--method", "gtp_plus") == json.loads(json.dumps(default.to_dict()))
-        for value in (
-            2.0,
-            GTPPlus().importance_floor,
-        ):  # what is written counts, also where it is the default of the class
-            floor = dataclasses.replace(default, floor=value)
+        # What is written counts, also where it is the default of the class.
+        for value in (2.0, GTPPlus().importance_floor):
+            floor = dataclasses.replace(default, importance_floor=value)
             assert settings(name, "--importance-floor", str(value)) == json.loads(json.dumps(floor.to_dict()))
     assert settings("vit_tiny_patch16_224", "--remove", "8") == GTPPlus(remove=8).to_dict()
     assert settings("vit_tiny_patch16_224", "--method", "gtp") == GTP().to_dict()

@@ -96,7 +96,7 @@ def test_macs_with_other_methods_and_schedules(capsys):
     assert listed("linear:2:6") == listed("2", "3", "4", "4", "5", "6")
     identity = total("--method", "identity")
     assert identity["identity"] < identity["unreduced"]
-    assert total("--method=identity", "--no-lossless")["identity"] == identity["unreduced"]
+    assert total("--method=identity", "--no-shorten-last-block")["identity"] == identity["unreduced"]
     assert total("--convention", "torchprofile")["gtp_plus"] > total()["gtp_plus"]
     assert "total" in run(capsys, "macs", "test_vit")[1]
     assert total("--method", "tome", "--r", "4")["tome"] > total("--method", "tome", "--r", "8")["tome"]

@@ -96,7 +96,7 @@ def test_a_folder_of_hugging_face_is_exported_with_its_preparation_and_labels(sa
     assert about["model"] == "hf:small-vit"
     assert about["classes"] == ["cat", "dog"]
     assert about["input"]["crop_mode"] == "squash"
-    assert about["input"]["mean"] == [0.5, 0.5, 0.5]
+    assert about["input"]["mean"] == (0.5, 0.5, 0.5)
     assert "resize to 64 x 64, whatever its shape (bilinear)" in path.with_name(f"{path.name}.md").read_text()
     code, out, err = run(capsys, "evaluate", path, "--data-dir", pictures, "--checkpoint", saved, "-j", "0", "--json")
     assert code == ExitCode.OK, err

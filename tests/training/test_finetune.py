@@ -588,7 +588,7 @@ def test_the_command_writes_weights_log_and_page_and_evaluate_reads_them(words, 
     evaluate = ["evaluate", "test_vit", "--num-classes", "4", "--checkpoint", weights, "--method", weights]
     assert main([*evaluate, "--data-dir", str(folder / "val"), "--workers", "0", "--json"]) == ExitCode.OK
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert rows[1]["settings"]["propagate"] == 4
+    assert rows[1]["settings"]["remove"] == 4
     assert rows[1]["top1"] == pytest.approx(lines[2]["top1"])
 
 
