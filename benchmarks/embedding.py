@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader
 from gtp_vit import create_model, patch
 from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.open import DataSettings, open_images
-from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.batch_embedder import BatchEmbedder
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.profiling.benchmark import interleave, speedups_over
 from gtp_vit.profiling.environment import environment
@@ -89,7 +89,7 @@ def speed(options: Options, folder: Path) -> list[dict[str, Any]]:
         def call() -> None:
             shutil.rmtree(folder / "out", ignore_errors=True)
             layout = Layout(batch_size=options.batch_size, shard_size=8 * options.batch_size)
-            embed_to_folder(folder / "out", Embedder(fast), dataset, {}, layout, workers=options.workers)
+            embed_to_folder(folder / "out", BatchEmbedder(fast), dataset, {}, layout, workers=options.workers)
 
         return call
 
@@ -169,7 +169,7 @@ def memory(options: Options, folder: Path) -> dict[str, Any]:
 
     begin = time.perf_counter()
     layout = Layout(shard_size=1024)
-    embed_to_folder(folder / "flat", Embedder(model), dataset, {}, layout, workers=options.workers, progress=watch)
+    embed_to_folder(folder / "flat", BatchEmbedder(model), dataset, {}, layout, workers=options.workers, progress=watch)
     _, own, readers, alone = seen[0]
     return {
         "images": seen[-1][0],

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gtp_vit.patching import is_patched as is_patched
     from gtp_vit.patching import patch as patch
     from gtp_vit.patching import unpatch as unpatch
+    from gtp_vit.platforms.embedder import Embedder as Embedder
     from gtp_vit.profiling.macs import macs as macs
     from gtp_vit.profiling.trace import trace as trace
     from gtp_vit.recipes.recipe import Recipe as Recipe
@@ -87,6 +88,7 @@ MODULES_OF_NAMES = {
     "models.pretrained": "load_pretrained",
     "models.processors": "adapt_processor",
     "patching": "is_patched patch unpatch",
+    "platforms.embedder": "Embedder",
     "profiling.macs": "macs",
     "profiling.trace": "trace",
     "recipes.recipe": "Recipe read_recipe",

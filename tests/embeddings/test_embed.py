@@ -29,7 +29,7 @@ from gtp_vit.data.library_readers import HuggingFaceReader
 from gtp_vit.data.loader import batches
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.tar_reader import TarReader, samples_of
-from gtp_vit.embeddings import embedder as embedding
+from gtp_vit.embeddings import batch_embedder as embedding
 from gtp_vit.embeddings.manifest import finished_shards, prepare
 from gtp_vit.embeddings.writer import Layout, _lock_folder, embed_to_folder
 from gtp_vit.patching import host_of
@@ -130,7 +130,7 @@ def test_the_same_command_again_does_nothing_and_makes_a_deleted_file_again(
     assert main([*words_for(folder, output), "--json"]) == ExitCode.INCOMPLETE
     assert json.loads(capsys.readouterr().out)["new"] == 8
     same_files(alone, output)
-    monkeypatch.setattr(embedding.Embedder, "_run", lambda *_: pytest.fail("it was run again"))
+    monkeypatch.setattr(embedding.BatchEmbedder, "_run", lambda *_: pytest.fail("it was run again"))
     assert main([*words_for(folder, output), "--json"]) == ExitCode.INCOMPLETE
     out, err = capsys.readouterr()
     assert json.loads(out)["new"] == 0
@@ -140,7 +140,7 @@ def test_the_same_command_again_does_nothing_and_makes_a_deleted_file_again(
 def test_an_interrupted_run_resumes_and_is_not_read_before_it_has_finished(
     folder, alone, tmp_path, monkeypatch, capsys
 ):
-    run, calls = embedding.Embedder._run, []
+    run, calls = embedding.BatchEmbedder._run, []
 
     def stop(*arguments):
         calls.append(1)
@@ -150,7 +150,7 @@ def test_an_interrupted_run_resumes_and_is_not_read_before_it_has_finished(
 
     output = tmp_path / "parts"
     with monkeypatch.context() as patched:
-        patched.setattr(embedding.Embedder, "_run", stop)
+        patched.setattr(embedding.BatchEmbedder, "_run", stop)
         assert main(words_for(folder, output)) == ExitCode.INTERRUPTED
     assert "with --output what was finished is kept" in capsys.readouterr().err
     assert sorted(path.name for path in output.iterdir()) == ["embeddings-000000.safetensors", "manifest.json"]
@@ -173,7 +173,7 @@ first, second = sys.argv[1:3]
 with distributed.process_group():
     whole = main([*sys.argv[3:], "--output", first])
     assert whole == (3 if distributed.is_rank_zero() else 0), whole
-    run, calls = embedder.Embedder._run, []
+    run, calls = embedder.BatchEmbedder._run, []
 
     def die(*arguments):
         calls.append(1)
@@ -181,7 +181,7 @@ with distributed.process_group():
             os.kill(os.getpid(), signal.SIGKILL)
         return run(*arguments)
 
-    embedder.Embedder._run = die
+    embedder.BatchEmbedder._run = die
     sys.exit(main([*sys.argv[3:], "--output", second]))
 """
 
@@ -474,7 +474,7 @@ def images_with(values):
 
 def test_embeddings_that_are_not_finite_are_named_and_not_written(tmp_path):
     dataset = images_with([1.0, float("nan"), 1e5, float("inf")])
-    embedder = embedding.Embedder(Returns(), output=Output("features", 5), dtype="float16")
+    embedder = embedding.BatchEmbedder(Returns(), output=Output("features", 5), dtype="float16")
     found = embed_to_folder(tmp_path, embedder, dataset, {}, Layout(batch_size=2, shard_size=2))
     assert found.not_finite == [
         "image 1: its embedding is not finite",
@@ -491,7 +491,7 @@ def test_vectors_of_any_length_are_scaled_to_length_one(factor):
     """In float32 the square of either leaves the range; what was written had length 0, or was called not finite."""
     images = torch.randn(4, 1, 1, 5, generator=torch.Generator().manual_seed(0))
     wanted = torch.nn.functional.normalize(images.flatten(1).double(), dim=1).float()
-    embedder = embedding.Embedder(Returns(), output=Output("features", 5), normalise=True)
+    embedder = embedding.BatchEmbedder(Returns(), output=Output("features", 5), normalise=True)
     (found,) = map(embedder, batches(InMemoryDataset(images * factor, torch.zeros(4)), batch_size=4, workers=0))
     torch.testing.assert_close(found.embeddings, wanted)
 

@@ -17,7 +17,7 @@ from gtp_vit import GTPError, kernels, read_embeddings, read_recipe
 from gtp_vit.cli.app import COMMANDS, ExitCode, main
 from gtp_vit.core.backbone import Output
 from gtp_vit.data.dataset import InMemoryDataset
-from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.batch_embedder import BatchEmbedder
 from gtp_vit.embeddings.manifest import verify
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.engines import engine_of
@@ -143,7 +143,7 @@ def written(tmp_path, request):
     if request.param == "parquet":
         pytest.importorskip("pyarrow")
     images = torch.randn(6, 1, 2, 4, generator=torch.Generator().manual_seed(0))
-    embedder = Embedder(First(), output=Output("features", 5))
+    embedder = BatchEmbedder(First(), output=Output("features", 5))
     dataset, folder = InMemoryDataset(images, torch.arange(6)), tmp_path / "written"
     embed_to_folder(folder, embedder, dataset, {"what": 1}, Layout(request.param, 2, 4), workers=0)
     return folder

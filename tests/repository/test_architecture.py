@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "methods/gtp_plus/learning": {"core", "methods", "metrics", "patching", "recipes", "runs", "tuning"},
     "engines": {"core", "data", "methods", "metrics", "models", "patching", "profiling", "runs", "tensors"},
     "embeddings": {"core", "patching", "runs", "data", "tensors"},
+    "platforms": {"backbones", "core", "data", "embeddings", "engines", "models", "patching", "recipes", "runs"},
     "tuning": {
         *("core", "data", "engines", "methods", "methods/gtp_plus/learning", "metrics", "patching", "profiling"),
         *("recipes", "runs"),
@@ -348,7 +349,7 @@ def test_type_checkers_see_the_public_names():
 
 def test_public_names():
     assert " ".join(sorted(gtp_vit.__all__)) == (
-        "ATC ATS DiffRate DynamicViT EViT EvoViT GTP GTPError GTPPlus Identity MCTF METHODS Method PPT PiToMe "
+        "ATC ATS DiffRate DynamicViT EViT Embedder EvoViT GTP GTPError GTPPlus Identity MCTF METHODS Method PPT PiToMe "
         "PictureFolder Recipe ScheduleLimits SearchConfig Target TimingConfig ToFu ToMe Tracking TrainingConfig "
         "TriLevel UnsupportedModelError adapt_processor calibrate create_model embed export finetune is_patched "
         "load_pretrained macs make_method method_from_dict patch read_embeddings read_recipe save_checkpoint trace "

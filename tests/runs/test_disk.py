@@ -20,7 +20,7 @@ from gtp_vit import GTPError
 from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.loader import batches
 from gtp_vit.data.open import DataSettings, open_with_transform
-from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.batch_embedder import BatchEmbedder
 from gtp_vit.embeddings.manifest import read_embeddings
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable, write_atomically
@@ -99,7 +99,7 @@ def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
 
     def embed(folder):
         return embed_to_folder(
-            folder, Embedder(model), images, {"model": "a" * 300}, Layout(batch_size=4, shard_size=4), workers=0
+            folder, BatchEmbedder(model), images, {"model": "a" * 300}, Layout(batch_size=4, shard_size=4), workers=0
         )
 
     embed(tmp_path / "whole")

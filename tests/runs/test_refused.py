@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from gtp_vit import GTPError
 from gtp_vit.cli.app import ExitCode, main
 from gtp_vit.data.dataset import InMemoryDataset
-from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.batch_embedder import BatchEmbedder
 from gtp_vit.embeddings.writer import Layout, embed_to_folder
 from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.journal import Journal
@@ -112,6 +112,6 @@ def test_an_embedding_run_that_fails_at_once_leaves_no_folder(tmp_path):
     images = InMemoryDataset(torch.zeros(4, 3, 64, 64), torch.zeros(4, dtype=torch.long))  # the model takes 32
     with pytest.raises(Exception, match="doesn't match"):
         embed_to_folder(
-            tmp_path / "v", Embedder(model), images, {"run": 1}, Layout(batch_size=4, shard_size=4), workers=0
+            tmp_path / "v", BatchEmbedder(model), images, {"run": 1}, Layout(batch_size=4, shard_size=4), workers=0
         )
     assert list(tmp_path.iterdir()) == []

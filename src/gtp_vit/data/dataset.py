@@ -61,7 +61,7 @@ class ImageDataset(Dataset[Item]):
 
     def identity(self) -> ImagesIdentity:
         listing = lines_fingerprint(self.reader.listing(len(self)))
-        return ImagesIdentity(f"{len(self)}, {listing}", str(self.transform), _orientation(self.ignore_exif))
+        return ImagesIdentity(f"{len(self)}, {listing}", str(self.transform), orientation_words(self.ignore_exif))
 
 
 class StreamingImageDataset(IterableDataset[Item]):
@@ -110,7 +110,7 @@ class StreamingImageDataset(IterableDataset[Item]):
         files = lines_fingerprint(files_below(Path(root or "")))
         count = self._expected_length() or "a stream"
         images = ", ".join(word for word in (self.source, str(count), str(self.limit or "all"), files) if word)
-        return ImagesIdentity(images, str(self.transform), _orientation(self.ignore_exif))
+        return ImagesIdentity(images, str(self.transform), orientation_words(self.ignore_exif))
 
 
 class InMemoryDataset(Dataset[Item]):
@@ -176,5 +176,6 @@ def _class_number(label: int | None) -> int:
     return NO_LABEL if label is None else int(label)
 
 
-def _orientation(ignore_exif: bool) -> str:
+def orientation_words(ignore_exif: bool) -> str:
+    """What identities say of it."""
     return "as stored" if ignore_exif else "as EXIF says"

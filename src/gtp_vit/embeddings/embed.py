@@ -14,7 +14,7 @@ from gtp_vit.core.backbone import Transform
 from gtp_vit.data.dataset import ImageDataset, Images, InMemoryDataset, SizedDataset, StreamingImageDataset, UserDataset
 from gtp_vit.data.loader import batches, planned_batches
 from gtp_vit.data.open import DataSettings, open_images
-from gtp_vit.embeddings.embedder import Embedder, EmbeddingBatch
+from gtp_vit.embeddings.batch_embedder import BatchEmbedder, EmbeddingBatch
 from gtp_vit.errors import InputError, check_range
 from gtp_vit.patching import host_of
 from gtp_vit.runs import distributed
@@ -69,7 +69,7 @@ def embed(
     """
     check_range("batch_size", batch_size, 1, 65536, integer=True)
     check_range("workers", workers, 0, 256, integer=True)
-    embedder = Embedder(model, patches=patches, normalise=normalise, dtype=dtype)
+    embedder = BatchEmbedder(model, patches=patches, normalise=normalise, dtype=dtype)
     dataset = dataset_of(model, images)
     if isinstance(dataset, StreamingImageDataset):
         return map(

@@ -21,7 +21,7 @@ from torch import Tensor
 from gtp_vit.data.dataset import Images, StreamingImageDataset
 from gtp_vit.data.items import Batch
 from gtp_vit.data.loader import batches, planned_batches
-from gtp_vit.embeddings.embedder import Embedder, EmbeddingBatch
+from gtp_vit.embeddings.batch_embedder import BatchEmbedder, EmbeddingBatch
 from gtp_vit.embeddings.header import VERSION, ShardHeader
 from gtp_vit.embeddings.manifest import (
     Manifest,
@@ -73,7 +73,7 @@ class Layout:
 
 def embed_to_folder(
     folder: Path,
-    embedder: Embedder,
+    embedder: BatchEmbedder,
     dataset: Images,
     run: Mapping[str, object],
     layout: Layout = Layout(),  # noqa: B008  it is frozen
@@ -131,7 +131,7 @@ class ShardWriter:
     """The shards of one process, of which it fills one at a time."""
 
     folder: Path
-    embedder: Embedder
+    embedder: BatchEmbedder
     run: Mapping[str, object]
     file_format: str
     shard_size: int

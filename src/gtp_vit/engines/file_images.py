@@ -33,7 +33,9 @@ def open_for_file(
     metadata = file.metadata
     classes = metadata.output.width if settings.labels and metadata.output.kind == "classes" else 0
     shape = (metadata.channels, *metadata.size)
-    return open_with_transform(settings, _transform(file, settings, model, name), shape, classes)
+    words = ("crop_pct", "interpolation")
+    changes = {word: value for word in words if (value := getattr(settings, word))}
+    return open_with_transform(settings, transform_for_file(file, changes, model, name), shape, classes)
 
 
 def bundled_for_file(file: ExportedFile, images: InMemoryDataset) -> InMemoryDataset:
@@ -68,9 +70,10 @@ def check_processor(file: ExportedFile, name: str) -> None:
         )
 
 
-def _transform(file: ExportedFile, settings: DataSettings, model: nn.Module | None, name: str) -> Transform:
-    words = ("crop_pct", "interpolation")
-    changes = {word: value for word in words if (value := getattr(settings, word))}
+def transform_for_file(
+    file: ExportedFile, changes: dict[str, Any], model: nn.Module | None = None, name: str = ""
+) -> Transform:
+    """From a picture to a tensor as the file says, or with the processor of the model that it was made from."""
     in_words = transform_from_metadata(file, changes)
     if in_words is not None:
         return in_words

@@ -25,7 +25,7 @@ from gtp_vit.cli.output import JsonFlags, ResumeFlags, check_readable, print_res
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import Images
-from gtp_vit.embeddings.embedder import Embedder
+from gtp_vit.embeddings.batch_embedder import BatchEmbedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.shards import FORMATS
 from gtp_vit.embeddings.writer import EmbedResult, Layout, embed_to_folder
@@ -99,7 +99,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
 class EmbedJob:
     """What embeds, what is embedded, and how both are known again."""
 
-    embedder: Embedder
+    embedder: BatchEmbedder
     dataset: Images
     identity: dict[str, object]
     title: str
@@ -195,7 +195,7 @@ def _from_model(flags: Embed, choice: MethodChoice) -> Iterator[EmbedJob]:
         method = Identity()
     runs = model if method is None else patch(model, method, restore=flags.patches)
     output = None if flags.patches else host_of(model).output
-    embedder = Embedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
+    embedder = BatchEmbedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
     dataset = make_dataset(flags, model, labels=False)
     own = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
     known = run_identity(public_name(flags.model), {"": runs}, dataset, **own).to_dict()
@@ -207,7 +207,7 @@ def _from_model(flags: Embed, choice: MethodChoice) -> Iterator[EmbedJob]:
             path = Path(folder) / f"model{engine.suffix}"
             export(runs, path)
             runs = ExportedModel(path, "f32", flags.threads)
-            embedder = Embedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
+            embedder = BatchEmbedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
         yield EmbedJob(embedder, dataset, known, title)
 
 
@@ -215,7 +215,9 @@ def _from_model(flags: Embed, choice: MethodChoice) -> Iterator[EmbedJob]:
 def _from_file(flags: Embed, file: ExportedFile) -> Iterator[EmbedJob]:
     """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
     metadata = file.metadata
-    embedder = Embedder(file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype)
+    embedder = BatchEmbedder(
+        file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype
+    )
     dataset = images_for_file(flags, file, labels=False)
     known: dict[str, object] = {
         "version": __version__,

@@ -52,7 +52,7 @@ class EmbeddingBatch(NamedTuple):
     not_finite: dict[int, str]  # place -> name and what the model returned for it
 
 
-class Embedder:
+class BatchEmbedder:
     """Runs a model on batches."""
 
     def __init__(
