@@ -53,6 +53,7 @@ from gtp_vit.runs.files import write_atomically
 
 EAGER = "eager torch, unreduced"
 CLOSE = 1e-4
+COMPARED = {name: ENGINES[name] for name in ("onnxruntime", "openvino")}
 BATCHES = (1, 3, 8)  # of equality
 # method -> layers, settings; others get two layers and their defaults. Of three layers one reduces tokens of equal
 # sizes, one tokens of different ones, and one may be shortened; two have all but the second of these.
@@ -162,14 +163,14 @@ def damage(options: Options) -> Iterator[dict[str, Any]]:
         )
         with tempfile.TemporaryDirectory() as folder:
             models: dict[str, Any] = {UNREDUCED: model, "deploy": few, "all layers": all_layers}
-            for engine in ENGINES.values():
+            for engine in COMPARED.values():
                 for label, each in (("int8", patch(model, "identity")), ("int8 + deploy", few)):
                     path = Path(folder) / f"{label}{engine.suffix}"
                     export(each, path, precision="int8", images=images)
                     models[f"{engine.name} {label}"] = ExportedModel(path, "int8", options.threads)
             found = {score.name: score for score in evaluate(models, dataset, workers=1).scores}
         kl = {key: score["kl"].value for key, score in found.items()}
-        for engine in ENGINES:
+        for engine in COMPARED:
             alone, both = kl[f"{engine} int8"], kl[f"{engine} int8 + deploy"]
             yield {
                 "model": name,
@@ -231,7 +232,7 @@ def _compared(fast: Any, family: str, options: Options) -> dict[str, Any]:
         names = observed.names
         assert sum(names) < wanted[0].shape[1]
         found: dict[str, Any] = {"tokens": names}
-        for engine in ENGINES.values():
+        for engine in COMPARED.values():
             path = Path(folder) / f"made{engine.suffix}"
             engine.convert(forms, path, "f32", None, "")
             run = engine.load(path, "f32", options.threads, None)
@@ -323,7 +324,7 @@ def _code() -> str:
 @functools.cache
 def _header() -> dict[str, Any]:
     machine = dataclasses.asdict(environment())
-    for engine in ENGINES.values():
+    for engine in COMPARED.values():
         machine |= engine.versions()
     return {"date": str(date.today()), "environment": json.loads(json.dumps(machine)), "code": _code()}
 

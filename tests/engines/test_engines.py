@@ -69,7 +69,7 @@ from gtp_vit.runs.files import Lock
 from gtp_vit.runs.fingerprint import tensors_fingerprint
 from gtp_vit.testing import families
 from gtp_vit.testing.subject import randomised
-from support.engines import each_engine, lacking, needs, needs_onnxruntime
+from support.engines import ONNX_ENGINES, each_onnx_engine, lacking, needs, needs_onnxruntime
 from support.traces import traced as program_of
 
 CLOSE = 1e-4
@@ -219,7 +219,7 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
         assert reduced.shape != whole.shape or difference(reduced, whole) > 10 * CLOSE
     traced = program_of(f"{layers} {family} {method}", lambda: model)
     assert {node.domain for node in nodes_of(onnx.load(traced).graph)} <= {"", "ai.onnx"}
-    for engine in ENGINES.values():
+    for engine in map(ENGINES.get, ONNX_ENGINES):
         if not lacking(engine.name):
             path = tmp_path / f"made{engine.suffix}"
             engine.convert(SimpleNamespace(onnx=traced), path, "f32", None, "")
@@ -232,7 +232,7 @@ def test_files_compute_what_torch_computes(tmp_path, layers, family, method):
 
 
 @pytest.mark.slow
-@each_engine
+@each_onnx_engine
 def test_a_file_for_one_size_of_batch_computes_the_same(tmp_path, engine, traced, fast, images):
     path = tmp_path / f"made{ENGINES[engine].suffix}"
     ENGINES[engine].convert(SimpleNamespace(onnx=traced), path, "f32", None, "")
@@ -279,7 +279,7 @@ def test_a_file_has_standard_operators_and_takes_any_number_of_images(fashion, f
 
 
 @pytest.mark.time_limit(10)
-@each_engine
+@each_onnx_engine
 def test_a_file_has_no_paths_of_this_machine(engine, exported):
     package, path = Path(gtp_vit.__file__).parent, exported(engine, "f32")
     here = [package, package.parent, Path(__file__).parents[2], sysconfig.get_path("purelib"), path.parent.parent]
@@ -288,7 +288,7 @@ def test_a_file_has_no_paths_of_this_machine(engine, exported):
             assert word.encode() not in each.read_bytes(), (each.name, word)
 
 
-@each_engine
+@each_onnx_engine
 def test_a_file_says_what_is_in_it(engine, exported, fast):
     said = ExportedFile.read(exported(engine, "f32")).metadata.to_dict()
     model = create_model("fashion_vit")
@@ -307,7 +307,7 @@ def test_a_file_says_what_is_in_it(engine, exported, fast):
         assert said["versions"][name].split("+")[0] == metadata.version(name).split("+")[0]
 
 
-@each_engine
+@each_onnx_engine
 def test_a_card_beside_a_file_says_how_to_use_it(engine, exported):
     path = exported(engine, "f32")
     text = path.with_name(f"{path.name}.md").read_text()
@@ -353,7 +353,7 @@ numpy.save(sys.argv[4], found)
 PACKAGES = {"onnxruntime": ["onnxruntime"], "openvino": ["openvino", "openvino_telemetry"]}
 
 
-@each_engine
+@each_onnx_engine
 def test_a_file_runs_without_torch_and_without_this_package(tmp_path, engine, exported, fast, images):
     (tmp_path / "packages").mkdir()
     for name in ("numpy", "numpy.libs", *PACKAGES[engine]):
@@ -371,7 +371,7 @@ def test_a_file_runs_without_torch_and_without_this_package(tmp_path, engine, ex
 
 
 @pytest.mark.slow
-@each_engine
+@each_onnx_engine
 def test_eight_bits_change_little_and_take_less_space(engine, exported, fast, images):
     path, others = exported(engine, "int8"), images[100:250]
     assert ExportedFile.read(path).metadata.precision == "int8"
@@ -387,7 +387,7 @@ def test_eight_bits_change_little_and_take_less_space(engine, exported, fast, im
 
 
 @pytest.mark.slow
-@each_engine
+@each_onnx_engine
 def test_a_run_leaves_its_images_and_earlier_outputs_alone(engine, exported, images):
     run = ENGINES[engine].load(exported(engine, "int8"), "int8", 1, None)
     given = images[:4].numpy().copy()
@@ -502,7 +502,7 @@ def test_bf16_in_openvino(exported, fast, images):
 
 
 @pytest.mark.slow
-@each_engine
+@each_onnx_engine
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_file_that_computes_something_else_is_not_left_behind(
     tmp_path, ready, monkeypatch, fast, images, engine, existing
@@ -696,7 +696,7 @@ def test_mistakes_are_refused_before_any_work(tmp_path, untouched, mistake):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [name for name, engine in ENGINES.items() if engine.packages])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, untouched, monkeypatch, engine):
     missing, find = ENGINES[engine].packages[-1], importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == missing else find(name, *rest))
@@ -896,7 +896,7 @@ def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashi
 
 
 @pytest.mark.slow
-@each_engine
+@each_onnx_engine
 def test_eight_bit_files_are_evaluated(engine, exported, capsys):
     _, ours = evaluated(capsys, exported(engine, "int8"))
     assert ours["settings"]["precision"] == "int8"
@@ -1078,12 +1078,12 @@ def test_the_trap_is_found_by_how_a_process_ends(monkeypatch):
 def test_the_page_says_how_equal_files_were():
     docs = Path(__file__).parents[2] / "docs"
     found = json.loads((docs / "results/engines-equality.json").read_text())["rows"]
-    compared = [row[engine] for row in found if "refused" not in row for engine in ENGINES]
+    compared = [row[engine] for row in found if "refused" not in row for engine in ONNX_ENGINES]
     worst = max(row["largest_difference"] for row in compared)
     assert worst <= CLOSE
     assert not any(row["images_with_other_tokens"] or row["images_beyond_1e-4"] for row in compared)
     page = " ".join((docs / "reference/exported-files.md").read_text().split())
-    assert f"{len(compared) // len(ENGINES)} small random models" in page
+    assert f"{len(compared) // len(ONNX_ENGINES)} small random models" in page
     assert f"differ from torch by {worst:.1e} at most" in page
     assert f"GTP+ on all {len({row['family'] for row in found if row['method'] == 'gtp_plus'})} families" in page
 

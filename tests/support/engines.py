@@ -18,5 +18,6 @@ def needs(engine):
     return pytest.mark.skipif(bool(lacking(engine)), reason=lacking(engine))
 
 
+ONNX_ENGINES = ("onnxruntime", "openvino")  # they convert from ONNX, in this Python
 needs_onnxruntime = needs("onnxruntime")
-each_engine = pytest.mark.parametrize("engine", [pytest.param(name, marks=needs(name)) for name in ENGINES])
+each_onnx_engine = pytest.mark.parametrize("engine", [pytest.param(name, marks=needs(name)) for name in ONNX_ENGINES])

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gtp_vit.engines.aotinductor import AOTInductor
 from gtp_vit.engines.engine import Engine
+from gtp_vit.engines.executorch import ExecuTorch
+from gtp_vit.engines.litert import LiteRT
 from gtp_vit.engines.onnxruntime import OnnxRuntime
 from gtp_vit.engines.openvino import OpenVINO
 from gtp_vit.errors import SettingError, check_name
 
-ENGINES: dict[str, Engine] = {"onnxruntime": OnnxRuntime(), "openvino": OpenVINO()}
+ENGINES: dict[str, Engine] = {
+    "onnxruntime": OnnxRuntime(),
+    "openvino": OpenVINO(),
+    "aotinductor": AOTInductor(),
+    "litert": LiteRT(),
+    "executorch": ExecuTorch(),
+}
 TORCH = "torch"  # what flags and settings call a model that is not exported
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gtp_vit.engines.converter import Converter
 from gtp_vit.engines.graph import StoredFile
 from gtp_vit.errors import GTPError
 
@@ -44,6 +46,7 @@ class Precision:
 F32 = Precision(max_kl=0.01, min_cosine=0.999, exact=True)
 BF16 = Precision(max_kl=0.5, min_cosine=0.9)
 INT8 = Precision(max_kl=0.5, min_cosine=0.9, eight_bits=True, needs_images=True)
+INT8_DYNAMIC = Precision(max_kl=0.5, min_cosine=0.9, eight_bits=True)  # ranges of features are found in each pass
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Engine(ABC):
     packages: ClassVar[tuple[str, ...]]  # what it imports
     extra: ClassVar[str]  # pip install gtp-vit[extra]
     batch: ClassVar[int | None] = None  # images that its files take at a time; None = any number
+    metadata_place: ClassVar[str] = f"in its metadata, under the key `{METADATA}`"  # as cards say it
+    converter: ClassVar[Converter | None] = None  # what makes its files, if that needs another torch
 
     @abstractmethod
     def convert(
@@ -131,6 +136,18 @@ class Engine(ABC):
         if not lacking:
             return None
         return f"needs {', '.join(lacking)}, which is not installed: pip install 'gtp-vit[{self.extra}]'"
+
+    def command(self, path: Path, precision: str, threads: int) -> list[str]:
+        """The command that runs a file in a process of its own, as engine_process.py says."""
+        kind = type(self)
+        words = (f"{kind.__module__}:{kind.__qualname__}", str(path), precision, str(threads))
+        return [sys.executable, "-m", "gtp_vit.engines.engine_process", *words]
+
+    def check_converter(self) -> None:
+        """Raise GTPError with the command that installs it if its files cannot be made here."""
+        missing = None if self.converter is None else self.converter.missing()
+        if missing is not None:
+            raise GTPError(f"{self.name} {missing}")
 
     def check_installed(self) -> None:
         """Raise GTPError with the command that installs what is missing."""

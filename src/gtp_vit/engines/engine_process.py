@@ -49,9 +49,7 @@ class EngineProcess:
             advice: what errors say at their end.
         """
         self.engine, self.name, self.advice = engine.name, name or str(path), advice
-        kind = type(engine)
-        words = (f"{kind.__module__}:{kind.__qualname__}", str(path), precision, str(threads))
-        command = [sys.executable, "-m", "gtp_vit.engines.engine_process", *words]
+        command = engine.command(path, precision, threads)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  closed by _end
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
         assert self.process.stdin is not None

@@ -81,7 +81,8 @@ def export(
 
     Args:
         model: a supported ViT in float32 on a CPU, as `patch` returns it.
-        path: its ending says for which engine: NAME.onnx for ONNX Runtime, NAME.xml for OpenVINO.
+        path: its ending says for which engine: NAME.onnx for ONNX Runtime, .xml OpenVINO, .pt2 AOTInductor, .tflite
+            LiteRT, .pte ExecuTorch.
         precision: f32, int8, or for OpenVINO bf16. The choice of tokens is in floating point in all of them.
         images: some dozens, prepared as the model wants them. int8 needs them to find the ranges of its numbers, and
             the file is checked on them; without any it is checked on noise.
@@ -92,6 +93,7 @@ def export(
     path = Path(path)
     engine = engine_of(path)
     check_precision(engine, precision)
+    engine.check_converter()
     check_exportable(model)
     _check_images(images, host_of(model).inputs, engine, precision)
     with friendly_write_errors(path):

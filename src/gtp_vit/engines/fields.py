@@ -30,6 +30,12 @@ class Fields:
             raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be a text")
         return value
 
+    def list(self, name: str) -> list[object]:
+        value = self.take(name)
+        if not isinstance(value, list):
+            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be a list")
+        return value
+
     def integer(self, name: str, most: int = MAX_SIZE) -> int:
         value = self.take(name)
         if not is_integer(value, most):

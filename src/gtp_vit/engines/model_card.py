@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gtp_vit.engines.engine import INPUT, METADATA, Engine, UsageExample
+from gtp_vit.engines.engine import INPUT, Engine, UsageExample
 from gtp_vit.engines.metadata import ExportMetadata, output_name
 from gtp_vit.engines.output_check import OutputCheck
 
@@ -31,7 +31,7 @@ def model_card(
         "",
         "## Use",
         *(line for example in engine.examples(file, metadata.precision) for line in _example(example)),
-        f"The file says what is in it, as JSON in its metadata, under the key `{METADATA}`: preparation, names of the",
+        f"The file says what is in it, as JSON {engine.metadata_place}: preparation, names of the",
         "classes, settings and versions.",
         "",
         "## Checked",

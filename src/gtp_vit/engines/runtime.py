@@ -54,6 +54,7 @@ def compile_for_engine(
     """
     engine = ENGINES[name]
     check_precision(engine, precision)
+    engine.check_converter()
     some = images[: 128 if tune_smoothing else 8].float().cpu().numpy()
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
         loaded: dict[str, Callable[[Tensor], Tensor]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +34,19 @@ MIN_IMAGES = 8
 
 @dataclass(frozen=True)
 class Export(OutputFlags, MethodFlags, DataFlags):
-    """Write a reduced model to a file that an engine runs, without torch and without this package.
+    """Write a reduced model to a file that an engine runs without this package.
 
-    The file takes any number of images, says in its metadata how to prepare them and what the classes are, and has a
-    card beside it. At the end it is run in its engine at batch 1, 3 and 8 and compared with torch; a file that fails
-    is not left behind. 8-bit files need images (--data-dir) to find the ranges of their numbers.
+    The file says in its metadata how to prepare images and what the classes are, and has a card beside it. At the end
+    it is run in its engine on 1, 3 and 8 images and compared with torch; a file that fails is not left behind. Files
+    for phones (litert, executorch) take one image at a time, the others any number. 8-bit files for onnx and openvino
+    need images (--data-dir) to find the ranges of their numbers.
 
     examples:
       gtp-vit export --format onnx --output out
       gtp-vit export vit_tiny_patch16_224 --pretrained --format onnx --output out
       gtp-vit export vit_tiny_patch16_224 --pretrained --format openvino --precision int8 --data-dir images --output out
       gtp-vit export vit_tiny_patch16_224 --pretrained --method identity --format onnx --output out
+      gtp-vit export vit_tiny_patch16_224 --pretrained --format litert --install-converter --output out
     """
 
     method: str = DEPLOY
@@ -60,12 +63,18 @@ class Export(OutputFlags, MethodFlags, DataFlags):
     """A text file with the name of a class on each line, for the metadata; models with ImageNet's classes need none."""
     overwrite: bool = False
     """Replace files that exist."""
+    converter_python: Path | None = None
+    """The Python of an environment with the converter, for formats whose converter needs a different torch."""
+    install_converter: bool = False
+    """Make that environment first, if there is none: 1.5 GB and five minutes for executorch, 2.1 and six for litert."""
 
 
 def main(arguments: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Export, arguments)
     engine = formats()[flags.format]
+    _prepare_converter(flags, engine)
     check_precision(engine, flags.precision)
+    engine.check_converter()
     check_weights(flags)
     if flags.device != "cpu":
         raise GTPError(f"--device is {flags.device}; a file is made and checked on a CPU, leave it out")
@@ -104,6 +113,22 @@ def main(arguments: Sequence[str]) -> None:
     }
     print_result(flags, result, (title, CHECK_COLUMNS, rows), text=text)
     check_readable(unreadable)
+
+
+def _prepare_converter(flags: Export, engine: Engine) -> None:
+    """Tell the engine of its converter, or install it, as the flags say."""
+    converter = engine.converter
+    if converter is None:
+        if flags.converter_python is not None or flags.install_converter:
+            word = "--install-converter" if flags.install_converter else "--converter-python"
+            raise GTPError(f"{engine.name} converts in this Python; leave out {word}")
+    elif flags.converter_python is not None:
+        if flags.install_converter:
+            raise GTPError("--converter-python names a converter and --install-converter makes one; give one of them")
+        os.environ[converter.variable] = str(flags.converter_python.absolute())
+    elif flags.install_converter:
+        with render.status("installing") as step:
+            converter.install(step)
 
 
 def _summary(result: ExportResult) -> str:
