@@ -25,6 +25,24 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Is it of a class of another library, around plain tensors, such as a weight quantised by torchao?
+
+    Products with it work. It may not have slices and views, or not under torch.inference_mode.
+    """
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def is_quantized(weight: Tensor) -> bool:
+    """Does a quantising library such as torchao hold its numbers, in a class that can give them back?"""
+    return is_wrapped(weight) and type(weight).dequantize is not Tensor.dequantize
+
+
+def dequantized(weight: Tensor) -> Tensor:
+    """The numbers of a weight, quantised or not."""
+    return weight.dequantize() if is_quantized(weight) else weight
+
+
 def rescale(vectors: Tensor, like: Tensor | None = None) -> Tensor:
     """Vectors [..., C], each times the power of two that brings the largest entry of `like` (itself) between 0.5 and 1.
 

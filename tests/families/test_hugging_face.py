@@ -192,7 +192,7 @@ def replaced(model):
         (lora, r"vit: layers\[1\]\.attention\.q_proj is .*Linear; .*merge_and_unload"),
         (
             quantised,
-            r"vit: layers\[2\]\.mlp\.fc1 is .*a Linear with a .*; .*quantise or shard the model after patching",
+            r"vit: layers\[2\]\.mlp\.fc1 is .*a Linear with a .*; .*shard, or quantise otherwise, after patching",
         ),
         (hooked, r"vit: layers\[3\]\.attention has hooks"),
         (dispatched, r"vit: the model is spread over 0, 1; load it without device_map"),

@@ -31,6 +31,7 @@ from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import ViTInfo
+from gtp_vit.tensors import is_quantized
 
 MIN_TRANSFORMERS = (5, 18)  # older ones have other names
 OUTPUT_RECORDERS = (
@@ -266,11 +267,12 @@ def _block_unsupported_reason(block: Any, names: ArchitectureSpec) -> str | None
     for name, layer in block.named_modules():
         weight = getattr(layer, "weight", None)
         is_linear = "Linear" in type(layer).__name__ or name.endswith("_proj")
-        if is_linear and (type(layer) is not nn.Linear or type(weight) not in (Tensor, nn.Parameter)):
+        is_plain = type(weight) in (Tensor, nn.Parameter) or (isinstance(weight, Tensor) and is_quantized(weight))
+        if is_linear and (type(layer) is not nn.Linear or not is_plain):
             what = type(layer).__name__ if type(layer) is not nn.Linear else f"a Linear with a {type(weight).__name__}"
             return (
-                f".{name} is {type(layer).__module__}.{what}; supported: torch.nn.Linear. Merge adapters "
-                "(merge_and_unload), and quantise or shard the model after patching"
+                f".{name} is {type(layer).__module__}.{what}; supported: torch.nn.Linear, also "
+                "quantised by torchao. Merge adapters (merge_and_unload); shard, or quantise otherwise, after patching"
             )
     return None
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gtp_vit.core.backbone import Part
 from gtp_vit.core.vit import ViTInfo
 from gtp_vit.errors import InputError
+from gtp_vit.tensors import dequantized, is_quantized, is_wrapped
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -65,15 +66,20 @@ def shallow_copy(module: Module) -> Module:
 
 
 def hookless_eval_copy(module: Module) -> Module:
-    """Shells of all modules in eval mode, with buffers of their own and without hooks.
+    """Shells of all modules in eval mode, with buffers of their own, weights in floating point and without hooks.
 
-    For running parts of a user's model: its hooks expect real images, and its buffers are not ours to change.
+    For running parts of a user's model: its hooks expect real images, its buffers are not ours to change, and products
+    with quantised weights are counted by nobody.
     """
     copy = shallow_copy(module)
     copy.training = False
     copy._forward_hooks.clear()
     copy._forward_pre_hooks.clear()
     copy._buffers.update({name: buffer.clone() for name, buffer in module._buffers.items() if buffer is not None})
+    weights = {name: weight for name, weight in module._parameters.items() if weight is not None}
+    copy._parameters.update(
+        {name: nn.Parameter(dequantized(weight), False) for name, weight in weights.items() if is_quantized(weight)}
+    )
     copy._modules.update(
         {name: hookless_eval_copy(child) for name, child in module._modules.items() if child is not None}
     )
@@ -135,8 +141,8 @@ def plain_layer_norm(norm: nn.Module, kinds: Collection[type[nn.Module]]) -> nn.
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """May its weight be used directly? Adapters, quantised and parametrised layers must be called."""
-    return type(layer) is nn.Linear and not is_overridden(layer, hooks=True)
+    """May its weight be cut? Adapters, quantised and parametrised layers must be called as a whole."""
+    return type(layer) is nn.Linear and not is_wrapped(layer.weight) and not is_overridden(layer, hooks=True)
 
 
 def project(attn: Any, y: Tensor, queries: int | None, part: Part = "all") -> tuple[Tensor, ...]:
@@ -161,8 +167,9 @@ def project_packed(
     weight: Tensor, bias: Tensor | None, y: Tensor, heads: int, queries: int | None
 ) -> tuple[Tensor, ...]:
     """Queries, keys and values by one weight with the rows of all three; only the first queries if asked."""
-    if queries is None:
-        return split_heads(F.linear(y, weight, bias), 3, heads)
+    if queries is None or is_wrapped(weight):
+        q, k, v = split_heads(F.linear(y, weight, bias), 3, heads)
+        return q[:, :, :queries], k, v
     width = weight.shape[0] // 3
     first, rest = (None, None) if bias is None else (bias[:width], bias[width:])
     (q,) = split_heads(F.linear(y[:, :queries], weight[:width], first), 1, heads)

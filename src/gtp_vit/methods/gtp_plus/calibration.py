@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gtp_vit.errors import SettingError, short_repr
+from gtp_vit.tensors import dequantized
 
 FORMAT = "gtp-vit calibration 1"
 NUM_SAMPLED_WEIGHTS = 4096  # numbers of a matrix that its fingerprint reads
@@ -127,7 +128,7 @@ def weight_fingerprint(weights: Iterable[Tensor]) -> Tensor:
     signs = (bits & 1).float() * 2 - 1
     found = []
     for matrix in weights:
-        numbers = matrix.detach().flatten()
+        numbers = dequantized(matrix.detach()).flatten()
         numbers = numbers[:: max(len(numbers) // NUM_SAMPLED_WEIGHTS, 1)][:NUM_SAMPLED_WEIGHTS].float().cpu()
         found.append(signs[: len(numbers)] @ numbers / numbers.norm().clamp(min=1e-30))
     return torch.stack(found) if found else torch.zeros(0)
