@@ -6,15 +6,19 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
+from gtp_vit.backbones import known_backbones
 from gtp_vit.cli import app, sources
 from gtp_vit.cli.app import COMMANDS, ExitCode, main
 from gtp_vit.cli.commands import models
 from gtp_vit.cli.parser import flags_of
 from gtp_vit.errors import UnknownNameError
 from gtp_vit.methods import METHODS
+from gtp_vit.models import bundled
+from gtp_vit.models.factory import names
 
 TYPOS = [
     ["evaluate", "--limt", "3"],
@@ -101,6 +105,34 @@ def test_ctrl_c_while_importing_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(importlib, "import_module", interrupted)
     assert main(["check"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "gtp-vit: interrupted; run it again\n"
+
+
+def test_ctrl_c_that_python_only_prints_is_not_lost(monkeypatch, capfd):
+    """During an import it may come in a callback of Python's own, which cannot raise."""
+
+    class Callback:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def import_for_seconds(name):
+        Callback()
+        begun = time.monotonic()
+        while time.monotonic() - begun < 60:
+            pass
+        raise AssertionError("nobody interrupted it")
+
+    monkeypatch.setattr(importlib, "import_module", import_for_seconds)
+    assert main(["check"]) == ExitCode.INTERRUPTED
+    assert capfd.readouterr().err == "gtp-vit: interrupted; run it again\n"
+
+
+def test_the_first_model_is_named_before_libraries_list_theirs(monkeypatch):
+    def listed(self):
+        raise AssertionError("this takes a second")
+
+    for family in known_backbones().values():
+        monkeypatch.setattr(type(family), "model_names", listed)
+    assert next(names("*")) == bundled.NAME
 
 
 def test_models_are_named_as_they_are_found(monkeypatch, capsys):

@@ -41,6 +41,9 @@ def folder(tmp_path):
     [
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "null", "host": ""},
+        {"origin": "http://["},  # no address at all
+        {"origin": HOST},
         {"origin": "http://127.0.0.1:3000"},
         {"origin": "http://localhost:7860"},  # the page is at 127.0.0.1
         {"sec_fetch_site": "cross-site"},
@@ -80,6 +83,7 @@ def test_a_link_to_the_page_may_be_followed(folder):
 def test_requests_without_a_length_or_with_a_large_one_are_refused(folder):
     assert ask(folder=folder, content_length=None)[:2] == (411, False)
     assert ask(folder=folder, content_length="many")[:2] == (411, False)
+    assert ask(folder=folder, transfer_encoding="chunked")[:2] == (411, False)  # the length is not that of the body
     assert ask(folder=folder, content_length=str(guard.MAX_BODY_BYTES + 1))[:2] == (413, False)
     assert ask(folder=folder, content_length=str(guard.MAX_BODY_BYTES))[:2] == (200, True)
 
@@ -111,6 +115,14 @@ def test_the_oldest_uploads_go_when_there_are_too_many_bytes(folder, monkeypatch
     assert not old.parent.exists()
     delete_oldest(folder, {own})
     assert middle.exists()
+
+
+def test_an_upload_that_somebody_else_deletes_meanwhile_is_no_error(folder, monkeypatch):
+    monkeypatch.setattr(guard, "MAX_STORED_BYTES", 50)
+    here = upload(folder, "x", 100, age=1)
+    monkeypatch.setattr(guard, "_files", lambda _: {here, folder / "y" / "gone.png"})
+    delete_oldest(folder)
+    assert not here.exists()
 
 
 def test_every_upload_is_followed_by_tidying(folder, monkeypatch):

@@ -7,12 +7,15 @@ answered before anything of this package imports torch.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import errno
 import importlib
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TextIO
 
@@ -81,7 +84,7 @@ def exit_code(run: Callable[[list[str]], None], arguments: Sequence[str], resume
         _print_error("standard output is closed, so nothing can be answered; send it to a file, or to /dev/null")
         return ExitCode.FAILED
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _no_interrupt_is_lost():
             warnings.showwarning = _show_warning
             code = _run_with_errors(run, arguments, resume_flag)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
@@ -89,6 +92,27 @@ def exit_code(run: Callable[[list[str]], None], arguments: Sequence[str], resume
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  nothing is left to flush at exit
         return ExitCode.FAILED
     return code
+
+
+@contextlib.contextmanager
+def _no_interrupt_is_lost() -> Iterator[None]:
+    """Interrupt again where Ctrl-C came in a callback of Python's own, which prints it and goes on.
+
+    An import has such callbacks. Not at once, as this would come in a callback as well.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _show_warning(

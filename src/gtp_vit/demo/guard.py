@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from gtp_vit.demo.upload import MAX_BYTES
 from gtp_vit.errors import first_line, printable
@@ -46,7 +45,7 @@ class Guard:
     def __init__(self, app: Any, folder: Path) -> None:
         """`folder` is where uploads lie; what is in it now belongs to the page and is kept."""
         self.app, self.folder = app, folder
-        self.max_bytes = frozenset(_files(folder))
+        self.files_of_page = frozenset(_files(folder))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -76,7 +75,7 @@ class Guard:
         else:
             await _answer(guarded, *refused)
         if method == "POST":
-            delete_oldest(self.folder, self.max_bytes)
+            delete_oldest(self.folder, self.files_of_page)
 
 
 def _refusal(method: str, headers: dict[str, str]) -> tuple[int, str] | None:
@@ -86,7 +85,7 @@ def _refusal(method: str, headers: dict[str, str]) -> tuple[int, str] | None:
     if method != "POST":
         return None
     length = headers.get("content-length")
-    if length is None or not length.isdigit():
+    if length is None or not length.isdigit() or "transfer-encoding" in headers:  # which overrules the length
         return 411, "say how long the request is (Content-Length)"
     if int(length) > MAX_BODY_BYTES:
         return 413, f"a request has at most {MAX_BODY_BYTES // 2**20} MB; send one picture at a time"
@@ -95,8 +94,8 @@ def _refusal(method: str, headers: dict[str, str]) -> tuple[int, str] | None:
 
 def is_foreign(method: str, headers: dict[str, str]) -> bool:
     """Was a request made by another page? Programs other than browsers do not say, and may come in."""
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+    origin, host = headers.get("origin"), headers.get("host", "").lower()
+    if origin is not None and (not host or origin.partition("://")[2].lower() != host):
         return True
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
@@ -111,9 +110,12 @@ async def _answer(send: Any, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def delete_oldest(folder: Path, max_bytes: Iterable[Path] = ()) -> None:
+def delete_oldest(folder: Path, keep: Iterable[Path] = ()) -> None:
     """Delete the oldest uploads until all together are small enough."""
-    known = [(path, path.stat()) for path in _files(folder) - set(max_bytes)]
+    known = []
+    for path in _files(folder) - set(keep):
+        with contextlib.suppress(FileNotFoundError):  # Gradio deletes old ones itself
+            known.append((path, path.stat()))
     stored = sum(stat.st_size for _, stat in known)
     for path, stat in sorted(known, key=lambda pair: pair[1].st_mtime_ns):
         if stored <= MAX_STORED_BYTES:

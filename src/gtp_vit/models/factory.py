@@ -8,6 +8,7 @@ import fnmatch
 import functools
 import itertools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import nn
@@ -30,21 +31,28 @@ from gtp_vit.recipes.files import RECIPE_FILENAME
 MAX_SIDE = 8192  # height and width of images: a quarter of a million patches of 16 x 16
 
 
-def names(pattern: str) -> list[str]:
-    """Names of models that can perhaps be patched, of all libraries, that match a pattern with * and ?."""
-    prefixes = dict.fromkeys(library.prefix for library in libraries())
-    return fnmatch.filter([name for prefix in prefixes for name in _names(prefix)], pattern)
+def names(pattern: str) -> Iterator[str]:
+    """Names of models that can perhaps be patched, of all libraries, that match a pattern with * and ?.
+
+    They come one by one, as listing those of a library takes a second.
+    """
+    for prefix in dict.fromkeys(library.prefix for library in libraries()):
+        yield from (name for name in _names(prefix) if fnmatch.fnmatch(name, pattern))
 
 
-def _names(prefix: str) -> list[str]:
+def _names(prefix: str) -> Iterator[str]:
     """Names with this prefix of models of all families."""
-    listed = [] if prefix else [bundled.NAME]
+    listed = set() if prefix else {bundled.NAME}
+    yield from listed
     for family in known_backbones().values():
         if family.library().prefix == prefix:
             # A library that is not installed has no models here.
             with contextlib.suppress(GTPError, ImportError):
-                listed += [f"{prefix}:{name}" if prefix else name for name in family.model_names()]
-    return list(dict.fromkeys(listed))
+                for own_name in family.model_names():
+                    name = f"{prefix}:{own_name}" if prefix else own_name
+                    if name not in listed:
+                        listed.add(name)
+                        yield name
 
 
 @functools.cache
@@ -74,7 +82,7 @@ def require_known_model(name: str) -> None:
 
 def suggest_names(name: str, count: int, cutoff: float = 0.6) -> list[str]:
     """The most similar names of models of the same library that `patch` takes."""
-    candidates = _names(library_of(name)[0].prefix)
+    candidates = list(_names(library_of(name)[0].prefix))
     near = difflib.get_close_matches(name[:100], candidates, n=3 * count, cutoff=cutoff)
     return list(itertools.islice((candidate for candidate in near if unsupported_reason(candidate) is None), count))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from gtp_vit.backbones import known_backbones
@@ -50,14 +49,19 @@ class Models(OutputFlags):
 
 def main(arguments: Sequence[str]) -> None:
     flags = parse_flags(Models, arguments)
-    alike = names(flags.pattern)
-    plain = not flags.details and not flags.json and flags.html is None
-    refused = _unsupported(alike, say=plain)  # a plain list, for pipes, while models are checked
+    if not flags.details and not flags.json and flags.html is None:
+        _print_names(flags.pattern)
+        return
+    alike = list(names(flags.pattern))
+    refused = {}
+    with render.progress("checking each model") as progress:
+        for index, name in enumerate(alike):
+            if (reason := unsupported_reason(name)) is not None:
+                refused[name] = reason
+            progress(index + 1, len(alike))
     supported = [name for name in alike if name not in refused]
     if not supported:
         raise GTPError(_no_model_error(flags.pattern, refused))
-    if plain:
-        return
     if not flags.details:
         print_table_result(flags, arguments, "models", ["model"], [[name] for name in supported], supported)
         return
@@ -70,22 +74,18 @@ def main(arguments: Sequence[str]) -> None:
     print_table_result(flags, arguments, "models", columns, rows)
 
 
-def _unsupported(candidates: Sequence[str], *, say: bool) -> dict[str, str]:
-    """The models that `patch` refuses, and why; about 30 ms each. With `say`, print the others at once."""
-    reasons = {}
-    with render.progress("checking each model") if not say else nullcontext(_nobody) as progress:
-        for index, name in enumerate(candidates):
-            reason = unsupported_reason(name)
-            if reason is not None:
-                reasons[name] = reason
-            elif say:
-                print(name, flush=True)
-            progress(index + 1, len(candidates))
-    return reasons
-
-
-def _nobody(done: int, total: int) -> None:
-    """No bar: names come as fast."""
+def _print_names(pattern: str) -> None:
+    """A plain list, for pipes: each name as soon as its model has been checked, about 30 ms each."""
+    refused, printed = {}, False
+    for name in names(pattern):
+        reason = unsupported_reason(name)
+        if reason is None:
+            print(name, flush=True)
+            printed = True
+        else:
+            refused[name] = reason
+    if not printed:
+        raise GTPError(_no_model_error(pattern, refused))
 
 
 def _no_model_error(pattern: str, refused: dict[str, str]) -> str:
