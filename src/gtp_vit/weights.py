@@ -107,7 +107,21 @@ def load_weights(model: nn.Module, path: Path, name: str, *, resizable: bool = F
             f"{path} does not fit {name}: {len(wrong)} shapes differ, e.g. {key} is {tuple(stored[key].shape)} and "
             f"should be {tuple(expected[key].shape)}; {hint}"
         )
+    for key, weight in expected.items():
+        if (problem := why_no_weight(stored[key], weight)) is not None:
+            raise GTPError(f"{path} does not fit {name}: {key} is {problem}")
     model.load_state_dict(stored)
+
+
+def why_no_weight(stored: Tensor, expected: Tensor) -> str | None:
+    """Why a stored tensor is no weight: copying would take the codes of quantised weights for the weights."""
+    if stored.is_meta:
+        return "on the meta device, where it has no numbers; save it from a CPU"
+    if stored.is_quantized or (expected.is_floating_point() and not stored.is_floating_point()):
+        return f"{stored.dtype}, and the model has {expected.dtype}; save it in floating point, dequantised"
+    if stored.layout != torch.strided:
+        return "sparse; save it as an ordinary tensor (to_dense)"
+    return None
 
 
 def _is_head_weight(key: str) -> bool:

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -122,7 +123,11 @@ def test_ctrl_c_that_python_only_prints_is_not_lost(monkeypatch, capfd):
         raise AssertionError("nobody interrupted it")
 
     monkeypatch.setattr(importlib, "import_module", import_for_seconds)
-    assert main(["check"]) == ExitCode.INTERRUPTED
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
+    try:
+        assert main(["check"]) == ExitCode.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == "gtp-vit: interrupted; run it again\n"
 
 

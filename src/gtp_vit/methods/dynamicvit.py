@@ -166,7 +166,7 @@ class DynamicViTReducer(Reducer):
 
 def load_predictors(predictors: nn.ModuleList, file: str) -> None:
     """Load predictors from a file of their own, or from a whole checkpoint of DynamicViT or of a finetuned model."""
-    from gtp_vit.weights import read_weights
+    from gtp_vit.weights import read_weights, why_no_weight
 
     stored = read_weights(Path(file))
     for prefix in ("score_predictor.", "reducer.predictors.", "predictors."):
@@ -186,4 +186,6 @@ def load_predictors(predictors: nn.ModuleList, file: str) -> None:
                 f"{tuple(value.shape)}; give predictors trained on a model with {wanted['0.in_conv.0.weight'].numel()} "
                 "channels"
             )
+        if (problem := why_no_weight(stored[key], value)) is not None:
+            raise SettingError(f"{file}: {key} is {problem}")
     predictors.load_state_dict(stored)
