@@ -10,6 +10,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Each worker of pytest-xdist has a core of its own: more threads would only fight for it. Processes that tests start
 # inherit this; a test that needs two threads takes the fixture `two_threads`.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Triton kernels run in its interpreter, on a CPU; Triton reads this when it is imported.
+os.environ["TRITON_INTERPRET"] = "1"
 
 from pathlib import Path
 

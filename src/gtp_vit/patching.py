@@ -14,7 +14,7 @@ from gtp_vit.backbones.modules import shallow_copy
 from gtp_vit.core.loop import PatchedModel, Reduction
 from gtp_vit.core.reducer import Method, Reducer
 from gtp_vit.errors import SettingError, UnsupportedModelError, short_repr
-from gtp_vit.kernels import Kernels, status, why_not_native
+from gtp_vit.kernels import Kernels, describe
 from gtp_vit.kernels import check as check_kernels
 from gtp_vit.methods import known_methods
 from gtp_vit.methods.gtp_plus.calibration import weight_fingerprint
@@ -53,7 +53,9 @@ def patch(
             a model pools is pooled from the tokens that remain. docs/dense.md says how well it works.
         shorten_last_block: where the head reads prefix tokens only, let the last block compute nothing else. Exact.
         kernels: "auto" uses the native kernels where they can run (on a CPU, in float32 or bfloat16, under
-            torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never.
+            torch.no_grad or inference_mode), except in exported programs; "native" there as well; "torch" never. On a
+            CUDA GPU "auto" uses Triton kernels where they can run, and "triton" raises where they cannot; with
+            gradients, and in exported programs, torch operators run.
         quiet: do not warn of settings that cannot give good results, such as untrained predictors.
 
     >>> import timm, torch, gtp_vit
@@ -149,9 +151,8 @@ class Patched(PatchedModel):
 
     @property
     def kernels(self) -> str:
-        """Which kernels a forward pass would use now, and if not the native ones, why."""
-        reason = why_not_native(self.reduction.kernels, next(self.parameters()))
-        return status() if reason is None else f"torch operators: {reason}"
+        """Which kernels a forward pass would use now, and if torch operators, why."""
+        return describe(self.reduction.kernels, next(self.parameters()))
 
     def extra_repr(self) -> str:
         return f"reduction={self.reduction.method}"

@@ -88,7 +88,7 @@ def run(
         raise InputError("the original model's input size was changed after patching; patch it again")
     tokens = images if isinstance(images, Tokens) else backbone.embed(model, images)
     owner = (tokens.cell if tokens.owner is None else tokens.owner) if track_owners or restore else None
-    tokens = tokens.replace(ops=kernels.select_ops(reduction.kernels, tokens.x), owner=owner)
+    tokens = tokens.replace(ops=kernels.select_ops(reduction.kernels, tokens.x, tokens.prefix), owner=owner)
     tokens = reducer.start(begin_restoring(tokens) if restore else tokens)
     if observe is not None:
         observe(tokens)

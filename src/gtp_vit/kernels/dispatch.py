@@ -32,11 +32,12 @@ class Ops(Enum):
     TORCH = "torch"  # the twins
     NATIVE = "native"  # C++ on a CPU
     PORTABLE = "portable"  # for programs that an engine will run: no operator that only torch has
+    TRITON = "triton"  # kernels on a GPU
 
     @property
     def fuses_norm(self) -> bool:
-        """Should an operator compute the LayerNorm after it as well? Only native code gains from that."""
-        return self is Ops.NATIVE
+        """Should an operator compute the LayerNorm after it as well? Only kernels of our own gain from that."""
+        return self is Ops.NATIVE or self is Ops.TRITON
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Checks(Generic[Inputs]):
     are therefore calls of a second overload, torch.ops.gtp_vit.*.trusted."""
     integer_args: Collection[str] = ()
     """Names of the tensors that may be integers."""
+    supports_triton: Callable[[Inputs], bool] | None = None
+    """Can its Triton kernels take these? None: it has none."""
 
 
 class Operator(Generic[Inputs, Result]):
@@ -107,6 +110,8 @@ class Operator(Generic[Inputs, Result]):
         if ops is Ops.NATIVE:
             return self._by_native(inputs) if _unobserved() else self.results(*self.trusted(*inputs))
         self.checks.check(inputs)
+        if ops is Ops.TRITON and not (self.checks.supports_triton and self.checks.supports_triton(inputs)):
+            return self.twin(inputs)
         return self.by_set.get(ops, self.twin)(inputs)
 
     def _by_native(self, inputs: Inputs) -> Result:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import checks, native, value_checks
+from gtp_vit.kernels import checks, native, triton_set, value_checks
 from gtp_vit.kernels.arguments import AttentionInputs, AttentionResult
 from gtp_vit.kernels.dispatch import Checks, Operator, Ops
 from gtp_vit.tensors import at_least_float32, full_precision, is_exporting
@@ -116,8 +116,11 @@ attention = Operator(
     "attention",
     AttentionInputs,
     AttentionResult,
-    {Ops.TORCH: attention_reference, Ops.NATIVE: native.attention},
-    Checks(checks.check_attention, checks.supports_attention, value_checks.attention),
+    {Ops.TORCH: attention_reference, Ops.NATIVE: native.attention, Ops.TRITON: triton_set.attention},
+    Checks(
+        *(checks.check_attention, checks.supports_attention, value_checks.attention),
+        supports_triton=triton_set.takes_attention,
+    ),
     fake=native.attention_results,
     flops=_attention_flops,
 )

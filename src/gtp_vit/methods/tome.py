@@ -12,11 +12,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.merging import MergePairs, PairReducer, check_weighted_pool, match, matching_macs, max_mergeable
 from gtp_vit.core.reducer import Method, Source
 from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import ForwardPass, ViTInfo
+from gtp_vit.kernels import Ops, triton_set
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -45,6 +47,23 @@ class ToMe(Method):
 
 class ToMeReducer(PairReducer):
     """ToMe in a forward pass."""
+
+    def reduce(self, attention: LayerAttention) -> Tokens:
+        tokens = attention.tokens
+        removed = self.removals_of(tokens)[attention.layer]
+        if removed == 0 or tokens.ops is not Ops.TRITON:
+            return super().reduce(attention)
+        keys, norm = attention.keys, attention.mlp_norm
+        given = (tokens.x, attention.branch(), tokens.size)
+        merged = triton_set.merge_similar(given, keys, removed, self.vit.class_token, norm)
+        return tokens.replace(
+            x=merged.x,
+            cell=tokens.cell.gather(1, merged.kept),
+            token_id=None if tokens.token_id is None else tokens.token_id.gather(1, merged.kept),
+            size=merged.size,
+            owner=tokens.owners_after(merged.kept, merged.gone, merged.target),
+            normed=None if norm.weight is None else merged.normed,
+        )
 
     def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> MergePairs:
         return match(keys, tokens.prefix, removed, self.vit.class_token)

@@ -1,7 +1,7 @@
 """What several kernels need: an order without ties, rows with their residual, the LayerNorm that follows.
 
-What decides between equal values is written out as a comparison of pairs, so no kernel sorts and none needs atomics: every
-output has one writer and every sum one order, and results are the same in every run.
+What decides between equal values is a comparison of pairs, so no kernel sorts and none needs atomics: every output
+has one writer and every sum one order, and results are the same in every run.
 
 Shapes: B batch, N = c + M tokens, c prefix tokens, M image tokens, K kept, P removed, C channels.
 """

@@ -17,7 +17,7 @@ from torch.library import triton_op, wrap_triton
 from .parts import INTERPRETED, power_of_two
 
 ONE_PROGRAM = 256  # tokens up to which one program has the whole class row
-# Sizes with which no kernel spills registers, by whether q and k are in half precision; tests/kernels/compile_for_gpus.py
+# Sizes with which no kernel spills registers, for q and k in half precision or not; tests/kernels/compile_for_gpus.py
 LOGSUMEXP = {"ROWS": 32, "COLUMNS": 64, "DEPTH": 32, "num_warps": 4}
 STATISTICS = {
     True: {"ROWS": 32, "COLUMNS": 32, "DEPTH": 32, "num_warps": 4},
@@ -229,7 +229,8 @@ def attention_statistics(
         if wanted:
             parts[number] = out[place]
             place += 1
-    wrap_triton(statistics_kernel)[(batch * triton.cdiv(tokens, STATISTICS[half]["COLUMNS"]) * (1 if heads else num_heads),)](
+    blocks = triton.cdiv(tokens, STATISTICS[half]["COLUMNS"])
+    wrap_triton(statistics_kernel)[(batch * blocks * (1 if heads else num_heads),)](
         q, k, sizes, lse, *parts, num_heads, queries, tokens, first, scale, *strides, depth,
         DIAGONAL=diagonal, SUMS=column_sums, ROW=class_row, HEADS=heads, **common, **STATISTICS[half],
     )  # fmt: skip

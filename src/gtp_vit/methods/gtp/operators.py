@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gtp_vit.kernels import Checks, Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels import Checks, Operator, Ops, checks, native, triton_set, value_checks
 from gtp_vit.kernels.arguments import GTPReduceInputs, GTPReduceResult, Neighbours, NeighboursInputs
 from gtp_vit.methods.gtp import graph
 from gtp_vit.tensors import at_least_float32, split_by_score
@@ -47,10 +47,11 @@ gtp_reduce = Operator(
     "gtp_reduce",
     GTPReduceInputs,
     GTPReduceResult,
-    {Ops.TORCH: gtp_reduce_reference, Ops.NATIVE: native.gtp_reduce},
+    {Ops.TORCH: gtp_reduce_reference, Ops.NATIVE: native.gtp_reduce, Ops.TRITON: triton_set.gtp_reduce},
     Checks(
         *(checks.check_gtp_reduce, checks.supports_gtp_reduce, value_checks.gtp_reduce),
         integer_args=("scores", "position", "neighbours"),  # scores may be ranks; the others are cells
+        supports_triton=triton_set.takes_tokens,
     ),
     fake=native.gtp_reduce_results,
     flops=_reduce_flops,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.kernels import Checks, Operator, Ops, checks, native, value_checks
+from gtp_vit.kernels import Checks, Operator, Ops, checks, native, triton_set, value_checks
 from gtp_vit.kernels.arguments import GTPPlusMergeByProbeInputs, GTPPlusMergeInputs, GTPPlusMergeResult
 from gtp_vit.tensors import at_least_float32, batch_index, full_precision, select_rows, split_by_score, with_prefix_rows
 
@@ -280,11 +280,23 @@ gtp_plus_merge = Operator(
     "gtp_plus_merge",
     GTPPlusMergeInputs,
     GTPPlusMergeResult,
-    {Ops.TORCH: merge_by_cost, Ops.NATIVE: native.gtp_plus_merge, Ops.PORTABLE: merge_by_cost_portable},
-    Checks(checks.check_gtp_plus_merge, checks.supports_gtp_plus_merge, value_checks.gtp_plus_merge),
+    {
+        Ops.TORCH: merge_by_cost,
+        Ops.NATIVE: native.gtp_plus_merge,
+        Ops.PORTABLE: merge_by_cost_portable,
+        Ops.TRITON: triton_set.gtp_plus_merge,
+    },
+    Checks(
+        *(checks.check_gtp_plus_merge, checks.supports_gtp_plus_merge, value_checks.gtp_plus_merge),
+        supports_triton=triton_set.takes_tokens,
+    ),
     fake=native.gtp_plus_merge_results,
     flops=_flops,
 )
+
+
+def _merge_by_probe_on_gpu(inputs: GTPPlusMergeByProbeInputs) -> GTPPlusMergeResult:
+    return triton_set.gtp_plus_merge_by_probe(inputs, WEIGHT_FLOOR, WEIGHT_POWER)
 
 
 def _flops_by_probe(inputs: GTPPlusMergeByProbeInputs) -> int:
@@ -301,11 +313,13 @@ gtp_plus_merge_by_probe = Operator(
         Ops.TORCH: merge_by_cost_with_probe,
         Ops.NATIVE: native.gtp_plus_merge_by_probe,
         Ops.PORTABLE: merge_by_cost_with_probe_portable,
+        Ops.TRITON: _merge_by_probe_on_gpu,
     },
     Checks(
         checks.check_gtp_plus_merge_by_probe,
         checks.supports_gtp_plus_merge_by_probe,
         value_checks.gtp_plus_merge_by_probe,
+        supports_triton=triton_set.takes_tokens,
     ),
     fake=native.gtp_plus_merge_results,
     flops=_flops_by_probe,
