@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gtp_vit.kernels.gpu import gtp, gtp_plus, parts, statistics, tome
+from gtp_vit.kernels.gpu import gtp, gtp_plus, map_statistics, parts, tome
 
 FLOATS = {"floor", "epsilon", "scale", "weight_floor", "weight_power", "alpha"}
 POINTERS = (
@@ -35,9 +35,9 @@ NORM = {"HAS_NORM": True, "HAS_BIAS": True}
 MERGE = {"HAS_SIZE": True, "HAS_WEIGHT": True, "KEEP_NORM": True, "GONE": 256, **NORM}
 HALF = {"HALF": True, "PRECISION": "tf32x3", "HAS_SIZE": True, "HAS_PROTECTED": True}
 FULL = {**HALF, "HALF": False}
-LOGSUMEXP = {"HAS_SIZE": True, "PRECISION": "tf32x3", "WIDEN": False, **statistics.LOGSUMEXP}
+LOGSUMEXP = {"HAS_SIZE": True, "PRECISION": "tf32x3", "WIDEN": False, **map_statistics.LOGSUMEXP}
 THREE = {"DIAGONAL": True, "SUMS": True, "ROW": True, "HEADS": 2}
-STATISTICS = {half: {**LOGSUMEXP, **THREE, **blocks} for half, blocks in statistics.STATISTICS.items()}
+STATISTICS = {half: {**LOGSUMEXP, **THREE, **blocks} for half, blocks in map_statistics.STATISTICS.items()}
 PROPAGATE = {**NORM, "HAS_SIZE": True, "WITH_SIZE": True, "LISTS": 32, "GONE": 32}
 CLASS_ROW = {"HAS_SIZE": True, "HEADS": 2, "ALL": 256, "DEPTH": 16, "num_warps": 8}
 COST, RECEIVER = gtp_plus.COST, gtp_plus.RECEIVER
@@ -67,12 +67,12 @@ CASES = {
     "partner, float32": (tome.partner_kernel, "fp32", {**PARTNER, "num_warps": 4}),
     "pairs, 128": (tome.pairs_kernel, "fp16", {"KEEP_ORDER": True, "ALL": 128, "SOME": 16, "num_warps": 8}),
     "pairs, 2048": (tome.pairs_kernel, "fp16", {"KEEP_ORDER": True, "ALL": 2048, "SOME": 4, "num_warps": 8}),
-    "class_row": (statistics.class_row_kernel, "fp16", CLASS_ROW),
-    "logsumexp, half": (statistics.logsumexp_kernel, "fp16", LOGSUMEXP),
-    "logsumexp, float32": (statistics.logsumexp_kernel, "fp32", LOGSUMEXP),
-    "statistics, half": (statistics.statistics_kernel, "fp16", STATISTICS[True]),
-    "statistics, bfloat16": (statistics.statistics_kernel, "bf16", STATISTICS[True]),
-    "statistics, float32": (statistics.statistics_kernel, "fp32", STATISTICS[False]),
+    "class_row": (map_statistics.class_row_kernel, "fp16", CLASS_ROW),
+    "logsumexp, half": (map_statistics.logsumexp_kernel, "fp16", LOGSUMEXP),
+    "logsumexp, float32": (map_statistics.logsumexp_kernel, "fp32", LOGSUMEXP),
+    "statistics, half": (map_statistics.statistics_kernel, "fp16", STATISTICS[True]),
+    "statistics, bfloat16": (map_statistics.statistics_kernel, "bf16", STATISTICS[True]),
+    "statistics, float32": (map_statistics.statistics_kernel, "fp32", STATISTICS[False]),
 }  # fmt: skip
 DUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 

@@ -256,7 +256,7 @@ def test_statistics_of_half_precision_are_those_of_float32(dtype):
 
 
 def test_the_class_row_of_many_tokens_takes_two_kernels(monkeypatch):
-    monkeypatch.setattr("gtp_vit.kernels.gpu.statistics.ONE_PROGRAM", 16)
+    monkeypatch.setattr("gtp_vit.kernels.gpu.map_statistics.ONE_PROGRAM", 16)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 70, 16).unbind(0)
     for queries in (1, 70):  # a shortened last block has the queries of prefix tokens only

@@ -63,7 +63,9 @@ def test_the_package_declares_what_it_imports_and_nothing_else():
     declared = project()["project"]
     required = {name_of(each) for each in declared["dependencies"]}
     optional = {name_of(each) for extra in declared["optional-dependencies"].values() for each in extra}
-    imported = {name_of(distributions.get(module, [module])[0]) for module in third_party_imports("src")}
+    by_torch = {"triton"}  # torch's wheels bring it where it works
+    modules = third_party_imports("src") - by_torch
+    imported = {name_of(distributions.get(module, [module])[0]) for module in modules}
     assert required <= imported <= required | optional
 
 

@@ -9,7 +9,7 @@ Limits: 4,096 image tokens, 4,096 channels, heads of at most 256 channels; float
 
 from .gtp import propagate
 from .gtp_plus import importance_by_probe, merge_by_cost
-from .statistics import attention_statistics
+from .map_statistics import attention_statistics
 from .tome import match_pairs, merge_pairs
 
 __all__ = [

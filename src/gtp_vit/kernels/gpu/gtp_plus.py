@@ -29,7 +29,7 @@ from .parts import (
 )
 
 ONE_PROGRAM = 256  # image tokens up to which one program selects and matches without spilling registers
-# Sizes with which no kernel spills registers, products in float16 and in float32; tests/kernels/compile_for_gpus.py
+# Sizes with which no kernel spills registers, products in float16 and in float32; tests compile them for GPUs.
 COST = {
     True: {"ROWS": 32, "COLUMNS": 64, "CHANNELS": 32, "num_warps": 4},
     False: {"ROWS": 32, "COLUMNS": 32, "CHANNELS": 32, "num_warps": 4, "num_stages": 2},

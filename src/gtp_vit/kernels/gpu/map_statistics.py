@@ -17,7 +17,7 @@ from torch.library import triton_op, wrap_triton
 from .parts import INTERPRETED, power_of_two
 
 ONE_PROGRAM = 256  # tokens up to which one program has the whole class row
-# Sizes with which no kernel spills registers, for q and k in half precision or not; tests/kernels/compile_for_gpus.py
+# Sizes with which no kernel spills registers, for q and k in half precision or not; tests compile them for GPUs.
 LOGSUMEXP = {"ROWS": 32, "COLUMNS": 64, "DEPTH": 32, "num_warps": 4}
 STATISTICS = {
     True: {"ROWS": 32, "COLUMNS": 32, "DEPTH": 32, "num_warps": 4},
