@@ -45,7 +45,7 @@ MAY_IMPORT = {
         *("core", "data", "engines", "methods", "methods/gtp_plus/learning", "metrics", "patching", "profiling"),
         *("recipes", "runs"),
     },
-    "report": {"core", "metrics", "profiling", "recipes", "runs", "tuning"},
+    "report": {"core", "engines", "metrics", "profiling", "recipes", "runs", "tuning"},
     "training": {"core", "data", "methods", "metrics", "models", "patching", "profiling", "recipes", "runs"},
     "testing": {"backbones", "core", "methods", "patching", "profiling"},
     "demo": {

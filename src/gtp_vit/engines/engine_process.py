@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,15 @@ class EngineProcess:
         except OSError:
             raise self._problem() from None
         return self._receive()
+
+    def peak_megabytes(self) -> float | None:
+        """The most memory that the process has had so far; None on systems that do not say it."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+        except OSError:
+            return None
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return None if found is None else int(found[1]) * 1024 / 1e6
 
     def _receive(self) -> Array:
         array = _read(self.answers)

@@ -71,10 +71,14 @@ def _quantise(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+    class LinearQuantizer(XNNPACKQuantizer):  # type: ignore[misc]
+        def transform_for_annotation(self, model: Any) -> Any:
+            return model  # its own makes floats of the whole numbers that indices are added to
+
     nodes = {node.name: node for node in program.graph.nodes}
     example = torch.zeros(nodes[program.graph_signature.user_inputs[0]].meta["val"].shape)
     settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
-    quantizer = XNNPACKQuantizer().set_operator_type(torch.ops.aten.linear.default, settings)
+    quantizer = LinearQuantizer().set_operator_type(torch.ops.aten.linear.default, settings)
     prepared = prepare_pt2e(program.module(), quantizer)
     with torch.no_grad():
         prepared(example)

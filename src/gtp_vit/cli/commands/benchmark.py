@@ -14,29 +14,38 @@ from torch.utils.data import Dataset
 
 from gtp_vit.cli import render
 from gtp_vit.cli.engine_flags import EngineFlags, check_engine, exported_file_of, flags_with_sizes
-from gtp_vit.cli.flags import MethodFlags, parse_with_method
-from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model
-from gtp_vit.cli.output import OutputFlags, print_result, write_page
-from gtp_vit.cli.parser import Short
+from gtp_vit.cli.flags import MethodChoice, MethodFlags, parse_with_method
+from gtp_vit.cli.model_flags import DataFlags, make_dataset, make_model, read_images
+from gtp_vit.cli.output import OutputFlags, check_readable, print_result, write_page
+from gtp_vit.cli.parser import Choices, Short
 from gtp_vit.core.ranges import Range
 from gtp_vit.core.reducer import Method
 from gtp_vit.data.items import Batch, Item
 from gtp_vit.data.loader import batches
-from gtp_vit.engines import TORCH, is_exported
+from gtp_vit.engines import TORCH, engine_names, is_exported
+from gtp_vit.engines.comparison import EngineComparison
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import compile_for_engine, compiled_file
-from gtp_vit.errors import GTPError
+from gtp_vit.errors import GTPError, IncompleteError
 from gtp_vit.methods.identity import Identity
+from gtp_vit.models import bundled
 from gtp_vit.patching import host_of, patch, tower_of
 from gtp_vit.profiling.benchmark import PAUSE_SECONDS, interleave, speedups_over
 from gtp_vit.profiling.macs import layer_costs
 from gtp_vit.profiling.slicing import slicing_like
+from gtp_vit.report.engines import ENGINE_NOTE, engine_table
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.timing import BatchTiming, cost_table, timing_table, verdict
 from gtp_vit.runs.files import check_writable
 
+ALL = "all"
 EAGER = "eager torch, unreduced"
 OF_A_FILE = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")  # what it has itself
+
+
+def all_or_engines() -> tuple[str, ...]:
+    """What --engines takes."""
+    return (ALL, *engine_names())
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
       gtp-vit benchmark deit_small_patch16_224 --method tome --r 14 --compile
       gtp-vit benchmark deit_small_patch16_224 --method deploy --engine openvino --precision int8 --batch-size 1 8
       gtp-vit benchmark out/vit_tiny_patch16_224-gtp_plus-int8.xml
+      gtp-vit benchmark vit_tiny_patch16_224 --pretrained --method deploy --engines all --data-dir images -b 1
     """
 
     batch_size: Annotated[tuple[int, ...], Short("-b"), Range(1, 65536)] = (8,)  # type: ignore[assignment]
@@ -65,11 +75,18 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
     """Compile both models with torch.compile first."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of weights and images in torch."""
+    engines: Annotated[tuple[str, ...], Choices(all_or_engines)] = ()
+    """One table of these engines, or of all: file size, difference, damage, time, memory; each file is made for it."""
+    images: Annotated[int, Range(8, 10**5)] = 64
+    """Images for --engines: outputs are compared on them, and 8 bits get their ranges from them."""
 
 
 def main(arguments: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Benchmark, arguments)
     check_writable(flags.html)
+    if flags.engines:
+        _compare_engines(flags, chosen, arguments)
+        return
     file = None
     if is_exported(flags.model):
         file = exported_file_of(flags, chosen, arguments, *OF_A_FILE)
@@ -100,6 +117,53 @@ def main(arguments: Sequence[str]) -> None:
         Section("Cost of each layer", table(*layers)),
     ]
     write_page(flags, arguments, flags.html, f"{flags.model} with {method}", lead, sections)
+
+
+def _compare_engines(flags: Benchmark, chosen: MethodChoice, arguments: Sequence[str]) -> None:
+    """Answer with one table of the engines."""
+    given = {word.partition("=")[0] for word in arguments}
+    for word in ("--engine", "--precision", "--compile", "--dtype"):
+        if word in given:
+            raise GTPError(f"{word} is for one engine; leave it out with --engines")
+    if is_exported(flags.model):
+        raise GTPError(f"{flags.model} is for one engine; name the model it was made from with --engines")
+    if flags.device != "cpu":
+        raise GTPError(f"--device is {flags.device}; engines run on a CPU here, leave it out")
+    if len(flags.batch_size) > 1:
+        raise GTPError("--batch-size has several numbers; give one with --engines")
+    names = engine_names() if ALL in flags.engines else tuple(dict.fromkeys(flags.engines))
+    model = make_model(flags)
+    method = chosen.for_model(model)
+    real = flags.data_dir is not None or bool(flags.dataset) or flags.model == bundled.NAME
+    inputs = host_of(model).inputs
+    unreadable: list[str] = []
+    images = torch.randn(8, inputs.channels, *inputs.size, generator=torch.Generator().manual_seed(0))
+    if real:
+        images, unreadable = read_images(flags, model, flags.images, 8)
+    images = images.repeat(-(-flags.batch_size[0] // len(images)), 1, 1, 1)
+    with render.status("comparing") as step:
+        comparison = EngineComparison(
+            model,
+            patch(model, method),
+            images,
+            real,
+            flags.batch_size[0],
+            flags.rounds,
+            torch.get_num_threads(),
+            step,
+        )
+        rows = [row for name in names for row in comparison.rows(name)]
+    title = f"{flags.model} with {method.name} in each engine, batch {flags.batch_size[0]}"
+    columns, cells = engine_table(rows)
+    result = {"flags": flags, "settings": method.to_dict(), "threads": torch.get_num_threads(), "engines": rows}
+    print_result(flags, result, (title, columns, cells), text=ENGINE_NOTE)
+    write_page(
+        flags, arguments, flags.html, title, "", [Section("Engines", table(columns, cells) + paragraph(ENGINE_NOTE))]
+    )
+    failed = [f"{row.engine} {row.precision}" for row in rows if row.failed]
+    if failed:
+        raise IncompleteError(f"no figures of {', '.join(failed)}; the table says why")
+    check_readable(unreadable)
 
 
 def _check(flags: Benchmark) -> None:
