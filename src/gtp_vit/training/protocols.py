@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,15 @@ from gtp_vit.training import dynamicvit
 from gtp_vit.training.settings import TrainingConfig
 
 Terms = dict[str, Tensor]  # "loss", and what it is made of
-Taught = Tensor | dynamicvit.Outputs  # what the unreduced model says of the same images
+TeacherOutputs = Tensor | dynamicvit.Outputs
+
+
+class TrainingInputs(NamedTuple):
+    """What one loss is computed from."""
+
+    images: Tensor
+    labels: Tensor  # soft, [B, classes]
+    teacher_outputs: TeacherOutputs | None  # what the unreduced model says of the same images
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Protocol:
     def check(self, method: Method, settings: TrainingConfig) -> None:
         """Raise SettingError if there is nothing to learn with these settings."""
 
-    def teacher_outputs(self, teacher: nn.Module, images: Tensor) -> Taught:
+    def teacher_outputs(self, teacher: nn.Module, images: Tensor) -> TeacherOutputs:
         """The outputs of the unreduced model that `loss_terms` needs."""
         return teacher(images)
 
@@ -82,31 +90,23 @@ class Protocol:
         return self.distill(settings) > 0
 
     def loss_terms(
-        self,
-        model: PatchedModel,
-        extra: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        teacher_outputs: Taught | None,
-        settings: TrainingConfig,
+        self, model: PatchedModel, extra: nn.Module, inputs: TrainingInputs, settings: TrainingConfig
     ) -> Terms:
         """The loss and its terms for these images."""
-        assert not isinstance(teacher_outputs, dynamicvit.Outputs)
-        return self.combined_loss(model(images), labels, teacher_outputs, settings)
+        return self.combined_loss(model(inputs.images), inputs, settings)
 
-    def combined_loss(
-        self, logits: Tensor, labels: Tensor, teacher_outputs: Tensor | None, settings: TrainingConfig
-    ) -> Terms:
+    def combined_loss(self, logits: Tensor, inputs: TrainingInputs, settings: TrainingConfig) -> Terms:
         """Cross entropy with soft labels, and the distance from the unreduced model."""
         from timm.loss import SoftTargetCrossEntropy
 
+        assert not isinstance(inputs.teacher_outputs, dynamicvit.Outputs)
         terms: Terms = {}
         loss = logits.new_zeros((), dtype=torch.float32)
         if settings.labels:
-            terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), labels)
+            terms["cross_entropy"] = SoftTargetCrossEntropy()(logits.float(), inputs.labels)
             loss = loss + terms["cross_entropy"]
-        if teacher_outputs is not None:
-            terms["kl"] = dynamicvit.kl_from_teacher(logits.float(), teacher_outputs.float())
+        if inputs.teacher_outputs is not None:
+            terms["kl"] = dynamicvit.kl_from_teacher(logits.float(), inputs.teacher_outputs.float())
             loss = loss + self.distill(settings) * terms["kl"]
         return {"loss": loss, **terms}
 
@@ -145,25 +145,20 @@ class DynamicViTProtocol(Protocol):
     def distill(self, settings: TrainingConfig) -> float:
         return 0.5 if settings.distill is None else settings.distill
 
-    def teacher_outputs(self, teacher: nn.Module, images: Tensor) -> Taught:
+    def teacher_outputs(self, teacher: nn.Module, images: Tensor) -> TeacherOutputs:
         return dynamicvit.outputs(teacher, images)
 
     def loss_terms(
-        self,
-        model: PatchedModel,
-        extra: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        teacher_outputs: Taught | None,
-        settings: TrainingConfig,
+        self, model: PatchedModel, extra: nn.Module, inputs: TrainingInputs, settings: TrainingConfig
     ) -> Terms:
+        teacher_outputs = inputs.teacher_outputs
         assert not isinstance(teacher_outputs, Tensor)
         assert isinstance(model.reducer, DynamicViTReducer)
-        student = dynamicvit.outputs(model, images)
+        student = dynamicvit.outputs(model, inputs.images)
         losses = dynamicvit.losses(
             student,
             teacher_outputs,
-            labels,
+            inputs.labels,
             model.reducer,
             cls_weight=float(settings.labels),
             distill_weight=self.distill(settings),
@@ -189,23 +184,16 @@ class EvoViTProtocol(Protocol):
         return dataclasses.replace(method, layer_wise=True) if progress < self.layer_wise else method
 
     def loss_terms(
-        self,
-        model: PatchedModel,
-        extra: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        teacher_outputs: Taught | None,
-        settings: TrainingConfig,
+        self, model: PatchedModel, extra: nn.Module, inputs: TrainingInputs, settings: TrainingConfig
     ) -> Terms:
-        assert not isinstance(teacher_outputs, dynamicvit.Outputs)
         assert isinstance(extra, nn.ModuleDict)
-        tokens = run(model, images)
+        tokens = run(model, inputs.images)
         backbone = model.reduction.backbone
         own = backbone.head(model, model.reducer.finish(tokens, backbone.norm(model)))
         pooled = model.reducer.method.head == "pooled"
         other = tokens.x[:, 0] if pooled else tokens.image.mean(dim=1)
-        first = self.combined_loss(own, labels, teacher_outputs, settings)
-        second = self.combined_loss(extra["head"](extra["norm"](other)), labels, teacher_outputs, settings)
+        first = self.combined_loss(own, inputs, settings)
+        second = self.combined_loss(extra["head"](extra["norm"](other)), inputs, settings)
         return {name: 0.5 * first[name] + 0.5 * second[name] for name in first}
 
 

@@ -20,7 +20,7 @@ from gtp_vit.errors import GTPError, SettingError
 from gtp_vit.patching import host_of, patch, tower_of, unpatch
 from gtp_vit.runs import distributed
 from gtp_vit.training.data import PART, Mixer, seeded
-from gtp_vit.training.protocols import Protocol, Taught, Terms, parameter_groups, protocol_of
+from gtp_vit.training.protocols import Protocol, Terms, TrainingInputs, parameter_groups, protocol_of
 from gtp_vit.training.settings import TrainingConfig
 
 
@@ -33,8 +33,8 @@ class Student(nn.Module):
         self.extra = protocol.extra_modules(model).to(next(model.parameters()).device)
         self.protocol, self.settings = protocol, settings
 
-    def forward(self, images: Tensor, labels: Tensor, teacher_outputs: Taught | None) -> Terms:
-        return self.protocol.loss_terms(self.model, self.extra, images, labels, teacher_outputs, self.settings)
+    def forward(self, inputs: TrainingInputs) -> Terms:
+        return self.protocol.loss_terms(self.model, self.extra, inputs, self.settings)
 
 
 class TrainerState(TypedDict):
@@ -143,7 +143,7 @@ class Trainer:
             if self.protocol.needs_teacher(self.settings):
                 with torch.no_grad():
                     taught = self.protocol.teacher_outputs(self.teacher, images)
-            return (self.parallel or self.student)(images, labels, taught)
+            return (self.parallel or self.student)(TrainingInputs(images, labels, taught))
 
     def eval_model(self) -> PatchedModel:
         """The model (its moving average, if there is one) in eval mode, with the full reduction."""
