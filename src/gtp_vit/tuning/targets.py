@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gtp_vit.core.costs import bisect
 from gtp_vit.core.reducer import Method
 from gtp_vit.errors import SettingError
 from gtp_vit.metrics.base import Measure
@@ -137,18 +138,19 @@ def _reach_speedup(task: SearchTask) -> tuple[SearchResult, SpeedUp]:
 
 def _fraction_for_speedup(task: SearchTask, value: float) -> float:
     """The share of the MACs at which the starting shape is so fast."""
-    space = task.space
-    low, high, fastest = min_macs(space) / space.unreduced_macs, 1.0, 1.0
+    space, speeds = task.space, [1.0]
     shape = space.plan_of(space.method)
-    for _ in range(6):
-        middle = (low + high) / 2
-        plan = space.fit(shape, middle * space.unreduced_macs)
+
+    def fast_enough(fraction: float) -> bool:
+        plan = space.fit(shape, fraction * space.unreduced_macs)
         if plan is None:  # this shape cannot be that cheap
-            low = middle
-            continue
-        reached = task.speedup(space.with_plan(plan))
-        fastest = max(fastest, reached)
-        low, high = (middle, high) if reached >= value else (low, middle)
-    if fastest < value:
-        raise SettingError(f"a speed-up of {value:g} was not reached here; the most was {fastest:.2f}, ask for less")
-    return low
+            return True
+        speeds.append(task.speedup(space.with_plan(plan)))
+        return speeds[-1] >= value
+
+    dearest, _ = bisect(lambda fraction: not fast_enough(fraction), min_macs(space) / space.unreduced_macs, 1.0, 6)
+    if max(speeds) < value:
+        raise SettingError(
+            f"a speed-up of {value:g} was not reached here; the most was {max(speeds):.2f}, ask for less"
+        )
+    return dearest
