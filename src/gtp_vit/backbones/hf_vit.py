@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones.hf_architectures import FAMILIES, ArchitectureSpec, is_tower, spec_of, spec_of_block
 from gtp_vit.backbones.modules import (
+    HAS_HOOKS,
     call_unless_identity,
     check_images,
     has_hooks,
@@ -24,6 +25,7 @@ from gtp_vit.backbones.modules import (
     is_overridden,
     plain_layer_norm,
     split_heads,
+    unexpected_member,
     zero_features,
 )
 from gtp_vit.backbones.rotary import RotaryTable, keys_for_methods, rotate
@@ -257,13 +259,11 @@ def _block_unsupported_reason(block: Any, names: ArchitectureSpec) -> str | None
         return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(names.mlps)}"
     known = ((names.block_children, block, ""), ({*PROJECTIONS, names.out}, attention, f".{names.projections}"))
     for children, owner, path in known:
-        for name, child in owner.named_children():
-            if name not in children:
-                return f"{path}.{name} ({type(child).__name__}) is not known"
-        for name in [*owner._parameters, *owner._buffers]:
-            return f"{path}.{name} (a tensor) is not known"
+        unknown = unexpected_member(owner, children)
+        if unknown is not None:
+            return f"{path}.{unknown}"
         if is_overridden(owner, hooks=False) or has_hooks(owner, besides=OUTPUT_RECORDERS):
-            return f"{path} has hooks or a forward of its own, which a reduced layer would not call; remove them"
+            return f"{path}{HAS_HOOKS}"
     for name, layer in block.named_modules():
         weight = getattr(layer, "weight", None)
         is_linear = "Linear" in type(layer).__name__ or name.endswith("_proj")

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import is_overridden, project_packed, unexpected_member
+from gtp_vit.backbones.modules import module_unsupported_reason, project_packed
 from gtp_vit.core.attention import QKV
 
 
@@ -26,14 +26,10 @@ def unsupported_reason(attn: Any) -> str | None:
         return " adds keys of its own (add_bias_kv, add_zero_attn); supported: neither"
     if not attn.batch_first:
         return " wants tokens before the batch; supported: batch_first=True"
-    unknown = unexpected_member(attn, {"out_proj"}, {"in_proj_weight", "in_proj_bias"})
-    if unknown is not None:
-        return f".{unknown}"
     if not isinstance(attn.out_proj, nn.Linear):
         return f".out_proj is {type(attn.out_proj).__name__}; supported: torch.nn.Linear"
-    if is_overridden(attn, hooks=True):
-        return " has hooks or a forward of its own, which a reduced layer would not call; remove them"
-    return None
+    kinds, tensors = (nn.MultiheadAttention,), {"in_proj_weight", "in_proj_bias"}
+    return module_unsupported_reason(attn, kinds, {"out_proj"}, tensors)
 
 
 def project(attn: Any, y: Tensor, queries: int | None) -> QKV:

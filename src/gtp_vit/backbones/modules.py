@@ -18,6 +18,7 @@ from gtp_vit.errors import InputError
 from gtp_vit.tensors import dequantized, is_quantized, is_wrapped
 
 Module = TypeVar("Module", bound=nn.Module)
+HAS_HOOKS = " has hooks or a forward of its own, which a reduced layer would not call; remove them"
 
 
 def check_images(images: Any, first: nn.Conv2d, size: tuple[int, int] | None, patch: tuple[int, int] | None) -> None:
@@ -114,6 +115,19 @@ def class_unsupported_reason(model: nn.Module, *kinds: type) -> str | None:
     if is_overridden(model, hooks=False):
         return "the model's forward was replaced on the instance, e.g. by a wrapper; patch first, then wrap"
     return None
+
+
+def module_unsupported_reason(
+    module: nn.Module, kinds: Collection[type], children: Collection[str], tensors: Collection[str] = ()
+) -> str | None:
+    """None if the copied arithmetic does what this module does: its class, children and tensors are known, and calling
+    it would do nothing else. Otherwise what it has, to be read after its path."""
+    if type(module) not in kinds:
+        return f" is {type(module).__name__}; supported: {', '.join(kind.__name__ for kind in kinds)}"
+    unknown = unexpected_member(module, children, tensors)
+    if unknown is not None:
+        return f".{unknown}"
+    return HAS_HOOKS if is_overridden(module, hooks=True) else None
 
 
 def zero_features(vit: ViTInfo, model: nn.Module) -> Tensor:

@@ -20,7 +20,7 @@ from gtp_vit.backbones.modules import (
     call_unless_identity,
     check_images,
     class_unsupported_reason,
-    is_overridden,
+    module_unsupported_reason,
     plain_layer_norm,
     project_packed,
     unexpected_member,
@@ -145,13 +145,9 @@ class OpenClipViT(Backbone):
             if pooler is not None and type(pooler) is not library.AttentionalPooler:
                 return f"{name} is {type(pooler).__name__}; supported: AttentionalPooler"
         transformer = model.transformer
-        if type(transformer) is not library.Transformer:
-            return f"transformer is {type(transformer).__name__}; supported: Transformer"
-        unknown = unexpected_member(transformer, {"resblocks"})
-        if unknown is not None:
-            return f"transformer.{unknown}"
-        if is_overridden(transformer, hooks=True):
-            return "transformer has hooks or a forward of its own, which a reduced model would not call; remove them"
+        reason = module_unsupported_reason(transformer, (library.Transformer,), {"resblocks"})
+        if reason is not None:
+            return f"transformer{reason}"
         if not transformer.batch_first:
             return "transformer wants tokens before the batch; supported: batch_first=True"
         for index, block in enumerate(transformer.resblocks):
@@ -162,13 +158,10 @@ class OpenClipViT(Backbone):
 
     def _block_unsupported_reason(self, block: Any, library: Any) -> str | None:
         plain, custom = library.ResidualAttentionBlock, library.CustomResidualAttentionBlock
-        if type(block) not in (plain, custom):
-            return f" is {type(block).__name__}; supported: {plain.__name__}, {custom.__name__}"
-        unknown = unexpected_member(block, BLOCK if type(block) is plain else {*BLOCK, "ln_attn"})
-        if unknown is not None:
-            return f".{unknown}"
-        if is_overridden(block, hooks=True):
-            return " has hooks or a forward of its own, which a reduced layer would not call; remove them"
+        known = BLOCK if type(block) is plain else {*BLOCK, "ln_attn"}
+        reason = module_unsupported_reason(block, (plain, custom), known)
+        if reason is not None:
+            return reason
         if type(block.mlp) is not nn.Sequential:
             return f".mlp is {type(block.mlp).__name__}; supported: Sequential"
         unknown = unexpected_member(block.mlp, MLP)
@@ -182,16 +175,9 @@ class OpenClipViT(Backbone):
         return None if reason is None else f".attn{reason}"
 
     def _attention_unsupported_reason(self, attn: Any, library: Any) -> str | None:
-        if type(attn) is not library.Attention:
-            return f" is {type(attn).__name__}; supported: Attention"
-        if attn.logit_scale is not None:
+        if getattr(attn, "logit_scale", None) is not None:
             return " is scaled cosine attention, which open_clip itself cannot run; supported: scaled_cosine_attn=False"
-        unknown = unexpected_member(attn, ATTENTION, ATTENTION_TENSORS)
-        if unknown is not None:
-            return f".{unknown}"
-        if is_overridden(attn, hooks=True):
-            return " has hooks or a forward of its own, which a reduced layer would not call; remove them"
-        return None
+        return module_unsupported_reason(attn, (library.Attention,), ATTENTION, ATTENTION_TENSORS)
 
     def vit_info(self, model: Any) -> ViTInfo:
         attn = model.transformer.resblocks[0].attn

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gtp_vit.backbones.modules import call_unless_identity, is_overridden
+from gtp_vit.backbones.modules import call_unless_identity, module_unsupported_reason
 
 POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")  # x + norm(attention(x)), x + norm(mlp(x))
 # Token-wise MLPs; GlobalResponseNormMlp, for one, mixes tokens.
@@ -35,22 +35,15 @@ def blocks_unsupported_reason(blocks: Sequence[Any], kinds: SupportedTypes) -> s
 
 
 def _block_unsupported_reason(block: Any, kinds: SupportedTypes) -> str | None:
-    if type(block) not in kinds.blocks:
-        return f" is {type(block).__name__}; supported: {', '.join(kind.__name__ for kind in kinds.blocks)}"
-    if type(block.attn) not in kinds.attentions:
-        supported = ", ".join(kind.__name__ for kind in kinds.attentions)
-        return f".attn is {type(block.attn).__name__}; supported: {supported}"
+    reason = module_unsupported_reason(block, kinds.blocks, kinds.block_children, kinds.block_children)
+    if reason is not None:
+        return reason
+    known = kinds.attention_children
+    reason = module_unsupported_reason(block.attn, kinds.attentions, known, known)
+    if reason is not None:
+        return f".attn{reason}"
     if not any(is_timm_layer(block.mlp, name) for name in MLPS):
         return f".mlp is {type(block.mlp).__name__}; supported: {', '.join(MLPS)}"
-    for known, owner, path in ((kinds.block_children, block, ""), (kinds.attention_children, block.attn, ".attn")):
-        for name, child in owner.named_children():
-            if name not in known:
-                return f"{path}.{name} ({type(child).__name__}) is not known"
-        for name in [*owner._parameters, *owner._buffers]:
-            if name not in known:
-                return f"{path}.{name} (a tensor) is not known"
-        if is_overridden(owner, hooks=True):
-            return f"{path} has hooks or a forward of its own, which a reduced layer would not call; remove them"
     for name in PROJECTIONS:
         layer = getattr(block.attn, name, None)
         if layer is not None and not isinstance(layer, nn.Linear):

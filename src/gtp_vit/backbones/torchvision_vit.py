@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from gtp_vit.backbones import mha
 from gtp_vit.backbones.modules import (
+    HAS_HOOKS,
     call_unless_identity,
     check_images,
     class_unsupported_reason,
     is_overridden,
+    module_unsupported_reason,
     plain_layer_norm,
     unexpected_member,
 )
@@ -87,14 +89,11 @@ class TorchvisionViT(Backbone):
         if not any(isinstance(module, nn.Conv2d) for module in model.conv_proj.modules()):
             return f"conv_proj is {type(model.conv_proj).__name__}; supported: Conv2d, and a stem of convolutions"
         encoder = model.encoder
-        if type(encoder) is not library.Encoder:
-            return f"encoder is {type(encoder).__name__}; supported: Encoder"
-        unknown = unexpected_member(encoder, {"dropout", "layers", "ln"}, {"pos_embedding"})
-        if unknown is not None:
-            return f"encoder.{unknown}"
-        for path, module in (("encoder", encoder), ("encoder.layers", encoder.layers)):
-            if is_overridden(module, hooks=True):
-                return f"{path} has hooks or a forward of its own, which a reduced model would not call; remove them"
+        reason = module_unsupported_reason(encoder, (library.Encoder,), {"dropout", "layers", "ln"}, {"pos_embedding"})
+        if reason is not None:
+            return f"encoder{reason}"
+        if is_overridden(encoder.layers, hooks=True):
+            return f"encoder.layers{HAS_HOOKS}"
         for index, block in enumerate(encoder.layers):
             reason = self._block_unsupported_reason(block, library)
             if reason is not None:
@@ -102,13 +101,10 @@ class TorchvisionViT(Backbone):
         return None
 
     def _block_unsupported_reason(self, block: Any, library: Any) -> str | None:
-        if type(block) is not library.EncoderBlock:
-            return f" is {type(block).__name__}; supported: EncoderBlock"
-        unknown = unexpected_member(block, {"ln_1", "self_attention", "dropout", "ln_2", "mlp"})
-        if unknown is not None:
-            return f".{unknown}"
-        if is_overridden(block, hooks=True):
-            return " has hooks or a forward of its own, which a reduced layer would not call; remove them"
+        known = {"ln_1", "self_attention", "dropout", "ln_2", "mlp"}
+        reason = module_unsupported_reason(block, (library.EncoderBlock,), known)
+        if reason is not None:
+            return reason
         if type(block.mlp) is not library.MLPBlock:
             return f".mlp is {type(block.mlp).__name__}; supported: MLPBlock"
         unknown = unexpected_member(block.mlp, "01234")  # two linear layers, an activation and two dropouts
