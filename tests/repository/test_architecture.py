@@ -287,6 +287,18 @@ def test_a_files_docstring_begins_with_no_other_name():
             assert name in {path.stem, *defined}, path
 
 
+def test_errors_call_settings_by_their_names():
+    """What a method checks by name is a setting of its own, or an argument, so that users find it."""
+    for path in (SOURCE / "methods").rglob("*.py"):
+        nodes = list(ast.walk(syntax(path)))
+        fields = {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and hasattr(node.target, "id")}
+        fields |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+        checks = [call for call in calls if ast.unparse(call.func) in ("check_name", "check_range", "check_layers")]
+        checked = {call.args[0].value for call in checks if isinstance(call.args[0], ast.Constant)}
+        assert checked <= {*fields, "selection", "method"}, path
+
+
 def test_no_kernel_file_is_called_like_a_standard_module():
     """make runs kernels/sources.py as a script, which puts its folder in front of the standard library."""
     assert not {path.stem for path in SOURCE.glob("kernels/*.py")} & sys.stdlib_module_names

@@ -61,7 +61,7 @@ class ATC(Method):
         check_name("linkage", self.linkage, LINKAGES)
         check_name("variant", self.variant, get_args(Variant))
         if not self.track_sizes and (self.prop_attn or self.weighted_pool):
-            raise SettingError("by_size=False keeps no sizes; switch prop_attn and weighted_pool off as well")
+            raise SettingError("track_sizes=False keeps no sizes; switch prop_attn and weighted_pool off as well")
         if self.weighted_pool:
             check_weighted_pool(vit)
         return ATCReducer(self, vit)

@@ -55,7 +55,7 @@ class PiToMe(Method):
     """Weigh tokens by their size where the head averages them, as the original does for MAE."""
 
     def build(self, vit: ViTInfo) -> PiToMeReducer:
-        check_name("modes", self.mode_order, get_args(ModeOrder))
+        check_name("mode_order", self.mode_order, get_args(ModeOrder))
         check_range("margin", self.margin, -1, 1)
         if self.margin_decay is not None:
             check_range("margin_decay", self.margin_decay, 0, 2)

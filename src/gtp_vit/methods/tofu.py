@@ -55,9 +55,9 @@ class ToFu(Method):
         check_name("variant", self.variant, get_args(Variant))
         check_name("norm", self.norm, get_args(Norm))
         if self.first_merging_layer is not None:
-            check_range("split", self.first_merging_layer, 0, vit.depth, integer=True)
+            check_range("first_merging_layer", self.first_merging_layer, 0, vit.depth, integer=True)
         if self.track_sizes and self.variant == "pitome":
-            raise SettingError("variant='pitome' keeps no sizes; leave out sizes, or use variant='paper'")
+            raise SettingError("variant='pitome' keeps no sizes; leave out track_sizes, or use variant='paper'")
         return ToFuReducer(self, vit)
 
 
