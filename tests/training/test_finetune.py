@@ -61,7 +61,7 @@ from gtp_vit.training.trainer import NonFiniteError, Trainer, set_method
 from support.process import start_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
-FILES = {".lock", "log.csv", "log.jsonl", "state.pt", "weights.safetensors"}
+FILES = {"log.csv", "log.jsonl", "state.pt", "weights.safetensors"}
 QUICK = {"epochs": 2, "batch_size": 8, "micro_batch": 4, "repeats": 1, "lr": 1e-3}
 
 

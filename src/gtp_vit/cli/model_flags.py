@@ -14,7 +14,7 @@ from torch import nn
 from gtp_vit.cli.parser import Choices, Positional, Short
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import ImageDataset, InMemoryDataset, StreamingImageDataset
-from gtp_vit.data.loader import batches, evenly_spaced_images
+from gtp_vit.data.loader import evenly_spaced_images, first_images
 from gtp_vit.data.open import DataSettings, open_images
 from gtp_vit.data.transforms import INTERPOLATIONS
 from gtp_vit.errors import GTPError, UnsupportedModelError
@@ -115,25 +115,15 @@ def make_dataset(
 def read_images(flags: DataFlags, model: nn.Module, count: int, fewest: int) -> tuple[torch.Tensor, list[str]]:
     """Some images, evenly spread over the data set (whose order is often by class), and what could not be read."""
     dataset = evenly_spaced_images(make_dataset(flags, model, labels=False), count)
-    if isinstance(dataset, InMemoryDataset):
-        return dataset.images, []
-    tensors: list[torch.Tensor] = []
-    problems: list[str] = []
-    readable = 0
-    for batch in batches(dataset, batch_size=32, workers=flags.workers):
-        tensors.append(batch.images)
-        problems.extend(batch.unreadable.values())
-        readable += len(batch.images)
-        if readable >= count:
-            break
-    if readable < fewest and problems:
+    images, problems = first_images(dataset, count, batch_size=32, workers=flags.workers)
+    if len(images) < fewest and problems:
         raise GTPError(
-            f"only {readable} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or "
+            f"only {len(images)} images could be read, and {len(problems)} not, e.g. {problems[0]}; repair or "
             "replace these"
         )
-    if not tensors:
+    if not len(images):
         raise GTPError("there are no images in this data set; give a different --data-dir or --split")
-    return torch.cat(tensors)[:count], problems
+    return images, problems
 
 
 def embedded_images(flags: DataFlags) -> InMemoryDataset | None:

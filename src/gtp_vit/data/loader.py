@@ -69,14 +69,22 @@ def evenly_spaced_images(dataset: Dataset[Item], count: int) -> Dataset[Item]:
     return Subset(dataset, places)
 
 
-def take_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
-    """The first images that can be read, at most `count`, on the model's device and in its precision."""
+def first_images(dataset: Dataset[Item], count: int, *, batch_size: int, workers: int) -> tuple[Tensor, list[str]]:
+    """The first images that can be read, at most `count`, and what could not be read on the way."""
     parts: list[Tensor] = []
-    for batch in batches(dataset, batch_size=count, workers=0):
+    problems: list[str] = []
+    for batch in batches(dataset, batch_size=batch_size, workers=workers):
         parts.append(batch.images)
+        problems += batch.unreadable.values()
         if sum(map(len, parts)) >= count:
             break
-    if not any(map(len, parts)):
+    return torch.cat(parts)[:count] if parts else torch.zeros(0), problems
+
+
+def take_images(dataset: Dataset[Item], count: int, model: nn.Module) -> Tensor:
+    """The first images that can be read, at most `count`, on the model's device and in its precision."""
+    images, _ = first_images(dataset, count, batch_size=count, workers=0)
+    if not len(images):
         raise GTPError("none of the images could be read")
     weight = next(model.parameters())
-    return torch.cat(parts)[:count].to(weight.device, weight.dtype)
+    return images.to(weight.device, weight.dtype)

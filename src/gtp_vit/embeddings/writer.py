@@ -248,16 +248,12 @@ def _lock_folder(folder: Path, run: Mapping[str, object], restart: bool) -> Iter
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    lock = Lock(folder / LOCK)
-    try:
-        yield
-    except Exception:
-        delete_unused_manifest(folder)
-        raise
-    finally:
-        with contextlib.suppress(OSError):
-            (folder / LOCK).unlink()
-        lock.release()
+    with Lock(folder / LOCK):
+        try:
+            yield
+        except Exception:
+            delete_unused_manifest(folder)
+            raise
 
 
 def _concatenate(parts: list[Tensor]) -> Integers:

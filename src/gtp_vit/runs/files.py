@@ -116,11 +116,12 @@ class Lock:
     """Refuses a second run that would write `path`, until it is released or the process ends.
 
     Workers of a killed process live on for some seconds. As forks they would inherit the lock, so a fork closes its
-    copy at once.
+    copy at once. As a context manager it deletes the file at the end.
     """
 
     def __init__(self, path: Path) -> None:
         """Lock a file, which is created if it does not exist."""
+        self.path = path
         with friendly_write_errors(path):
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if not _lock(self.handle, path):
@@ -132,6 +133,14 @@ class Lock:
         if self in _held:
             _held.remove(self)
             os.close(self.handle)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.release()
 
 
 def is_locked(path: Path) -> bool:

@@ -87,13 +87,5 @@ def write_weights(folder: Path, model: PatchedModel, recipe: Recipe) -> None:
 @contextlib.contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
     """Lock a folder, so that no second run writes into it; a run that fails before it writes leaves none behind."""
-    with folder_kept_if_used(folder):
-        lock = Lock(folder / ".lock")
-        try:
-            yield
-        except BaseException:
-            if [entry.name for entry in folder.iterdir()] == [".lock"]:
-                (folder / ".lock").unlink()
-            raise
-        finally:
-            lock.release()
+    with folder_kept_if_used(folder), Lock(folder / ".lock"):
+        yield
