@@ -77,8 +77,7 @@ def patch(
     if host.needs_all_patches is not None and not restore:
         raise UnsupportedModelError(
             f"{host.needs_all_patches}; patch it with restore=True, which gives every patch a feature. The model was "
-            "left as "
-            "it is"
+            "left as it is"
         )
     root: Any = _shallow_copies(host.model, host.path)
     tower: Any = root.get_submodule(host.path)

@@ -34,9 +34,7 @@ class ArchitectureSpec:
     interpolates: bool = True  # takes interpolate_pos_encoding; else images of any size as they are
     rotary: bool = False
     masks_patches: bool = False  # its embedding wants to know which patches are no padding
-    other_children: tuple[
-        str, ...
-    ] = ()  # other children of the ViT that its own forward uses, which is called for them
+    other_children: tuple[str, ...] = ()  # more children of the ViT, used by its own forward where that is called
 
     @property
     def children(self) -> set[str]:

@@ -36,9 +36,8 @@ from gtp_vit.core.vit import ViTInfo
 from gtp_vit.tensors import is_quantized
 
 MIN_TRANSFORMERS = (5, 18)  # older ones have other names
-OUTPUT_RECORDERS = (
-    "transformers.utils.output_capturing"  # its hooks stay once hidden states were asked for; they only look
-)
+# Its hooks stay once hidden states were asked for; they only look.
+OUTPUT_RECORDERS = "transformers.utils.output_capturing"
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 

@@ -44,9 +44,8 @@ class Host:
     def inputs(self) -> Inputs:
         own, output = self.backbone.inputs(self.tower), self.output
         stored = getattr(self.parent, "pretrained_cfg", None)
-        if (
-            self.wrapper is not None and not own.preprocessing and isinstance(stored, dict)
-        ):  # timm gave it to the outer one
+        # timm gave it to the outer one.
+        if self.wrapper is not None and not own.preprocessing and isinstance(stored, dict):
             name, tag = str(stored.get("architecture") or own.name), str(stored.get("tag") or "")
             own = dataclasses.replace(own, name=name, weights=tag, preprocessing=stored)
         if self.wrapper is None or output is None or output.kind != "classes":

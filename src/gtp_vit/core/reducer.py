@@ -131,9 +131,7 @@ class Method:
     schedule_field: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
     max_removable: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
     keep_ratio_field: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
-    weight_file_fields: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings that name files of learned parts, submodules of the same names
+    weight_file_fields: ClassVar[tuple[str, ...]] = ()  # settings with the file of a submodule of the same name
     opaque_fields: ClassVar[tuple[str, ...]] = ()  # settings that hold learned parts themselves, as a long text
     tunable: ClassVar[dict[str, tuple[float, float]]] = {}  # other settings that `tune` changes, and their ranges
 

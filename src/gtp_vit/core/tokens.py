@@ -37,9 +37,7 @@ class Tokens:
     )
     method_state: Any = None  # the method's own state, e.g. GTP's graph
     normed: Tensor | None = None  # x after the norm before the MLP, where an operator has computed it; until x changes
-    restore_residual: Tensor | None = (
-        None  # what patches had of their own, for restoring.py; a scalar: nothing has been removed
-    )
+    restore_residual: Tensor | None = None  # what patches had of their own (restoring.py); a scalar: all are there
     num_layers_run: int = 0  # how many have run, while there is `restore_residual`
     ops: Ops = Ops.TORCH  # the operators of this forward pass
 

@@ -72,9 +72,8 @@ def make_exported_subject(
 def view_of_file(file: ExportedFile) -> PreviewTransform:
     """From a picture to what a file sees of it, as the file says."""
     whole = file.metadata.model == bundled.NAME and file.metadata.preprocessing.crop_pct is None
-    transform = transform_from_metadata(
-        file, {"crop_pct": 1.0} if whole else {}
-    )  # its pictures have no border to cut off
+    # Its pictures have no border to cut off.
+    transform = transform_from_metadata(file, {"crop_pct": 1.0} if whole else {})
     if transform is None:
         raise GTPError(
             f"{file.name} does not say how pictures are prepared; give --checkpoint, the weights it was made from"

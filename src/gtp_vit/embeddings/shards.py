@@ -158,16 +158,13 @@ class Parquet(Format):
         from pyarrow import parquet
 
         table = parquet.read_table(path)
-        vectors = table["embedding"].combine_chunks()
+        vectors = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         stored = _stored_header({key.decode(): value.decode() for key, value in table.schema.metadata.items()})
         header = _checked_header(path, stored)
         return Shard(
             tuple(table["name"].to_pylist()),
             table["index"].to_numpy().copy(),
-            vectors.flatten()
-            .to_numpy(zero_copy_only=False)
-            .reshape(len(table), *_shape(header))
-            .copy(),  # may be changed
+            vectors.reshape(len(table), *_shape(header)).copy(),  # may be changed
             table["label"].to_numpy().copy() if "label" in table.column_names else None,
             header,
         )
@@ -210,8 +207,7 @@ def _checked_header(path: Path, stored: StoredHeader | None) -> ShardHeader:
     if stored.get("version") != VERSION:
         raise GTPError(
             f"{path} has version {short_repr(stored.get('version'))} of these files, and this gtp-vit has {VERSION}; "
-            "begin "
-            "anew with --restart, or write to another folder"
+            "begin anew with --restart, or write to another folder"
         )
     header = ShardHeader.from_dict(stored)
     if header is None:

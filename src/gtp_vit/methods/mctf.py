@@ -170,9 +170,8 @@ class MCTFReducer(Reducer):
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
         total, ahead, before = 0, self.method.one_step_ahead, forward_pass.grid[0] * forward_pass.grid[1]
-        steps = (
-            forward_pass.steps if ahead else forward_pass.reducing
-        )  # merging before attention matters in a shortened block, too
+        # Merging before attention matters in a shortened block, too.
+        steps = forward_pass.steps if ahead else forward_pass.reducing
         for step, cost in zip(steps, forward_pass.blocks, strict=False):
             if before > step.out:
                 total += num_bipartite_pairs(self.vit, before) * self.vit.dim

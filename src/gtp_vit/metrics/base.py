@@ -78,9 +78,7 @@ class Measure:
     bounds: ClassVar[tuple[Bound, ...]] = ()  # targets that a search can be given
     needs_labels: ClassVar[bool] = False  # must images come with classes?
     restores: ClassVar[bool] = False  # are reduced models patched with restore?
-    demo_sections: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # what a page can show of one image: classes, neighbours, features
+    demo_sections: ClassVar[frozenset[str]] = frozenset()  # of one image: classes, neighbours, features
     explanation: ClassVar[str]  # a sentence for people
     undefined: ClassVar[str] = "not finite"  # which outputs have no damage
 

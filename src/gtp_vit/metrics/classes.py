@@ -58,20 +58,17 @@ class Classification(Measure):
         if kind == "tokens":
             return (
                 f"the model has an output for every token, {width} numbers each; {CLASS_SCORES_NEEDED}: create it with "
-                "pooling, "
-                "e.g. global_pool='token'"
+                "pooling, e.g. global_pool='token'"
             )
         if kind == "features":
             return (
                 f"the model has no classifier: its output is {width} features; {CLASS_SCORES_NEEDED}: create it with "
-                "num_classes "
-                "and weights that have them"
+                "num_classes and weights that have them"
             )
         if kind == "embedding":
             return (
                 f"the model's output is an embedding of {width} numbers, to be compared with those of texts; "
-                f"{CLASS_SCORES_NEEDED}: "
-                "give weights that were finetuned on classes (timm has them as ..._ft_in1k)"
+                f"{CLASS_SCORES_NEEDED}: give weights that were finetuned on classes (timm has them as ..._ft_in1k)"
             )
         if width == 1:
             return (

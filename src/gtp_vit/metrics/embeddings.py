@@ -184,8 +184,7 @@ class Embeddings(Measure):
         count = int((~np.isnan(base["neighbours"])).sum())
         text = (
             f"{self.explanation} Same neighbours: of each image's {self.num_neighbours} nearest among {count}, how "
-            "many are those "
-            "of the unreduced model."
+            "many are those of the unreduced model."
         )
         if "knn" in base:
             return f"{text} k-NN: how often its neighbours' labels name an image's own; the model has no classifier."

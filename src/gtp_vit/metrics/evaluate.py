@@ -80,9 +80,7 @@ class Score:
     figures: dict[str, Interval]  # those of the measure that could be computed
     damage: Interval  # the figure by which models are ranked: how far it is from the unreduced one
     seconds: float  # in the model's forward passes
-    not_finite: (
-        int  # images with outputs that are not finite (embeddings: or zero); they count as wrong and have no damage
-    )
+    not_finite: int  # images whose outputs are not finite (embeddings: or zero): wrong, and without damage
 
     def __getitem__(self, figure: str) -> Interval:
         return self.figures[figure]
@@ -209,11 +207,8 @@ def _run(
     if len(batch.images) == 0:
         return entry
     base: Tensor | None = None
-    images, labels, whole = (
-        batch.images.to(device),
-        batch.labels.to(device),
-        (batch.indices % keep_every == 0).to(device),
-    )
+    images, labels = batch.images.to(device), batch.labels.to(device)
+    whole = (batch.indices % keep_every == 0).to(device)
     weight = next(next(iter(models.values())).parameters())
     for name, model in models.items():
         begin = time.perf_counter()

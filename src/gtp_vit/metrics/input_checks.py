@@ -54,8 +54,7 @@ def check_pixels(images: Tensor) -> None:
     if wide:
         warnings.warn(
             f"{_name_images(wide)} values up to {float(rows.abs().max()):g}; give images as the model wants them, "
-            "scaled and "
-            "with its mean and standard deviation",
+            "scaled and with its mean and standard deviation",
             stacklevel=3,
         )
 

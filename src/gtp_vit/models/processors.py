@@ -51,8 +51,7 @@ def adapt_processor(processor: Processor, fast: nn.Module) -> Processor:
         return adapted
     raise SettingError(
         f"{kind} does not belong to {model}; adapt_processor takes a LlavaProcessor for LLaVA, a PaliGemmaProcessor "
-        "for "
-        "PaliGemma"
+        "for PaliGemma"
     )
 
 
@@ -76,8 +75,7 @@ def _check_strategy(processor: Any, model: Any) -> None:
     if theirs != own:
         raise SettingError(
             f"the processor's vision_feature_select_strategy is {short_repr(theirs)}, the model's {short_repr(own)}; "
-            "give the "
-            "processor of this model"
+            "give the processor of this model"
         )
 
 
@@ -88,6 +86,5 @@ def _check_sizes(host: Host, size: Any, patch: int | None) -> None:
         patches = "" if patch is None else f" in patches of {patch}"
         raise SettingError(
             f"the processor makes images of {short_repr(image_size)}{patches}, and the ViT takes {host.inputs.size} in "
-            "patches "
-            f"of {host.inputs.patch}; give the processor of this model"
+            f"patches of {host.inputs.patch}; give the processor of this model"
         )

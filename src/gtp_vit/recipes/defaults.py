@@ -28,9 +28,8 @@ def default_method(host: Host) -> Method:
     if shipped is not None:
         return shipped.method
     costs = host.costs()
-    unreduced = costs.macs_with(
-        DEFAULT_METHOD.at_strength(host.vit, 0)
-    )  # the shortened last block may be enough for a small model
+    # Of a small model the shortened last block may be enough.
+    unreduced = costs.macs_with(DEFAULT_METHOD.at_strength(host.vit, 0))
     return costs.bracket(DEFAULT_METHOD, min(DEFAULT_FRACTION * costs.unreduced, unreduced))[1]
 
 

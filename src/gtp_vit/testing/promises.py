@@ -220,9 +220,8 @@ def state_dicts_load_both_ways(subject: Subject) -> None:
     """Weights of the original load into the reduced model and the other way round; only learned parts are added."""
     model, method, fast = subject.model, subject.method, subject.fast
     learned = list(fast.reducer.state_dict())
-    assert {key.split(".")[0] for key in learned} == set(
-        method.weight_file_fields
-    )  # each is stored in a file that a setting names
+    # Each is stored in a file that a setting names.
+    assert {key.split(".")[0] for key in learned} == set(method.weight_file_fields)
     assert bool(learned) == (method.trained_parts != "none")
     path = host_of(model).path
     added = [f"{path}.reducer.{key}" if path else f"reducer.{key}" for key in learned]

@@ -150,8 +150,7 @@ def check_processes(settings: TrainingConfig) -> None:
         raise SettingError(
             f"{processes} processes cannot share the {settings.num_micro_batches} parts of a step (--batch-size "
             f"{settings.batch_size} in parts of --micro-batch {settings.micro_batch_size}); start "
-            f"{' or '.join(map(str, fits))}, "
-            "or change one of these"
+            f"{' or '.join(map(str, fits))}, or change one of these"
         )
 
 

@@ -43,10 +43,7 @@ class ScheduleSpace:
     def __init__(self, costs: Costs, method: Method, limits: ScheduleLimits) -> None:
         assert method.schedule_field is not None
         self.costs, self.method, self.limits, self.field = costs, method, limits, method.schedule_field
-        self.vit, self.unreduced_macs = (
-            costs.vit,
-            costs.unreduced,
-        )  # whole: MACs of the unreduced model, every block in full
+        self.vit, self.unreduced_macs = costs.vit, costs.unreduced
         self.multiple_of = limits.multiple_of or 1
         # After the last layer image tokens are unused if the head reads prefix tokens only.
         self.layers = range(self.vit.depth - (not self.vit.head_reads_image_tokens))
