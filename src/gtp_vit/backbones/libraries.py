@@ -1,7 +1,4 @@
-"""The libraries of the families: timm, torchvision, open_clip, and LV-ViT, which is in this package.
-
-Hugging Face's is in hf_library.py.
-"""
+"""The libraries of the families: timm, torchvision and open_clip; Hugging Face's is in hf_library.py."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gtp_vit.backbones import lvvit
 from gtp_vit.core.backbone import Library, Transform
 from gtp_vit.errors import GTPError, SettingError, UnknownNameError, first_line, short_repr
 from gtp_vit.weights import load_weights
@@ -69,25 +65,6 @@ class TimmLibrary(Library):
                 return timm.create_model(name, depth=1)
             except (TypeError, AssertionError):  # an entry point that sets its depth itself, or one for each block
                 return timm.create_model(name)
-
-
-class LVViTLibrary(Library):
-    """The LV-ViTs of lvvit.py."""
-
-    title = "gtp_vit"
-
-    def has_model(self, name: str) -> bool:
-        return name in lvvit.SIZES
-
-    def create(
-        self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]
-    ) -> nn.Module:
-        if pretrained and checkpoint is None:
-            raise GTPError(f"pre-trained weights of {name} are not in timm; download them and give their file")
-        if sizes.get("num_classes") == 0:
-            raise GTPError(f"{name} needs classes, as both of its heads are read; leave out num_classes=0")
-        with torch.device("meta") if meta else nullcontext():
-            return lvvit.create(name, checkpoint_path=checkpoint, **sizes)
 
 
 class OpenCLIPLibrary(Library):
@@ -183,4 +160,4 @@ class TorchvisionLibrary(Library):
         return get_model_weights(name).DEFAULT.transforms()
 
 
-TIMM, LVVITS, OPEN_CLIP, TORCHVISION = TimmLibrary(), LVViTLibrary(), OpenCLIPLibrary(), TorchvisionLibrary()
+TIMM, OPEN_CLIP, TORCHVISION = TimmLibrary(), OpenCLIPLibrary(), TorchvisionLibrary()

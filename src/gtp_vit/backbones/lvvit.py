@@ -8,7 +8,9 @@ Shapes: B batch, N tokens, M image tokens, C channels, H heads, D head dimension
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from gtp_vit.backbones.timm_vit import TimmViT
 from gtp_vit.core.attention import QKV
 from gtp_vit.core.backbone import Backbone, Library, Part
 from gtp_vit.core.tokens import Tokens
-from gtp_vit.errors import SettingError, check_name
+from gtp_vit.errors import GTPError, SettingError, check_name
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
 # name -> sizes; skip_lam divides both branches of a block, crop is the share of the image that is evaluated
@@ -175,12 +177,32 @@ def create(name: str, *, checkpoint_path: str | Path | None = None, **sizes: Any
     """An LV-ViT in evaluation mode, by name, with the weights of a file: official ones or of a finetuned model."""
     model = LVViT(**{**SIZES[check_name("model", name, SIZES)], **sizes}).eval()
     if checkpoint_path is not None:
-        from gtp_vit.weights import load_weights
+        from gtp_vit.weights import load_weights  # not needed to patch a model
 
         load_weights(model, Path(checkpoint_path), name)
     return model
 
 
+class LVViTLibrary(Library):
+    """The networks of this file."""
+
+    title = "gtp_vit"
+
+    def has_model(self, name: str) -> bool:
+        return name in SIZES
+
+    def create(
+        self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]
+    ) -> nn.Module:
+        if pretrained and checkpoint is None:
+            raise GTPError(f"pre-trained weights of {name} are not in timm; download them and give their file")
+        if sizes.get("num_classes") == 0:
+            raise GTPError(f"{name} needs classes, as both of its heads are read; leave out num_classes=0")
+        with torch.device("meta") if meta else nullcontext():
+            return create(name, checkpoint_path=checkpoint, **sizes)
+
+
+LVVITS = LVViTLibrary()
 # Path in a block -> its class
 PARTS: dict[str, type[nn.Module]] = {
     "": Block,
@@ -197,17 +219,15 @@ class LVViTBackbone(TimmViT):
     models = "LV-ViT, with a file of its weights"
 
     def library(self) -> Library:
-        from gtp_vit.backbones.libraries import LVVITS
-
         return LVVITS
 
     def model_names(self) -> list[str]:
         return list(SIZES)
 
     def small_models(self, depth: int) -> dict[str, Callable[[], nn.Module]]:
-        from gtp_vit.backbones.small_models import lvvits
-
-        return lvvits(depth)
+        sizes = {"embed_dim": 24, "num_heads": 3, "img_size": 64, "patch_size": 8, "num_classes": 10, "stem_width": 8}
+        small: Callable[..., nn.Module] = functools.partial(LVViT, depth=depth, **sizes)
+        return {"lvvit": small, "lvvit_non_square": functools.partial(small, img_size=(48, 96), skip_lam=3.0)}
 
     def matches(self, model: nn.Module) -> bool:
         return isinstance(model, LVViT)

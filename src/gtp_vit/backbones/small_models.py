@@ -17,8 +17,6 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import ConvStem
 from torch import nn
 
-from gtp_vit.backbones.lvvit import LVViT
-
 Factories = dict[str, Callable[[], nn.Module]]
 DEPTH = 4
 SMALL: dict[str, Any] = {
@@ -95,10 +93,6 @@ def mobile_clip(depth: int = DEPTH) -> nn.Module:
     embed = functools.partial(HybridEmbed, backbone=stem, proj=False)
     sizes = {**SMALL, "patch_size": 1, "depth": depth}
     return VisionTransformer(**sizes, embed_layer=embed, no_embed_class=True)
-
-
-def lvvit(depth: int = DEPTH, **sizes: object) -> nn.Module:
-    return LVViT(**{**SMALL, "depth": depth, "stem_width": 8, **sizes})
 
 
 HUGGING_FACE_SIZES = {
@@ -247,13 +241,6 @@ def timm_beits(depth: int) -> Factories:
 
 def timm_qwens(depth: int) -> Factories:
     return _of_timm(TIMM_QWEN, depth)
-
-
-def lvvits(depth: int) -> Factories:
-    return {
-        "lvvit": functools.partial(lvvit, depth),
-        "lvvit_non_square": functools.partial(lvvit, depth, img_size=(48, 96), skip_lam=3.0),
-    }
 
 
 def hf_vits(depth: int) -> Factories:
