@@ -164,7 +164,7 @@ def test_an_interrupted_run_resumes_and_is_not_read_before_it_has_finished(
 SCRIPT = """
 import os, signal, sys
 from gtp_vit.cli.app import main
-from gtp_vit.embeddings import embedder
+from gtp_vit.embeddings import batch_embedder
 from gtp_vit.embeddings import writer
 from gtp_vit.runs import distributed
 
@@ -173,7 +173,7 @@ first, second = sys.argv[1:3]
 with distributed.process_group():
     whole = main([*sys.argv[3:], "--output", first])
     assert whole == (3 if distributed.is_rank_zero() else 0), whole
-    run, calls = embedder.BatchEmbedder._run, []
+    run, calls = batch_embedder.BatchEmbedder._run, []
 
     def die(*arguments):
         calls.append(1)
@@ -181,7 +181,7 @@ with distributed.process_group():
             os.kill(os.getpid(), signal.SIGKILL)
         return run(*arguments)
 
-    embedder.BatchEmbedder._run = die
+    batch_embedder.BatchEmbedder._run = die
     sys.exit(main([*sys.argv[3:], "--output", second]))
 """
 
