@@ -123,15 +123,15 @@ def split_by_score(scores: Tensor, removed: int) -> tuple[Tensor, Tensor]:
     whatever the batch: a stable sort depends on nothing but the row. NaN counts as large.
     """
     order = argsort_descending(scores)
-    kept = scores.shape[-1] - removed
-    return sorted_ascending(order[:, :kept]), sorted_ascending(order[:, kept:])
+    left = scores.shape[-1] - removed
+    return sorted_ascending(order[:, :left]), sorted_ascending(order[:, left:])
 
 
 def weighted_merge(
     values: Tensor,
     prefix: int,
-    kept: Tensor,
-    gone: Tensor,
+    keep: Tensor,
+    drop: Tensor,
     weights: Tensor,
     retain: Tensor | None = None,
     alpha: float = 1.0,
@@ -143,17 +143,17 @@ def weighted_merge(
     Args:
         values: features or sizes of all tokens, [B, c + M, D].
         prefix: number of tokens at the start that stay as they are.
-        kept: image tokens that stay, [B, K].
-        gone: image tokens that go, [B, P].
+        keep: image tokens that stay, [B, K].
+        drop: image tokens that go, [B, P].
         weights: what each kept token takes of each of them, [B, K, P].
         retain: what each kept token keeps of itself, [B, K]; None = all.
         alpha: factor of what is taken.
     """
     # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
     weights = F.pad(weights, (0, 0, prefix, 0))
-    own = select_rows(values, with_prefix_rows(kept, prefix))
+    own = select_rows(values, with_prefix_rows(keep, prefix))
     if retain is not None:
         own = own * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(-1).to(own.dtype)
-    taken = select_rows(values, gone + prefix)
+    taken = select_rows(values, drop + prefix)
     with full_precision(own):
         return torch.baddbmm(own, weights.to(own.dtype), taken.to(own.dtype), alpha=alpha)

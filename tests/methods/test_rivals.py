@@ -43,18 +43,18 @@ def test_tome_matches_tokens_at_even_and_odd_places():
     # behind a class token the image tokens 1 and 3 look for partners among 0, 2 and 4
     metric = tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0], [-1.0, 0.4]]])
     pairs = match(metric, prefix=1, r=1, keep_order=True)
-    assert pairs.removed.tolist() == [[1]]  # most similar to 0
-    assert pairs.kept.tolist() == [[3, 0, 2, 4]]
+    assert pairs.drop.tolist() == [[1]]  # most similar to 0
+    assert pairs.keep.tolist() == [[3, 0, 2, 4]]
     assert pairs.target.tolist() == [[1]]
     # without it 0, 2 and 4 do
     pairs = match(metric, prefix=0, r=2, keep_order=False)
-    assert pairs.removed.tolist() == [[0, 4]]
-    assert pairs.kept.tolist() == [[2, 1, 3]]
+    assert pairs.drop.tolist() == [[0, 4]]
+    assert pairs.keep.tolist() == [[2, 1, 3]]
     assert pairs.target.tolist() == [[1, 2]]
 
 
 def test_tome_averages_by_size():
-    pairs = MergePairs(kept=tensor([[0, 1]]), removed=tensor([[2, 3]]), target=tensor([[1, 1]]))
+    pairs = MergePairs(keep=tensor([[0, 1]]), drop=tensor([[2, 3]]), target=tensor([[1, 1]]))
     weights, retain, size = average(pairs, tensor([[1.0, 2.0, 1.0, 5.0]]))
     assert weights.tolist() == [[[0.0, 0.0], [0.125, 0.625]]]
     assert retain.tolist() == [[1.0, 0.25]]
@@ -124,24 +124,22 @@ def test_mctf_merges_in_chains():
     angles = tensor([0.2, 0.0, 2.0, 0.5, 3.2, 4.5])
     image = torch.stack([angles.cos(), angles.sin()], dim=1).unsqueeze(0)
     pairs = match_both_ways(image, torch.ones(1, 6), 1.0, prefix=1, r=2, bidirectional=True)
-    assert pairs.removed.tolist() == [[1, 0]]
-    assert pairs.kept.tolist() == [[3, 5, 4, 2]]  # from odd places by their attraction: 4 to 5 by 1.3, 2 to 3 by 1.5
+    assert pairs.drop.tolist() == [[1, 0]]
+    assert pairs.keep.tolist() == [[3, 5, 4, 2]]  # from odd places by their attraction: 4 to 5 by 1.3, 2 to 3 by 1.5
     assert pairs.target.tolist() == [[0, 0]]
     one_way = match_both_ways(image, torch.ones(1, 6), 1.0, prefix=1, r=2, bidirectional=False)
-    assert one_way.removed.tolist() == [[1, 3]]
-    assert one_way.kept.tolist() == [[5, 0, 2, 4]]
+    assert one_way.drop.tolist() == [[1, 3]]
+    assert one_way.keep.tolist() == [[5, 0, 2, 4]]
     assert one_way.target.tolist() == [[1, 1]]
     # a small factor keeps a token out of it, however similar it is
     factor = tensor([[1.0, 0.1, 1.0, 1.0, 1.0, 1.0]])
-    assert 1 not in match_both_ways(image, factor, 1.0, prefix=1, r=2, bidirectional=False).removed.tolist()[0]
+    assert 1 not in match_both_ways(image, factor, 1.0, prefix=1, r=2, bidirectional=False).drop.tolist()[0]
 
 
 def test_mctf_sums_columns_and_averages_rows_of_the_map():
     torch.manual_seed(0)
     probs = torch.rand(1, 2, 5, 5).softmax(dim=-1)
-    pairs = MergePairs(
-        kept=tensor([[3, 0]]), removed=tensor([[1, 2]]), target=tensor([[1, 1]])
-    )  # of image tokens 1 .. 4
+    pairs = MergePairs(keep=tensor([[3, 0]]), drop=tensor([[1, 2]]), target=tensor([[1, 1]]))  # of image tokens 1 .. 4
     weights, retain, _ = average(pairs, tensor([[1.0, 2.0, 5.0, 1.0]]))
     v = torch.randn(1, 2, 3, 4)  # of the class token, image token 3, and the group
     seen = RecordedMap(probs, 1, pairs, weights, retain)
@@ -162,8 +160,8 @@ def test_pitome_protects_isolated_tokens():
     """Three tokens in one direction, and two alone: only the former merge in energy mode."""
     metric = tensor([[[0.0, 1.0], [1.0, 0.0], [1.0, 0.02], [-1.0, -1.0], [1.0, -0.05]]])
     pairs = match_by_energy(metric, 1, 0.75, bsm=False)
-    assert {*pairs.removed[0].tolist(), int(pairs.kept[0][pairs.target[0]])} == {1, 2}
-    assert sorted(pairs.kept[0].tolist() + pairs.removed[0].tolist()) == [0, 1, 2, 3, 4]
+    assert {*pairs.drop[0].tolist(), int(pairs.keep[0][pairs.target[0]])} == {1, 2}
+    assert sorted(pairs.keep[0].tolist() + pairs.drop[0].tolist()) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("variant", "first"), [("paper", 2), ("pitome", 3)])

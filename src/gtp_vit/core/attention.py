@@ -107,19 +107,19 @@ def attend(
         edited = probs if edit is None else edit(probs)
         out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
         probs = probs if before_edit else edited
-        found = reference.statistics(probs, asked, aggregate, first)
+        recorded = reference.statistics(probs, asked, aggregate, first)
     elif bias is not None:  # native kernels have none
         out = reference.fused_attention(q[:, :, :queries], k, v, scale, weights, bias[:, :, :queries])
         row = _class_row(qkv, weights) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
-        found = reference.statistics(row, asked, aggregate, first)
+        recorded = reference.statistics(row, asked, aggregate, first)
     else:
         inputs = kernels.AttentionInputs(q, k, v, weights, scale, rank, queries, asked, aggregate, first)
-        out, found = kernels.attention(ops, inputs)
+        out, recorded = kernels.attention(ops, inputs)
     diagonal, column_sums, _ = asked  # `found` holds the statistics asked for, in this order
     return out, AttentionStats(
-        diagonal=found[0] if diagonal else None,
-        column_sums=found[int(diagonal)] if column_sums else None,
-        class_row=found[-1] if asked[2] else None,
+        diagonal=recorded[0] if diagonal else None,
+        column_sums=recorded[int(diagonal)] if column_sums else None,
+        class_row=recorded[-1] if asked[2] else None,
         map=probs if "map" in statistics else None,
     )
 

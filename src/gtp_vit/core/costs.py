@@ -168,7 +168,7 @@ def measure_costs(
     """
     # A few tokens of zeros are quicker than tensors without data. Not in half precision, whose products end some
     # processes with SIGILL, nor on other devices; but there, too, where a module looks at its data.
-    kinds = {(each.device.type, each.dtype) for each in model.parameters()}
+    kinds = {(parameter.device.type, parameter.dtype) for parameter in model.parameters()}
     if not kinds <= {("cpu", torch.float32), ("cpu", torch.float64)}:
         with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
             return _measure(backbone, model, vit, head, grid, convention)
@@ -185,7 +185,7 @@ def _measure(
 ) -> Costs:
     inputs = backbone.inputs(model)
     # Images are in the precision of the first convolution; some models keep their embeddings in another one.
-    weight = next((each for each in model.parameters() if each.ndim == 4), next(model.parameters()))
+    weight = next((parameter for parameter in model.parameters() if parameter.ndim == 4), next(model.parameters()))
     meter = MacCounter(convention.operators)
     grid = grid or vit.grid
     rows, columns = grid if inputs.any_size else vit.grid
@@ -253,7 +253,7 @@ class MacCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
         if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:  # torch 2.6 has no formula for it
-            self.count += sdpa_flop_count(*(each.shape for each in args[:3])) // 2
+            self.count += sdpa_flop_count(*(tensor.shape for tensor in args[:3])) // 2
         elif packet in flop_registry:
             self.count += flop_registry[packet](*args, **(kwargs or {}), out_val=result) // 2
         elif packet in self.more:

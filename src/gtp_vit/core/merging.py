@@ -24,9 +24,9 @@ from gtp_vit.tensors import argsort_descending, at_least_float32, full_precision
 class MergePairs(NamedTuple):
     """Which image tokens stay, which go, and into which of the kept ones."""
 
-    kept: Tensor  # [B, M - r]: the rest of the first half, then the whole second half
-    removed: Tensor  # [B, r]
-    target: Tensor  # [B, r]: for each of them, the index in `kept` of the token it merges into
+    keep: Tensor  # [B, M - r]: the rest of the first half, then the whole second half
+    drop: Tensor  # [B, r]
+    target: Tensor  # [B, r]: for each of them, the index in `keep` of the token it merges into
 
 
 def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> MergePairs:
@@ -48,8 +48,8 @@ def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> MergePairs:
     order = argsort_descending(best)
     merged, rest = order[:, :r], order[:, r:]
     rest = sorted_ascending(rest) if keep_order else rest
-    kept = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
-    return MergePairs(kept, first[merged], partner.gather(1, merged) + rest.shape[1])
+    keep = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
+    return MergePairs(keep, first[merged], partner.gather(1, merged) + rest.shape[1])
 
 
 def mean_keys(attention: LayerAttention) -> Tensor:
@@ -62,10 +62,10 @@ def average(pairs: MergePairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r].
     """
-    own, given = size.gather(1, pairs.kept), size.gather(1, pairs.removed)
-    total = own.scatter_add(1, pairs.target, given)
-    share = given / total.gather(1, pairs.target)
-    weights = torch.zeros(*own.shape, given.shape[1], device=size.device)
+    own, incoming = size.gather(1, pairs.keep), size.gather(1, pairs.drop)
+    total = own.scatter_add(1, pairs.target, incoming)
+    share = incoming / total.gather(1, pairs.target)
+    weights = torch.zeros(*own.shape, incoming.shape[1], device=size.device)
     weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
     return weights, own / total, total
 
@@ -108,7 +108,7 @@ class PairReducer(Reducer):
         """The tokens after these pairs became one each: their mean, weighted by size."""
         with torch.no_grad():
             weights, retain, size = average(pairs, tokens.sizes)
-        return tokens.merge(pairs.kept, pairs.removed, weights, size, retain)
+        return tokens.merge(pairs.keep, pairs.drop, weights, size, retain)
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:
         x = norm(tokens.x)

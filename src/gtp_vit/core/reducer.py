@@ -41,8 +41,8 @@ class Reducer(nn.Module):
         """How many image tokens each layer removes on this grid, for methods that say so; `steps` is true of all."""
         if self.method is None or self.method.schedule_field is None:
             return (0,) * self.vit.depth
-        given = getattr(self.method, self.method.schedule_field)
-        return removals(given, self.vit.depth, grid[0] * grid[1], type(self.method).max_removable)
+        schedule = getattr(self.method, self.method.schedule_field)
+        return removals(schedule, self.vit.depth, grid[0] * grid[1], type(self.method).max_removable)
 
     def removals_of(self, tokens: Tokens) -> tuple[int, ...]:
         """`removals` on the grid of these tokens."""
@@ -52,11 +52,11 @@ class Reducer(nn.Module):
 
     def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         """The tokens of each layer on this grid, for the MAC counter."""
-        left, found = grid[0] * grid[1], []
+        left, layers = grid[0] * grid[1], []
         for removed in self.removals(grid):
-            found.append(LayerTokens(left, left, left - removed, left - removed))
+            layers.append(LayerTokens(left, left, left - removed, left - removed))
             left -= removed
-        return tuple(found)
+        return tuple(layers)
 
     def start(self, tokens: Tokens) -> Tokens:
         """Called once, with the embedded tokens."""

@@ -76,12 +76,12 @@ def calibrated(depth: int, tokens: int, average: float) -> list[int]:
 
 def resample(shape: Sequence[float], depth: int) -> list[float]:
     """The shape of 12 layers, interpolated to the depth."""
-    found = []
+    resampled = []
     for layer in range(depth):
         place = layer * (len(shape) - 1) / max(depth - 1, 1)
         left = min(int(place), len(shape) - 2)
-        found.append(shape[left] + (place - left) * (shape[left + 1] - shape[left]))
-    return found if sum(found) > 0 else [1.0] * depth
+        resampled.append(shape[left] + (place - left) * (shape[left + 1] - shape[left]))
+    return resampled if sum(resampled) > 0 else [1.0] * depth
 
 
 def _round_keeping_total(shape: list[float], total: float) -> list[int]:
@@ -220,8 +220,8 @@ def even_schedule(strength: float, depth: int, tokens: int) -> tuple[int, ...] |
     >>> even_schedule(0.75, depth=4, tokens=12)
     (2, 2, 1, 1)
     """
-    each, rest = divmod(round(strength * ((tokens - 1) // depth * depth)), depth)
-    return tuple(each + (layer < rest) for layer in range(depth)) if rest else each
+    per_layer, rest = divmod(round(strength * ((tokens - 1) // depth * depth)), depth)
+    return tuple(per_layer + (layer < rest) for layer in range(depth)) if rest else per_layer
 
 
 def keep_ratio_at(strength: float) -> float:
@@ -256,15 +256,15 @@ def round_schedule(
 
     A caller that allows only certain numbers of tokens passes `snap`, from any number to an allowed one.
     """
-    left, found, owed = tokens, [0] * len(plan), 0.0
+    left, counts, owed = tokens, [0] * len(plan), 0.0
     for layer, asked in enumerate(plan):
         if asked > 0:
             owed += asked
             after = max(min(snap(left - round(owed)), left), min_tokens)
-            found[layer] = left - after
-            owed -= found[layer]
+            counts[layer] = left - after
+            owed -= counts[layer]
             left = after
-    return found
+    return counts
 
 
 def quarter_layers(depth: int) -> tuple[int, ...]:

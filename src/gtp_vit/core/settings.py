@@ -23,10 +23,10 @@ def coerce_setting(owner: type, name: str, value: object) -> Any:
     """`value` converted to the type of the field `name` of `owner`, lists to tuples; raises SettingError."""
     hint = _hints(owner)[name]
     longest = MAX_OPAQUE_LENGTH if name in getattr(owner, "opaque_fields", ()) else MAX_LENGTH
-    found = _coerce(value, hint, longest)
-    if found is _INVALID:
+    coerced = _coerce(value, hint, longest)
+    if coerced is _INVALID:
         raise SettingError(f"{name} is {short_repr(value)}; it must be {' or '.join(dict.fromkeys(_type_names(hint)))}")
-    return found
+    return coerced
 
 
 _INVALID = object()
@@ -42,13 +42,13 @@ def _coerce(value: object, hint: object, max_length: int = MAX_LENGTH) -> object
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return next(
-            (found for found in (_coerce(value, part, max_length) for part in parts) if found is not _INVALID), _INVALID
+            (fit for fit in (_coerce(value, part, max_length) for part in parts) if fit is not _INVALID), _INVALID
         )
     if origin is tuple:  # tuple[int, ...], where a single entry needs no brackets, or tuple[int, int]
         entries = value if isinstance(value, (list, tuple)) else (value,)
         fits = len(entries) <= MAX_LENGTH if parts[-1] is ... else len(entries) == len(parts)
-        found = tuple(_coerce(entry, parts[0]) for entry in entries) if fits else (_INVALID,)
-        return _INVALID if _INVALID in found else found
+        coerced = tuple(_coerce(entry, parts[0]) for entry in entries) if fits else (_INVALID,)
+        return _INVALID if _INVALID in coerced else coerced
     if hint is bool or hint is type(None):
         return value if isinstance(value, hint) else _INVALID
     if hint is int:

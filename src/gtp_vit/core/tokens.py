@@ -110,54 +110,54 @@ class Tokens:
             owner=self.owners_after(index),
         )
 
-    def merge(self, kept: Tensor, gone: Tensor, weights: Tensor, size: Tensor, retain: Tensor | None = None) -> Tokens:
+    def merge(self, keep: Tensor, drop: Tensor, weights: Tensor, size: Tensor, retain: Tensor | None = None) -> Tokens:
         """Each kept token becomes retain * itself + weights @ the tokens that go.
 
         Args:
-            kept: image tokens that stay, [B, K], in their new order.
-            gone: image tokens that go, [B, P].
+            keep: image tokens that stay, [B, K], in their new order.
+            drop: image tokens that go, [B, P].
             weights: what each kept token takes of each of them, [B, K, P].
             size: of the kept tokens afterwards, [B, K].
             retain: what it keeps of itself, [B, K]; None = all.
         """
         return self.replace(
-            x=weighted_merge(self.x, self.prefix, kept, gone, weights, retain),
-            cell=self.cell.gather(1, kept),
-            token_id=None if self.token_id is None else self.token_id.gather(1, kept),
+            x=weighted_merge(self.x, self.prefix, keep, drop, weights, retain),
+            cell=self.cell.gather(1, keep),
+            token_id=None if self.token_id is None else self.token_id.gather(1, keep),
             size=size,
-            owner=None if self.owner is None else self.owners_after(kept, gone, receivers(weights)),
+            owner=None if self.owner is None else self.owners_after(keep, drop, receivers(weights)),
         )
 
-    def fuse(self, kept: Tensor, gone: Tensor, fused: Tensor, token_id: int) -> Tokens:
-        """Keep the image tokens `kept` and append `fused` [B, 1, C], a token in no cell, for those that go.
+    def fuse(self, keep: Tensor, drop: Tensor, fused: Tensor, token_id: int) -> Tokens:
+        """Keep the image tokens `keep` and append `fused` [B, 1, C], a token in no cell, for those that go.
 
         `token_id` is the new token's name: an unused number from M0 on.
         """
-        rest, nowhere = self.keep(kept), torch.full_like(kept[:, :1], self.grid[0] * self.grid[1])
-        owner = None if self.owner is None else self.owners_after(kept, gone, torch.full_like(gone, kept.shape[1]))
+        rest, nowhere = self.keep(keep), torch.full_like(keep[:, :1], self.grid[0] * self.grid[1])
+        owner = None if self.owner is None else self.owners_after(keep, drop, torch.full_like(drop, keep.shape[1]))
         size = self.sizes
         return rest.replace(
             x=torch.cat([rest.x, fused], dim=1),
             cell=torch.cat([rest.cell, nowhere], dim=1),
             token_id=torch.cat([rest.token_ids, torch.full_like(nowhere, token_id)], dim=1),
-            size=torch.cat([size.gather(1, kept), size.gather(1, gone).sum(dim=1, keepdim=True)], dim=1),
+            size=torch.cat([size.gather(1, keep), size.gather(1, drop).sum(dim=1, keepdim=True)], dim=1),
             owner=owner,
         )
 
-    def owners_after(self, kept: Tensor, gone: Tensor | None = None, target: Tensor | None = None) -> Tensor | None:
-        """`owner` after only the image tokens `kept` [B, K] are left; None if patches are not followed.
+    def owners_after(self, keep: Tensor, drop: Tensor | None = None, target: Tensor | None = None) -> Tensor | None:
+        """`owner` after only the image tokens `keep` [B, K] are left; None if patches are not followed.
 
         Args:
-            kept: in their new order.
-            gone: tokens that are merged into kept ones, [B, P].
-            target: for each of these, the index in `kept` of the token it is merged into, or -1.
+            keep: in their new order.
+            drop: tokens that are merged into kept ones, [B, P].
+            target: for each of these, the index in `keep` of the token it is merged into, or -1.
         """
         if self.owner is None:
             return None
-        place = torch.full(self.cell.shape, -1, device=kept.device)
-        place = place.scatter(1, kept, torch.arange(kept.shape[1], device=kept.device).expand_as(kept))
-        if gone is not None and target is not None:
-            place = place.scatter(1, gone, target)
+        place = torch.full(self.cell.shape, -1, device=keep.device)
+        place = place.scatter(1, keep, torch.arange(keep.shape[1], device=keep.device).expand_as(keep))
+        if drop is not None and target is not None:
+            place = place.scatter(1, drop, target)
         return place.gather(1, self.owner.clamp(min=0)).masked_fill(self.owner < 0, -1)
 
     def prefix_only(self) -> Tokens:

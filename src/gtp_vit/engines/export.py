@@ -127,10 +127,10 @@ def _check_images(images: Tensor | None, inputs: Inputs, engine: Engine, precisi
                 f"{precision} needs images to find the ranges of its numbers; give some dozens (--data-dir)"
             )
         return
-    wanted = (inputs.channels, *inputs.size)
-    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != wanted or not len(images):
-        found = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"images are {found}; give a tensor [images, {', '.join(map(str, wanted))}]")
+    expected = (inputs.channels, *inputs.size)
+    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != expected or not len(images):
+        actual = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"images are {actual}; give a tensor [images, {', '.join(map(str, expected))}]")
     if not bool(images.isfinite().all()):
         raise InputError("some images are not finite; give images as the model takes them")
 
@@ -228,7 +228,7 @@ def _convert(
 
 def _check_space(forms: Path) -> None:
     """Raise OSError if there is no space for a file as large as the model is in another form."""
-    free, size = shutil.disk_usage(forms).free, max((each.stat().st_size for each in forms.iterdir()), default=0)
+    free, size = shutil.disk_usage(forms).free, max((form.stat().st_size for form in forms.iterdir()), default=0)
     if free < size:
         raise OSError(
             errno.ENOSPC,
@@ -238,11 +238,11 @@ def _check_space(forms: Path) -> None:
 
 def _publish(made: Path, path: Path) -> tuple[Path, ...]:
     """Give the files that were made their names; what names others comes last, and first in the answer."""
-    ready = sorted(made.parent.iterdir(), key=lambda each: each == made)
+    ready = sorted(made.parent.iterdir(), key=lambda source: source == made)
     if len(ready) > 2:  # weights of their own: old and new ones must never be mixed, not even by a kill
         path.unlink(missing_ok=True)
-    for each in ready:
-        with open(each, "rb") as file:
+    for source in ready:
+        with open(source, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(each, path.with_name(each.name))
-    return tuple(path.with_name(each.name) for each in reversed(ready))
+        os.replace(source, path.with_name(source.name))
+    return tuple(path.with_name(source.name) for source in reversed(ready))

@@ -36,13 +36,13 @@ class ExportedFile:
             raise GTPError(f"there is no file {path}; make one with gtp-vit export")
         try:
             stored = engine.open(path)
-            found = None if stored.metadata is None else json.loads(stored.metadata)
+            description = None if stored.metadata is None else json.loads(stored.metadata)
         except Exception as error:  # engines raise errors of many classes
             raise GTPError(f"{engine.name} cannot read {path}: {first_line(error)}; export it again") from error
-        if not isinstance(found, dict) or "format" not in found:
+        if not isinstance(description, dict) or "format" not in description:
             raise GTPError(f"{path} was not made by gtp-vit export: it does not say what is in it; export it again")
         try:
-            metadata = ExportMetadata.from_dict(found, engine)
+            metadata = ExportMetadata.from_dict(description, engine)
             problem = metadata.contradiction(stored.graph(), engine)
         except GTPError as error:
             raise GTPError(f"the description in {path} is not right: {first_line(error)}; export it again") from error
@@ -106,10 +106,10 @@ class ExportedFile:
 def file_fingerprint(path: Path) -> str:
     """A hash of an exported file and of all files that running it reads, whatever their names."""
     digest = hashlib.sha256()
-    for each in engine_of(path).files(path):
+    for member in engine_of(path).files(path):
         content = hashlib.sha256()
-        if each.is_file():  # what is missing the engine will name
-            with each.open("rb") as file:
+        if member.is_file():  # what is missing the engine will name
+            with member.open("rb") as file:
                 while part := file.read(1 << 22):
                     content.update(part)
         digest.update(content.digest())

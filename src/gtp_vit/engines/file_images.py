@@ -62,8 +62,8 @@ def transform_from_metadata(file: ExportedFile, changes: dict[str, Any]) -> Tran
 
 def check_processor(file: ExportedFile, name: str) -> None:
     """Raise GTPError unless the processor of the model of this name is the one that the file was exported with."""
-    found = json.loads(json.dumps(preprocessing_of(name), default=str))
-    if found != {"processor": file.metadata.preprocessing.processor}:
+    settings = json.loads(json.dumps(preprocessing_of(name), default=str))
+    if settings != {"processor": file.metadata.preprocessing.processor}:
         raise GTPError(
             f"the processor of {name} prepares images differently from the one that {file.name} was exported with; "
             "give back its preprocessor_config.json, or export the file again"

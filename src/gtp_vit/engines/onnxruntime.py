@@ -55,7 +55,7 @@ class OnnxRuntime(Engine):
         entry = model.metadata_props.add()
         entry.key, entry.value = METADATA, metadata
         # Not its ByteSize, which protobuf cannot tell above two gigabytes.
-        large = sum(len(each.raw_data) for each in model.graph.initializer) > MAX_FILE_BYTES
+        large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_FILE_BYTES
         beside: dict[str, Any] = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
         format.save(model, path, **beside)
 
@@ -126,24 +126,26 @@ def _graph(model: Any, folder: Path) -> Graph:
             load_external_data_for_tensor(tensor, str(folder))
             tensor.data_location = format.TensorProto.DEFAULT
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    inputs = tuple(_port(each) for each in graph.input if each.name not in constants)
+    inputs = tuple(_port(value) for value in graph.input if value.name not in constants)
     outputs = tuple(map(_port, graph.output))
     del graph.value_info[:]
     for tensor in graph.initializer:
         if len(tensor.raw_data) > _LARGE_TENSOR:
             tensor.ClearField("raw_data")
-    for each in graph.input:
-        if each.type.tensor_type.shape.dim:
-            each.type.tensor_type.shape.dim[0].dim_value = 1
-    for each in graph.output:
-        each.type.tensor_type.ClearField("shape")
+    for value in graph.input:
+        if value.type.tensor_type.shape.dim:
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
     known = format.shape_inference.infer_shapes(model, data_prop=True).graph
-    shapes: dict[str, Any] = {each.name: _port(each).shape for each in (*known.value_info, *known.input, *known.output)}
+    shapes: dict[str, Any] = {
+        value.name: _port(value).shape for value in (*known.value_info, *known.input, *known.output)
+    }
     shapes |= constants
     parts = []
     for node in known.node:
         if node.op_type in _MATMUL_OPS:
-            transposed = any(each.name == "transA" and each.i for each in node.attribute)
+            transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
             parts.append(product_macs(shapes.get(node.input[0]), shapes.get(node.output[0]), transposed=transposed))
         elif node.op_type == "Conv":
             parts.append(convolution_macs(shapes.get(node.input[1]), shapes.get(node.output[0])))

@@ -116,8 +116,8 @@ class OpenVINO(Engine):
         return {"ONNX opset": str(OPSET), **super().versions()}
 
     def problem(self) -> str | None:
-        found = None if ISA_VARIABLE in os.environ else probe_amx_crash()
-        return None if found is None else f"{found}: set {ISA_VARIABLE}={SAFE_ISA}, as gtp-vit does"
+        crash = None if ISA_VARIABLE in os.environ else probe_amx_crash()
+        return None if crash is None else f"{crash}: set {ISA_VARIABLE}={SAFE_ISA}, as gtp-vit does"
 
 
 def _hint(precision: str) -> str:
@@ -189,8 +189,8 @@ def _graph(model: Any) -> Graph:
             parts.append(convolution_macs(_shape(operation.input(1)), _shape(operation.output(0))))
         elif kind == "ScaledDotProductAttention":
             query, key, out = _shape(operation.input(0)), _shape(operation.input(1)), _shape(operation.output(0))
-            seen = None if query is None or key is None else (*query[:-1], key[-2])
-            parts += [product_macs(query, seen), product_macs(seen, out)]
+            scores = None if query is None or key is None else (*query[:-1], key[-2])
+            parts += [product_macs(query, scores), product_macs(scores, out)]
     return Graph(inputs, outputs, total_macs(parts), eight_bits)
 
 
@@ -214,7 +214,7 @@ def _quantise(model: Any, images: Array, smoothing: Sequence[float]) -> Any:
     """
     fourth = np.arange(len(images)) % 4 == 3
     choosing = len(smoothing) > 1 and bool(fourth.any())
-    seen, unseen = (images[~fourth], images[fourth]) if choosing else (images, images)
+    calibration, unseen = (images[~fourth], images[fourth]) if choosing else (images, images)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
         import nncf
 
@@ -224,28 +224,28 @@ def _quantise(model: Any, images: Array, smoothing: Sequence[float]) -> Any:
         quantised = {"MatMul", "Convolution"}
         passed = {"Parameter", "Constant", "Result", "Reshape", "Transpose"}  # nothing is computed there
         ignored = nncf.IgnoredScope(
-            names=[each.get_friendly_name() for each in operations if _is_free_product(each)],
-            types=sorted({each.get_type_name() for each in operations} - quantised - passed),
+            names=[operation.get_friendly_name() for operation in operations if _is_free_product(operation)],
+            types=sorted({operation.get_type_name() for operation in operations} - quantised - passed),
             validate=False,
         )
-        found = []
+        candidates = []
         for alpha in smoothing:
             smooth = nncf.quantization.advanced_parameters.AdvancedSmoothQuantParameters(matmul=alpha)
-            found.append(
+            candidates.append(
                 nncf.quantize(
                     model.clone(),
-                    nncf.Dataset([image[None] for image in seen]),
+                    nncf.Dataset([image[None] for image in calibration]),
                     model_type=nncf.ModelType.TRANSFORMER,
                     preset=nncf.QuantizationPreset.MIXED,
-                    subset_size=len(seen),
+                    subset_size=len(calibration),
                     ignored_scope=ignored,
                     advanced_parameters=nncf.AdvancedQuantizationParameters(smooth_quant_alphas=smooth),
                 )
             )
-    if len(found) == 1:
-        return found[0]
-    wanted = _outputs(model, unseen)
-    return min(found, key=lambda each: float(np.square(_outputs(each, unseen) - wanted).mean()))
+    if len(candidates) == 1:
+        return candidates[0]
+    reference = _outputs(model, unseen)
+    return min(candidates, key=lambda candidate: float(np.square(_outputs(candidate, unseen) - reference).mean()))
 
 
 def _outputs(model: Any, images: Array) -> Array:

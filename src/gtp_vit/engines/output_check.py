@@ -50,12 +50,12 @@ def check_outputs(
     images = images.float().cpu()
     images = images.repeat(-(-sum(BATCHES) // len(images)), 1, 1, 1)[: sum(BATCHES)]
     batches = images.split(list(BATCHES))
-    found = run_file(engine, path, precision, [batch.contiguous().numpy() for batch in batches])
+    actual = run_file(engine, path, precision, [batch.contiguous().numpy() for batch in batches])
     with torch.inference_mode(), eval_mode(model):
         expected = [primary_output(model(batch), kind) for batch in batches]
     checks = tuple(
         compare_outputs(one, torch.from_numpy(other), kind == "classes")
-        for one, other in zip(expected, found, strict=True)
+        for one, other in zip(expected, actual, strict=True)
     )
     problem = _problem(checks, engine, precision)
     if problem is not None:

@@ -149,8 +149,8 @@ class GTPPlusMergeResult(NamedTuple):
     x: Tensor  # features [B, N - P, C]
     normed: Tensor  # the same after the LayerNorm that follows; empty if not asked for
     size: Tensor  # of the image tokens that stay, [B, K]
-    kept: Tensor  # which stay, [B, K]
-    gone: Tensor  # which go, [B, P]
+    keep: Tensor  # which stay, [B, K]
+    drop: Tensor  # which go, [B, P]
     target: Tensor  # where each of these goes, as a place among those that stay, [B, P]
 
 
@@ -165,6 +165,6 @@ class ClusterInputs(NamedTuple):
 class Clusters(NamedTuple):
     """The result of `cluster`."""
 
-    kept: Tensor  # the first token of each cluster, [B, K]
-    gone: Tensor  # the other tokens, [B, P]
+    keep: Tensor  # the first token of each cluster, [B, K]
+    drop: Tensor  # the other tokens, [B, P]
     target: Tensor  # the place of each of these among the first ones, [B, P]

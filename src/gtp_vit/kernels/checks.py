@@ -32,7 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16)  # that native code computes with
 
 
 def refuse(operator: str, expected: str, **actual: object) -> NoReturn:
-    parts = [f"{name} {list(each.shape) if isinstance(each, Tensor) else each}" for name, each in actual.items()]
+    parts = [f"{name} {list(value.shape) if isinstance(value, Tensor) else value}" for name, value in actual.items()]
     raise InputError(f"gtp_vit.{operator}: {expected}; found {', '.join(parts)}")
 
 
@@ -41,14 +41,18 @@ def check_dtypes_and_devices(operator: str, arguments: Sequence[object], integer
 
     `integer_args`: indices of the tensors that may be integers.
     """
-    tensors = [each for each in arguments if isinstance(each, Tensor)]
-    if len({each.device for each in tensors}) > 1:
-        refuse(operator, "all tensors must be on one device", devices=sorted({str(each.device) for each in tensors}))
-    for place, each in enumerate(arguments):
-        if not isinstance(each, Tensor) or each.is_floating_point():
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    if len({argument.device for argument in tensors}) > 1:
+        refuse(
+            operator,
+            "all tensors must be on one device",
+            devices=sorted({str(argument.device) for argument in tensors}),
+        )
+    for place, argument in enumerate(arguments):
+        if not isinstance(argument, Tensor) or argument.is_floating_point():
             continue
-        if place not in integer_args or each.dtype != torch.int64:
-            refuse(operator, "tensors must be of floating point", argument=place, dtype=each.dtype)
+        if place not in integer_args or argument.dtype != torch.int64:
+            refuse(operator, "tensors must be of floating point", argument=place, dtype=argument.dtype)
     if isinstance(arguments, AttentionInputs) and arguments.q.dtype != arguments.k.dtype:
         refuse(operator, "q and k must be of one dtype", q=arguments.q.dtype, k=arguments.k.dtype)
 
@@ -72,11 +76,11 @@ def check_attention(inputs: AttentionInputs) -> None:
             heads=heads,
         )
     if not (0 <= first <= tokens and 0 <= queries <= rows and 0 <= removed <= rows * tokens):
-        wanted = "first must be in 0 ... N, queries in 0 ... Q, removed in 0 ... Q N"
-        refuse("attention", wanted, q=q, k=k, first=first, queries=queries, removed=removed)
+        expected = "first must be in 0 ... N, queries in 0 ... Q, removed in 0 ... Q N"
+        refuse("attention", expected, q=q, k=k, first=first, queries=queries, removed=removed)
     if (rows != tokens and (removed or asked[0] or asked[1])) or (rows == 0 and asked[2]):
-        wanted = "a threshold, the diagonal and column sums need all queries, Q = N, and the class row needs one"
-        refuse("attention", wanted, q=q, k=k, removed=removed, statistic_mask=asked)
+        expected = "a threshold, the diagonal and column sums need all queries, Q = N, and the class row needs one"
+        refuse("attention", expected, q=q, k=k, removed=removed, statistic_mask=asked)
 
 
 def supports_attention(inputs: AttentionInputs) -> bool:
@@ -139,8 +143,8 @@ def check_gtp_reduce(inputs: GTPReduceInputs) -> None:
     if not 0 < removed < count:
         refuse("gtp_reduce", "removed must be in 1 ... M - 1: one must stay", removed=removed, position=position)
     if position.dtype != torch.int64 or neighbours.dtype != torch.int64:
-        found = {"position": position.dtype, "neighbours": neighbours.dtype}
-        refuse("gtp_reduce", "position and neighbours must be int64", **found)
+        dtypes = {"position": position.dtype, "neighbours": neighbours.dtype}
+        refuse("gtp_reduce", "position and neighbours must be int64", **dtypes)
 
 
 def supports_gtp_reduce(inputs: GTPReduceInputs) -> bool:
@@ -207,8 +211,8 @@ def check_neighbours(inputs: NeighboursInputs) -> None:
         grid = f"{rows} x {columns}"
         refuse("neighbours", "similarity must be [B, M0, M0], M0 = rows x columns", similarity=similarity, grid=grid)
     if spatial not in (0, 4, 8) or not 0 < semantic < patches:
-        wanted = "spatial must be 0, 4 or 8, and semantic in 1 ... M0 - 1"
-        refuse("neighbours", wanted, spatial=spatial, semantic=semantic, similarity=similarity)
+        expected = "spatial must be 0, 4 or 8, and semantic in 1 ... M0 - 1"
+        refuse("neighbours", expected, spatial=spatial, semantic=semantic, similarity=similarity)
 
 
 def supports_neighbours(inputs: NeighboursInputs) -> bool:
@@ -222,8 +226,8 @@ def check_cluster(inputs: ClusterInputs) -> None:
     if len(shape) != 3 or shape[1] != shape[2]:
         refuse("cluster", "distance must be [B, M, M]", distance=distance)
     if not 0 <= removed < shape[1] or linkage not in (0, 1, 2):
-        wanted = "removed must be in 0 ... M - 1, one must stay, and linkage 0, 1 or 2"
-        refuse("cluster", wanted, distance=distance, removed=removed, linkage=linkage)
+        expected = "removed must be in 0 ... M - 1, one must stay, and linkage 0, 1 or 2"
+        refuse("cluster", expected, distance=distance, removed=removed, linkage=linkage)
 
 
 def supports_cluster(inputs: ClusterInputs) -> bool:

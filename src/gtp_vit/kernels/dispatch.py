@@ -89,8 +89,8 @@ class Operator(Generic[Inputs, Result]):
         names = tuple(types)
         self.name, self.inputs, self.results, self.by_set, self.checks = name, inputs, results, by_set, checks
         self.twin, self.fake = by_set[Ops.TORCH], fake
-        self.integer_args = [names.index(each) for each in checks.integer_args]
-        parameters = ", ".join(f"{_TYPES[kind]} {each}" for each, kind in types.items())
+        self.integer_args = [names.index(argument) for argument in checks.integer_args]
+        parameters = ", ".join(f"{_TYPES[kind]} {argument}" for argument, kind in types.items())
         schema = f"({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})"
         for overload, prepared in ((name, self._of_set), (f"{name}.{TRUSTED}", self._of_ours)):
             _LIBRARY.define(f"{overload}{schema}")
@@ -154,7 +154,7 @@ class Operator(Generic[Inputs, Result]):
         name, _, kind = overload.partition(".")
 
         def call(*flat: object) -> Result:
-            if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in flat):
+            if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in flat):
                 return by_twin(*flat)
             with torch._C._AutoDispatchBelowAutograd():
                 result: Result = getattr(getattr(torch.ops.gtp_vit, name), kind or "default")(*flat)

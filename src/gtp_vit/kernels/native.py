@@ -148,9 +148,9 @@ def attention(inputs: AttentionInputs) -> AttentionResult:
     out, statistics = results
     step, address = math.prod(statistics.shape[1:]) * 4, statistics.data_ptr()
     addresses = []
-    for wanted in asked:
-        addresses.append(address if wanted else None)
-        address += step if wanted else 0
+    for is_needed in asked:
+        addresses.append(address if is_needed else None)
+        address += step if is_needed else 0
     if size is not None:
         size = size.float().contiguous()
     _attention(
@@ -206,10 +206,10 @@ def gtp_plus_merge_results(inputs: GTPPlusMergeInputs | GTPPlusMergeByProbeInput
     batch, tokens, channels = x.shape
     image = inputs.importance if isinstance(inputs, GTPPlusMergeInputs) else inputs.size
     left, stay = tokens - removed, image.shape[1] - removed
-    kept, gone, target = (x.new_empty(batch, count, dtype=torch.int64) for count in (stay, removed, removed))
+    keep, drop, target = (x.new_empty(batch, count, dtype=torch.int64) for count in (stay, removed, removed))
     normed = x.new_empty((0,) if inputs.norm_weight is None else (batch, left, channels))
     size = x.new_empty(batch, stay, dtype=torch.float32)
-    return GTPPlusMergeResult(x.new_empty(batch, left, channels), normed, size, kept, gone, target)
+    return GTPPlusMergeResult(x.new_empty(batch, left, channels), normed, size, keep, drop, target)
 
 
 def gtp_plus_merge(inputs: GTPPlusMergeInputs) -> GTPPlusMergeResult:
@@ -250,7 +250,7 @@ def _gtp_plus_merge_by(
         ),
         *(_address(norm_weight), _address(norm_bias), epsilon),
         *(results.x.data_ptr(), normed, results.size.data_ptr()),
-        *(results.kept.data_ptr(), results.gone.data_ptr(), results.target.data_ptr()),
+        *(results.keep.data_ptr(), results.drop.data_ptr(), results.target.data_ptr()),
         *(x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
     return results
@@ -279,8 +279,8 @@ def neighbours(inputs: NeighboursInputs) -> Neighbours:
 def cluster_results(inputs: ClusterInputs) -> Clusters:
     distance, removed = inputs.distance, inputs.removed
     batch, count, _ = distance.shape
-    kept, gone, target = (distance.new_empty(batch, n, dtype=torch.int64) for n in (count - removed, removed, removed))
-    return Clusters(kept, gone, target)
+    keep, drop, target = (distance.new_empty(batch, n, dtype=torch.int64) for n in (count - removed, removed, removed))
+    return Clusters(keep, drop, target)
 
 
 def cluster(inputs: ClusterInputs) -> Clusters:
@@ -288,7 +288,7 @@ def cluster(inputs: ClusterInputs) -> Clusters:
     results = cluster_results(inputs)
     _cluster(
         *(distance.shape[0], distance.shape[1], inputs.removed, inputs.linkage, distance.data_ptr()),
-        *(results.kept.data_ptr(), results.gone.data_ptr(), results.target.data_ptr(), torch.get_num_threads()),
+        *(results.keep.data_ptr(), results.drop.data_ptr(), results.target.data_ptr(), torch.get_num_threads()),
     )
     return results
 

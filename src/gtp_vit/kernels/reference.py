@@ -66,17 +66,17 @@ def weighted_values(probs: Tensor, v: Tensor) -> Tensor:
 
 def statistics(probs: Tensor, statistic_mask: list[bool], heads: int, first: int) -> Tensor:
     """Diagonal, column sums and first row of an attention map, those asked for, in float32."""
-    found = []
+    rows = []
     if statistic_mask[0]:
-        found.append(probs.diagonal(dim1=-2, dim2=-1).float())
+        rows.append(probs.diagonal(dim1=-2, dim2=-1).float())
     if statistic_mask[1]:
-        found.append(probs.sum(dim=-2, dtype=torch.float32))
+        rows.append(probs.sum(dim=-2, dtype=torch.float32))
     if statistic_mask[2]:
-        found.append(probs[:, :, 0].float())
+        rows.append(probs[:, :, 0].float())
     if heads:
-        found = [each.amax(dim=1) if heads == 1 else each.mean(dim=1) for each in found]
-    if found:
-        return torch.stack(found)[..., first:]
+        rows = [row.amax(dim=1) if heads == 1 else row.mean(dim=1) for row in rows]
+    if rows:
+        return torch.stack(rows)[..., first:]
     batch, num_heads, _, tokens = probs.shape
     shape = (batch, tokens - first) if heads else (batch, num_heads, tokens - first)
     return probs.new_empty(0, *shape, dtype=torch.float32)
@@ -100,8 +100,8 @@ def softmax(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tenso
 def logits(q: Tensor, k: Tensor, scale: float, size: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """The attention logits. Scaling q first keeps them in range in half precision, as the host models do."""
     more = logit_bias(size, bias, q.dtype)
-    found = (q * scale) @ k.transpose(-2, -1)
-    return found if more is None else found + more
+    scores = (q * scale) @ k.transpose(-2, -1)
+    return scores if more is None else scores + more
 
 
 def _attention_flops(inputs: AttentionInputs) -> int:

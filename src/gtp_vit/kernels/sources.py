@@ -31,11 +31,11 @@ INSTRUCTION_SETS = {
 
 def fingerprint(folder: Path = FOLDER) -> str:
     """A short hash of the C++ files in `folder` and of the flags they are compiled with."""
-    found = hashlib.sha256(repr((FLAGS, INSTRUCTION_SETS)).encode())
+    digest = hashlib.sha256(repr((FLAGS, INSTRUCTION_SETS)).encode())
     for path in sorted(folder.glob("*.[ch]*")):
         text = path.read_bytes()
-        found.update(f"{path.name} {len(text)} ".encode() + text)
-    return found.hexdigest()[:12]
+        digest.update(f"{path.name} {len(text)} ".encode() + text)
+    return digest.hexdigest()[:12]
 
 
 def library(instruction_set: str, folder: Path = FOLDER) -> str:

@@ -48,7 +48,7 @@ def _within(numbers: Tensor, low: float, high: float) -> bool:
 
 def _extremes(numbers: Tensor) -> list[float]:
     """The smallest and the largest, for a message."""
-    return [float(each) for each in numbers.aminmax()]
+    return [float(bound) for bound in numbers.aminmax()]
 
 
 def attention(inputs: AttentionInputs) -> None:
@@ -62,8 +62,8 @@ def attention(inputs: AttentionInputs) -> None:
     if not (
         least.amin().item() >= 0 and _within(most, 1e-44, MAX_EXACT_SIZE)
     ):  # float32 has nothing between that and 0
-        wanted = f"sizes must be in 0 ... {MAX_EXACT_SIZE:g}, and in each image one must be more than 0"
-        refuse("attention", wanted, sizes=_extremes(size))
+        expected = f"sizes must be in 0 ... {MAX_EXACT_SIZE:g}, and in each image one must be more than 0"
+        refuse("attention", expected, sizes=_extremes(size))
 
 
 def gtp_reduce(inputs: GTPReduceInputs) -> None:

@@ -123,9 +123,9 @@ def agglomerate(inputs: ClusterInputs) -> Clusters:
         apart = apart.scatter(2, both.unsqueeze(1).expand(-1, count, -1), new.transpose(1, 2))
         size = size.scatter_add(1, first, size.gather(1, second))
         owner = torch.where(owner == second, first, owner)
-    kept, gone = split_by_score((owner == places).float(), removed)
-    slot = torch.zeros_like(owner).scatter(1, kept, places[:, : kept.shape[1]])
-    return Clusters(kept, gone, slot.gather(1, owner.gather(1, gone)))
+    keep, drop = split_by_score((owner == places).float(), removed)
+    slot = torch.zeros_like(owner).scatter(1, keep, places[:, : keep.shape[1]])
+    return Clusters(keep, drop, slot.gather(1, owner.gather(1, drop)))
 
 
 cluster = Operator(

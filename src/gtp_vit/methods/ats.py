@@ -93,9 +93,9 @@ def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor
     level = (total - lowest) / (total[:, -1:] - lowest)
     start = level.masked_fill(~real | (level <= 0), torch.inf).amin(dim=1, keepdim=True)
     along = torch.arange(steps, device=scores.device) / max(steps - 1, 1)
-    wanted = start + (1 - start) * along  # [B, Y]
+    steps_at = start + (1 - start) * along  # [B, Y]
     level = level.masked_fill(~real, torch.inf)
-    nearest = (wanted.unsqueeze(2) - level.unsqueeze(1)).abs().argmin(dim=2)
+    nearest = (steps_at.unsqueeze(2) - level.unsqueeze(1)).abs().argmin(dim=2)
     hit = torch.zeros_like(scores).scatter(1, order.gather(1, nearest), 1.0)
     # The last step hits the highest score, also where one token is left and there are no levels to step through.
     return (hit.scatter(1, order[:, -1:], 1.0) > 0) & valid
@@ -144,9 +144,9 @@ class ATSReducer(Reducer):
             return attention.add()
         weights = attention.adjustments.key_weights
         row = class_row(projections, weights, heads="mean", first=prefix)
-        kept, left = self._sample(attention.layer, tokens, row, attention.values)
+        keep, left = self._sample(attention.layer, tokens, row, attention.values)
         attention.replace_tokens(left, PLAIN)
-        output, _ = attend(select_queries(projections, kept, prefix), Adjustments(weights), ops=tokens.ops)
+        output, _ = attend(select_queries(projections, keep, prefix), Adjustments(weights), ops=tokens.ops)
         return attention.add(output)
 
     def _sample(self, layer: int, tokens: Tokens, row: Tensor, values: Tensor) -> tuple[Tensor, Tokens]:
@@ -163,14 +163,14 @@ class ATSReducer(Reducer):
         from_zero = self.method.cdf_min == "zero" and layer > first
         if removed:
             hit = sample(scores, valid, count - removed, from_zero)
-            kept, _ = split_by_score(scores + 2 * hit, removed)
-            return kept, tokens.keep(kept)
+            keep, _ = split_by_score(scores + 2 * hit, removed)
+            return keep, tokens.keep(keep)
         # As many steps as there are patches, in every layer: fewer are not in the released code.
         hit = sample(scores, valid, tokens.grid[0] * tokens.grid[1], from_zero)
         longest = int(hit.sum(dim=1).amax()) if hit.shape[0] else count
-        kept = (~hit).to(torch.uint8).sort(dim=1, stable=True).indices[:, :longest]
-        stays = hit.gather(1, kept)
-        return kept, tokens.keep(kept).replace(size=stays.float())
+        keep = (~hit).to(torch.uint8).sort(dim=1, stable=True).indices[:, :longest]
+        stays = hit.gather(1, keep)
+        return keep, tokens.keep(keep).replace(size=stays.float())
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
         acting = [
@@ -179,10 +179,10 @@ class ATSReducer(Reducer):
         return sum(self.class_row_macs(step.keys) for step in acting)
 
 
-def select_queries(qkv: QKV, kept: Tensor, prefix: int) -> QKV:
-    """The same with queries of the prefix tokens and of the image tokens `kept` [B, K] only."""
+def select_queries(qkv: QKV, keep: Tensor, prefix: int) -> QKV:
+    """The same with queries of the prefix tokens and of the image tokens `keep` [B, K] only."""
     q, k, v, scale, dropout, bias, metric = qkv
-    rows = with_prefix_rows(kept, prefix)[:, None, :, None]
+    rows = with_prefix_rows(keep, prefix)[:, None, :, None]
     if bias is not None:
         bias = bias.expand(q.shape[0], -1, -1, -1).gather(2, rows.expand(-1, q.shape[1], -1, k.shape[2]))
     q = q.gather(2, rows.expand(-1, q.shape[1], -1, q.shape[3]))

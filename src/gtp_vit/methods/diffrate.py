@@ -70,7 +70,7 @@ class DiffRate(Method):
 
     def scaled(self, vit: ViTInfo, fraction: float) -> DiffRate:
         prune, merge = (
-            scale_schedule(each, fraction, vit.depth, vit.image_tokens) for each in (self.prune, self.merge)
+            scale_schedule(schedule, fraction, vit.depth, vit.image_tokens) for schedule in (self.prune, self.merge)
         )
         return dataclasses.replace(self, prune=prune, merge=merge)
 
@@ -116,16 +116,16 @@ class DiffRateReducer(Reducer):
         left = order.shape[1] - dropped - merged
         if merged == 0:
             return tokens.keep(order[:, :left])
-        kept, gone = order[:, :left], order[:, left : left + merged]
+        keep, drop = order[:, :left], order[:, left : left + merged]
         with torch.no_grad(), full_precision(tokens.x):
             unit = F.normalize(tokens.image.float(), dim=-1)
-            similarity, target = (select_rows(unit, gone) @ select_rows(unit, kept).transpose(1, 2)).max(dim=2)
-            chosen = torch.zeros(*kept.shape, merged, device=kept.device).scatter(1, target.unsqueeze(1), 1.0)
+            similarity, target = (select_rows(unit, drop) @ select_rows(unit, keep).transpose(1, 2)).max(dim=2)
+            chosen = torch.zeros(*keep.shape, merged, device=keep.device).scatter(1, target.unsqueeze(1), 1.0)
             retain = 1 / (1 + chosen.sum(dim=2))  # a plain mean, whatever the sizes
             size = tokens.sizes
             # Opposite tokens add nothing: a size must stay positive.
-            size = size.gather(1, kept).scatter_add(1, target, size.gather(1, gone) * similarity.clamp(min=0))
-        return tokens.merge(kept, gone, chosen * retain.unsqueeze(2), size, retain)
+            size = size.gather(1, keep).scatter_add(1, target, size.gather(1, drop) * similarity.clamp(min=0))
+        return tokens.merge(keep, drop, chosen * retain.unsqueeze(2), size, retain)
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
         total = 0

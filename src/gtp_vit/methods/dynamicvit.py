@@ -110,12 +110,12 @@ class DynamicViTReducer(Reducer):
 
     def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
         patches = grid[0] * grid[1]
-        left, found = patches, []
+        left, layers = patches, []
         for layer in range(self.vit.depth):
             if layer in self.layers:
                 left = self.tokens_after(self.layers.index(layer), patches)
-            found.append(LayerTokens(left, left, left, left))
-        return tuple(found)
+            layers.append(LayerTokens(left, left, left, left))
+        return tuple(layers)
 
     def start(self, tokens: Tokens) -> Tokens:
         return tokens.replace(method_state=KeepDecisions()) if self.training else tokens
@@ -172,19 +172,19 @@ def load_predictors(predictors: nn.ModuleList, file: str) -> None:
     for prefix in ("score_predictor.", "reducer.predictors.", "predictors."):
         if any(key.startswith(prefix) for key in stored):
             stored = {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
-    wanted = predictors.state_dict()
-    if set(stored) != set(wanted):
+    expected = predictors.state_dict()
+    if set(stored) != set(expected):
         stages = len({key.split(".", 1)[0] for key in stored if ".in_conv." in key})
         raise SettingError(
             f"{file} has predictors of {stages} stages, and {len(predictors)} are needed; give pruning_loc as many "
             "layers as there are stages, or a different file"
         )
-    for key, value in wanted.items():
+    for key, value in expected.items():
         if stored[key].shape != value.shape:
             raise SettingError(
                 f"{file} has predictors for a different width: {key} is {tuple(stored[key].shape)}, this model needs "
-                f"{tuple(value.shape)}; give predictors trained on a model with {wanted['0.in_conv.0.weight'].numel()} "
-                "channels"
+                f"{tuple(value.shape)}; give predictors trained on a model with "
+                f"{expected['0.in_conv.0.weight'].numel()} channels"
             )
         if (problem := why_no_weight(stored[key], value)) is not None:
             raise SettingError(f"{file}: {key} is {problem}")

@@ -55,13 +55,13 @@ class EViTReducer(Reducer):
         return math.ceil(self.method.keep_rate * tokens) if layer in self.layers else tokens
 
     def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
-        tokens, found = grid[0] * grid[1], []
+        tokens, layers = grid[0] * grid[1], []
         for layer in range(self.vit.depth):
             left = self.tokens_after(layer, tokens)
             after = left + int(self.method.fuse_token and left < tokens)
-            found.append(LayerTokens(tokens, tokens, after, after))
+            layers.append(LayerTokens(tokens, tokens, after, after))
             tokens = after
-        return tuple(found)
+        return tuple(layers)
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         count = tokens.cell.shape[1]
@@ -71,14 +71,14 @@ class EViTReducer(Reducer):
         row = attention.statistics("class_row", heads="mean").class_row
         assert row is not None
         tokens, count = attention.add(), row.shape[1]
-        kept, gone = split_by_score(row, count - self.tokens_after(attention.layer, count))
+        keep, drop = split_by_score(row, count - self.tokens_after(attention.layer, count))
         if not self.method.fuse_token:
-            return tokens.keep(kept)
-        weights = row.gather(1, gone).unsqueeze(1)  # not normalised, as published
+            return tokens.keep(keep)
+        weights = row.gather(1, drop).unsqueeze(1)  # not normalised, as published
         with full_precision(tokens.x):
-            fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, gone)
+            fused = weights.to(tokens.x.dtype) @ select_rows(tokens.image, drop)
         number = tokens.method_state or tokens.grid[0] * tokens.grid[1]
-        return tokens.fuse(kept, gone, fused, number).replace(method_state=number + 1)
+        return tokens.fuse(keep, drop, fused, number).replace(method_state=number + 1)
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
         total = 0

@@ -91,11 +91,11 @@ class EvoViTReducer(Reducer):
         patches = grid[0] * grid[1]
         inside = self.num_informative(patches)
         inside += int(self.method.representative_token and inside < patches)
-        found = []
+        layers = []
         for layer in range(self.vit.depth):
             count = inside if self.stages and layer >= self.stages[0] else patches
-            found.append(LayerTokens(count, count, count, patches if layer in self.ends else count))
-        return tuple(found)
+            layers.append(LayerTokens(count, count, count, patches if layer in self.ends else count))
+        return tuple(layers)
 
     def start(self, tokens: Tokens) -> Tokens:
         return tokens.replace(method_state=StageState())

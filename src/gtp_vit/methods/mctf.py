@@ -96,15 +96,15 @@ class MCTFReducer(Reducer):
         self.plan = self.removals(vit.grid)
 
     def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:
-        found, ahead = [], self.method.one_step_ahead
+        layers, ahead = [], self.method.one_step_ahead
         for step in super().steps(grid):
             if step.keys == step.out:
-                found.append(step)
+                layers.append(step)
             elif ahead == 0:
-                found.append(LayerTokens(step.keys, step.keys, step.keys, step.out))
+                layers.append(LayerTokens(step.keys, step.keys, step.keys, step.out))
             else:
-                found.append(LayerTokens(*(step.out,) * 4, map_tokens=step.keys if ahead == 1 else 0))
-        return tuple(found)
+                layers.append(LayerTokens(*(step.out,) * 4, map_tokens=step.keys if ahead == 1 else 0))
+        return tuple(layers)
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
         by_size = self._size_bias(tokens)
@@ -126,10 +126,10 @@ class MCTFReducer(Reducer):
         attention.replace_tokens(merged, self._size_bias(merged))
         if self.method.one_step_ahead == 2:  # the map is computed again
             return attention.add()
-        seen = RecordedMap(probs, tokens.prefix, pairs, *shares[:2])
+        recorded = RecordedMap(probs, tokens.prefix, pairs, *shares[:2])
         queries = tokens.prefix if attention.prefix_only else None
         output = output_from_max_rows if self.method.pooling == "max" else output_from_merged_map
-        return attention.add(output(seen, attention.values_only(), queries))
+        return attention.add(output(recorded, attention.values_only(), queries))
 
     def reduce(self, attention: LayerAttention) -> Tokens:
         """With one_step_ahead=0: importance is known now, and tokens merge after the MLP."""
@@ -165,7 +165,7 @@ class MCTFReducer(Reducer):
         return pairs, (weights, retain, size)
 
     def _merge(self, tokens: Tokens, pairs: MergePairs, weights: Tensor, retain: Tensor, size: Tensor) -> Tokens:
-        merged = tokens.merge(pairs.kept, pairs.removed, weights, size, retain)
+        merged = tokens.merge(pairs.keep, pairs.drop, weights, size, retain)
         return merged.replace(x=group_max(tokens.x, tokens.prefix, pairs)) if self.method.pooling == "max" else merged
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
@@ -218,23 +218,23 @@ def match_both_ways(
     forth = r // 2 if bidirectional else r
     best, partner = attraction.max(dim=2)
     order = argsort_descending(best)
-    gone, stay = order[:, :forth], sorted_ascending(order[:, forth:])
+    drop, stay = order[:, :forth], sorted_ascending(order[:, forth:])
     count, others = stay.shape[1], attraction.shape[2]
     if not bidirectional:
-        kept = torch.cat([places[even][stay], places[odd].expand(image.shape[0], -1)], dim=1)
-        return MergePairs(kept, places[even][gone], partner.gather(1, gone) + count)
+        keep = torch.cat([places[even][stay], places[odd].expand(image.shape[0], -1)], dim=1)
+        return MergePairs(keep, places[even][drop], partner.gather(1, drop) + count)
     best_back, partner_back = select_rows(attraction, stay).max(dim=1)  # [B, B']
     order = argsort_descending(best_back)
-    gone_back, stay_back = order[:, : r - forth], order[:, r - forth :]
-    receivers = partner_back.gather(1, gone_back)
+    drop_back, stay_back = order[:, : r - forth], order[:, r - forth :]
+    receivers = partner_back.gather(1, drop_back)
     # Where the tokens at odd places are afterwards: those that went there go on with them.
     along = torch.arange(count, count + stay_back.shape[1], device=image.device).expand_as(stay_back)
-    place = torch.zeros_like(partner_back).scatter(1, stay_back, along).scatter(1, gone_back, receivers)
+    place = torch.zeros_like(partner_back).scatter(1, stay_back, along).scatter(1, drop_back, receivers)
     assert place.shape[1] == others
     return MergePairs(
-        kept=torch.cat([places[even][stay], places[odd][stay_back]], dim=1),
-        removed=torch.cat([places[even][gone], places[odd][gone_back]], dim=1),
-        target=torch.cat([place.gather(1, partner.gather(1, gone)), receivers], dim=1),
+        keep=torch.cat([places[even][stay], places[odd][stay_back]], dim=1),
+        drop=torch.cat([places[even][drop], places[odd][drop_back]], dim=1),
+        target=torch.cat([place.gather(1, partner.gather(1, drop)), receivers], dim=1),
     )
 
 
@@ -259,12 +259,12 @@ def output_from_merged_map(recorded: RecordedMap, v: Tensor, queries: int | None
     if queries is not None:  # of prefix tokens, which do not merge
         return reference.weighted_values(probs[:, :, :queries], values)
     out = reference.weighted_values(probs, values)
-    own = select_rows(out, with_prefix_rows(pairs.kept, prefix)) * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(
+    own = select_rows(out, with_prefix_rows(pairs.keep, prefix)) * F.pad(retain, (prefix, 0), value=1.0).unsqueeze(
         2
     ).to(out)
     # Each token that goes is in one row of the weights: additions, where a product would count as work.
-    given = select_rows(out, pairs.removed + prefix) * weights.sum(dim=1).unsqueeze(2).to(out)
-    return own.scatter_add(1, (pairs.target + prefix).unsqueeze(2).expand_as(given), given)
+    incoming = select_rows(out, pairs.drop + prefix) * weights.sum(dim=1).unsqueeze(2).to(out)
+    return own.scatter_add(1, (pairs.target + prefix).unsqueeze(2).expand_as(incoming), incoming)
 
 
 def output_from_max_rows(recorded: RecordedMap, v: Tensor, queries: int | None) -> Tensor:
@@ -280,17 +280,17 @@ def output_from_max_rows(recorded: RecordedMap, v: Tensor, queries: int | None) 
 
 def _row_after_merging(pairs: MergePairs, prefix: int) -> Tensor:
     """For each token, prefix tokens included, its place or that of its group among those that are left, [B, N]."""
-    kept, count = pairs.kept, pairs.kept.shape[1] + pairs.removed.shape[1]
-    own = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
-    place = kept.new_zeros(kept.shape[0], count).scatter(1, kept, own).scatter(1, pairs.removed, pairs.target)
+    keep, count = pairs.keep, pairs.keep.shape[1] + pairs.drop.shape[1]
+    own = torch.arange(keep.shape[1], device=keep.device).expand_as(keep)
+    place = keep.new_zeros(keep.shape[0], count).scatter(1, keep, own).scatter(1, pairs.drop, pairs.target)
     return with_prefix_rows(place, prefix)
 
 
 def group_max(values: Tensor, prefix: int, pairs: MergePairs) -> Tensor:
     """Kept rows of `values` [B, N, D], each the largest of its group entry by entry; the prefix as it is."""
-    found = select_rows(values, with_prefix_rows(pairs.kept, prefix))
-    for number in range(pairs.removed.shape[1]):  # engines have no maximum by index
+    rows = select_rows(values, with_prefix_rows(pairs.keep, prefix))
+    for number in range(pairs.drop.shape[1]):  # engines have no maximum by index
         place = (pairs.target[:, number : number + 1] + prefix).unsqueeze(2).expand(-1, -1, values.shape[2])
-        offered = select_rows(values, pairs.removed[:, number : number + 1] + prefix)
-        found = found.scatter(1, place, torch.maximum(found.gather(1, place), offered))
-    return found
+        offered = select_rows(values, pairs.drop[:, number : number + 1] + prefix)
+        rows = rows.scatter(1, place, torch.maximum(rows.gather(1, place), offered))
+    return rows

@@ -125,6 +125,6 @@ def match_by_energy(metric: Tensor, r: int, margin: float, *, bsm: bool) -> Merg
         protected = order[:, 2 * r :]
         return MergePairs(torch.cat([protected, second], dim=1), first, partner + protected.shape[1])
     ranked = argsort_descending(best)
-    gone, rest = ranked[:, :r], ranked[:, r:]
-    kept = torch.cat([first.gather(1, rest), second], dim=1)
-    return MergePairs(kept, first.gather(1, gone), partner.gather(1, gone) + rest.shape[1])
+    drop, rest = ranked[:, :r], ranked[:, r:]
+    keep = torch.cat([first.gather(1, rest), second], dim=1)
+    return MergePairs(keep, first.gather(1, drop), partner.gather(1, drop) + rest.shape[1])

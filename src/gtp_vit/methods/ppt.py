@@ -87,13 +87,13 @@ class PPTReducer(Reducer):
             merged = match(mean_keys(attention), tokens.prefix, removed, keep_order=True)
             order = argsort_descending(scores)
             left = order.shape[1] - removed
-            kept = torch.where(merging, merged.kept, order[:, :left])
-            gone = torch.where(merging, merged.removed, order[:, left:])
+            keep = torch.where(merging, merged.keep, order[:, :left])
+            drop = torch.where(merging, merged.drop, order[:, left:])
             size = tokens.sizes
             # Dropped tokens give nothing, as if their size were 0.
-            given = torch.where(merging, size.gather(1, gone), 0.0)
-            weights, retain, size = average(MergePairs(kept, gone, merged.target), size.scatter(1, gone, given))
-        return tokens.merge(kept, gone, weights, size, retain)
+            incoming = torch.where(merging, size.gather(1, drop), 0.0)
+            weights, retain, size = average(MergePairs(keep, drop, merged.target), size.scatter(1, drop, incoming))
+        return tokens.merge(keep, drop, weights, size, retain)
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
         acting = [step for step in forward_pass.reducing if step.keys > step.out]

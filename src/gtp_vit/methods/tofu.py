@@ -78,7 +78,7 @@ class ToFuReducer(PairReducer):
 
     def merge(self, layer: int, tokens: Tokens, pairs: MergePairs) -> Tokens:
         if layer < self.first_merging_layer:
-            return tokens.keep(pairs.kept)
+            return tokens.keep(pairs.keep)
         merged = super().merge(layer, tokens, pairs)
         merged = merged if self.method.track_sizes else merged.replace(size=None)
         return merged if self.method.norm == "mean" else self._with_longer_norm(tokens, merged, pairs)
@@ -87,11 +87,11 @@ class ToFuReducer(PairReducer):
         """Merged tokens brought to the largest norm of those they were merged from; the others as they are."""
         with torch.no_grad(), full_precision(before.x):
             length = before.image.float().norm(dim=2)
-            own, gone = length.gather(1, pairs.kept), length.gather(1, pairs.removed)
+            own, merging = length.gather(1, pairs.keep), length.gather(1, pairs.drop)
             # [B, K, r]: a product with zeros and ones, as engines have no maximum by index
-            places = torch.arange(pairs.kept.shape[1], device=own.device).unsqueeze(1)
+            places = torch.arange(pairs.keep.shape[1], device=own.device).unsqueeze(1)
             visits = pairs.target.unsqueeze(1) == places
-            longest = torch.maximum(own, (visits * gone.unsqueeze(1)).amax(dim=2))
+            longest = torch.maximum(own, (visits * merging.unsqueeze(1)).amax(dim=2))
             below = own if self.method.variant == "pitome" else merged.image.float().norm(dim=2)
             factor = torch.where(visits.any(dim=2), longest / below.clamp(min=1e-12), 1.0)
         image = merged.image * factor.unsqueeze(2).to(merged.x.dtype)

@@ -69,11 +69,11 @@ class TriLevelReducer(Reducer):
         self.statistics = ("class_row", "map") if self.masks else ("class_row",)
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        tokens, found = grid[0] * grid[1], []
+        tokens, counts = grid[0] * grid[1], []
         for layer in range(self.vit.depth):
-            found.append(tokens - self.tokens_after(tokens) if layer in self.layers else 0)
-            tokens -= found[-1]
-        return tuple(found)
+            counts.append(tokens - self.tokens_after(tokens) if layer in self.layers else 0)
+            tokens -= counts[-1]
+        return tuple(counts)
 
     def tokens_after(self, tokens: int) -> int:
         return math.ceil(self.method.keep_ratio * tokens)
@@ -92,11 +92,11 @@ class TriLevelReducer(Reducer):
             return attention.add()
         stats = attention.statistics(*self.statistics, heads="mean")
         assert stats.class_row is not None
-        kept, _ = split_by_score(stats.class_row, count - self.tokens_after(count))
-        tokens = attention.add().keep(kept)
+        keep, _ = split_by_score(stats.class_row, count - self.tokens_after(count))
+        tokens = attention.add().keep(keep)
         if stats.map is not None:
-            rows = select_rows(stats.map.mean(dim=1)[:, prefix:, prefix:], kept)
-            rows = rows.gather(2, kept.unsqueeze(1).expand(-1, kept.shape[1], -1))
+            rows = select_rows(stats.map.mean(dim=1)[:, prefix:, prefix:], keep)
+            rows = rows.gather(2, keep.unsqueeze(1).expand(-1, keep.shape[1], -1))
             mask = F.pad(strongest_mask(rows, self.method.attn_ratio), (prefix, 0, prefix, 0), value=1.0)
             tokens = tokens.replace(method_state=mask)
         return tokens

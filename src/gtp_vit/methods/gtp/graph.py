@@ -49,8 +49,8 @@ def semantic(similarity: Tensor, neighbours: int) -> Tensor:
     count = similarity.shape[-1]
     itself = torch.eye(count, dtype=torch.bool, device=similarity.device)
     others = torch.where(itself | similarity.isnan(), -torch.inf, similarity)
-    found = topk_by_position(others, neighbours)
-    return found.masked_fill(others.gather(-1, found) == -torch.inf, count)
+    nearest = topk_by_position(others, neighbours)
+    return nearest.masked_fill(others.gather(-1, nearest) == -torch.inf, count)
 
 
 def mixed(spatial_graph: Tensor, semantic_graph: Tensor) -> Tensor:
@@ -87,38 +87,38 @@ def adjacency(neighbours: Tensor) -> Tensor:
     return empty.scatter(2, neighbours, True)[..., :count]
 
 
-def receive(neighbours: Tensor, root: Tensor, kept: Tensor, propagated: Tensor) -> Tensor:
+def receive(neighbours: Tensor, root: Tensor, keep: Tensor, propagated: Tensor) -> Tensor:
     """Section 3.2.3, A^p of Eq. (10): what each kept token takes from each propagated one. -> [B, K, P].
 
     Args:
         neighbours: lists of all tokens, [B or 1, M, W].
         root: their factors, [B or 1, M].
-        kept: the tokens that stay, as grid cells, [B, K].
+        keep: the tokens that stay, as grid cells, [B, K].
         propagated: the tokens that leave, [B, P].
     """
-    batch, count, leaving = kept.shape[0], neighbours.shape[1], propagated.shape[1]
-    slots = torch.arange(leaving, device=kept.device).expand(batch, -1)
-    slot_of = torch.full((batch, count + 1), leaving, device=kept.device).scatter(1, propagated, slots)
-    lists = neighbours.expand(batch, -1, -1).gather(1, kept.unsqueeze(2).expand(-1, -1, neighbours.shape[2]))
-    found = slot_of.gather(1, lists.flatten(1)).unflatten(1, (-1, neighbours.shape[2]))
+    batch, count, leaving = keep.shape[0], neighbours.shape[1], propagated.shape[1]
+    slots = torch.arange(leaving, device=keep.device).expand(batch, -1)
+    slot_of = torch.full((batch, count + 1), leaving, device=keep.device).scatter(1, propagated, slots)
+    lists = neighbours.expand(batch, -1, -1).gather(1, keep.unsqueeze(2).expand(-1, -1, neighbours.shape[2]))
+    slot = slot_of.gather(1, lists.flatten(1)).unflatten(1, (-1, neighbours.shape[2]))
     factors = root.expand(batch, -1)
-    weight = factors.gather(1, kept).unsqueeze(2) * factors.gather(1, propagated).unsqueeze(1)
-    nothing = torch.zeros(batch, kept.shape[1], leaving + 1, device=kept.device)
-    return nothing.scatter(2, found, 1.0)[..., :leaving] * weight
+    weight = factors.gather(1, keep).unsqueeze(2) * factors.gather(1, propagated).unsqueeze(1)
+    nothing = torch.zeros(batch, keep.shape[1], leaving + 1, device=keep.device)
+    return nothing.scatter(2, slot, 1.0)[..., :leaving] * weight
 
 
-def summarise(values: Tensor, prefix: int, kept: Tensor, gone: Tensor, weights: Tensor, alpha: float) -> Tensor:
+def summarise(values: Tensor, prefix: int, keep: Tensor, drop: Tensor, weights: Tensor, alpha: float) -> Tensor:
     """Eq. (10) and (12): X^s = X^k + alpha A^p X^p for a whole sequence, whose prefix tokens stay as they are.
 
     Args:
         values: features or sizes of all tokens, [B, c + M, D].
         prefix: number of tokens at the start that stay as they are.
-        kept: image tokens that stay, [B, K].
-        gone: image tokens that are propagated, [B, P].
+        keep: image tokens that stay, [B, K].
+        drop: image tokens that are propagated, [B, P].
         weights: A^p, what each kept token takes from each propagated one, [B, K, P].
         alpha: how strongly.
     """
-    return weighted_merge(values, prefix, kept, gone, weights, alpha=alpha)
+    return weighted_merge(values, prefix, keep, drop, weights, alpha=alpha)
 
 
 def topk_by_position(values: Tensor, k: int) -> Tensor:
@@ -163,7 +163,7 @@ def keep_largest(probs: Tensor, theta: float, *, per_row: bool = False, renormal
     Rows are not scaled to sum to 1 again, unless `renormalise`. With `per_row` each row has a threshold of its own.
     """
     entries = probs if per_row else probs.flatten(-2)
-    kept = zero_below(entries, threshold_rank(entries.shape[-1], theta)).view_as(probs)
+    sparse = zero_below(entries, threshold_rank(entries.shape[-1], theta)).view_as(probs)
     if renormalise:
-        kept = kept / kept.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(kept.dtype).tiny)
-    return kept
+        sparse = sparse / sparse.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(sparse.dtype).tiny)
+    return sparse

@@ -101,8 +101,8 @@ class GTP(Method):
             others = vit.image_tokens - 1 - self._extra_neighbour(vit)
             check_range("neighbours", self.neighbours, fewest, others, integer=True, why="(other tokens of this model)")
         if not vit.class_token and (self.select == "class" or not self.count_class_row):
-            found = "select='class'" if self.select == "class" else "count_class_row=False"
-            raise SettingError(f"{found} needs a class token, and this model has none; use select='mixed' or 'broad'")
+            setting = "select='class'" if self.select == "class" else "count_class_row=False"
+            raise SettingError(f"{setting} needs a class token, and this model has none; use select='mixed' or 'broad'")
         return GTPReducer(self, vit)
 
     def _extra_neighbour(self, vit: ViTInfo) -> int:
@@ -183,8 +183,8 @@ class GTPReducer(Reducer):
         reduced = operators.gtp_reduce(tokens.ops, GTPReduceInputs(*inputs, method.proportional_attention, *norm))
         owner = None
         if tokens.owner is not None:
-            kept, gone = split_by_score(scores, removed)
-            owner = tokens.owners_after(kept, gone, receivers(method.alpha * self._weights(tokens, kept, gone)))
+            keep, drop = split_by_score(scores, removed)
+            owner = tokens.owners_after(keep, drop, receivers(method.alpha * self._weights(tokens, keep, drop)))
         return tokens.replace(
             x=reduced.x,
             cell=reduced.cell,
@@ -196,20 +196,20 @@ class GTPReducer(Reducer):
     def _reduce_step_by_step(self, tokens: Tokens, scores: Tensor, removed: int) -> Tokens:
         """Selection and propagation, for the options that have no kernel."""
         method = self.method
-        kept, gone = split_by_score(scores, removed)
+        keep, drop = split_by_score(scores, removed)
         if method.graph == "none":
-            return tokens.keep(kept)
-        weights = self._weights(tokens, kept, gone)
+            return tokens.keep(keep)
+        weights = self._weights(tokens, keep, drop)
         size = None
         if method.proportional_attention:
             flow, strength = (
                 (normalise_over_receivers(weights), 1.0) if method.conserve_sizes else (weights, method.alpha)
             )
             counted = F.pad(tokens.sizes, (tokens.prefix, 0), value=1.0).unsqueeze(-1)
-            size = graphs.summarise(counted, tokens.prefix, kept, gone, flow, strength)[:, tokens.prefix :, 0]
-        x = graphs.summarise(tokens.x, tokens.prefix, kept, gone, weights, method.alpha)
-        owner = None if tokens.owner is None else tokens.owners_after(kept, gone, receivers(method.alpha * weights))
-        return tokens.replace(x=x, cell=tokens.cell.gather(1, kept), size=size, owner=owner)
+            size = graphs.summarise(counted, tokens.prefix, keep, drop, flow, strength)[:, tokens.prefix :, 0]
+        x = graphs.summarise(tokens.x, tokens.prefix, keep, drop, weights, method.alpha)
+        owner = None if tokens.owner is None else tokens.owners_after(keep, drop, receivers(method.alpha * weights))
+        return tokens.replace(x=x, cell=tokens.cell.gather(1, keep), size=size, owner=owner)
 
     def _scores(self, layer: int, tokens: Tokens, features: Tensor | None, stats: AttentionStats) -> Tensor:
         """Section 3.2.1: the importance of each image token, [B, M]."""
@@ -222,8 +222,8 @@ class GTPReducer(Reducer):
             column_sums = column_sums - stats.class_row
         noise = self._noise(layer, tokens) if method.select == "random" else None
         rows = None if stats.map is None else stats.map[:, :, tokens.prefix :]
-        seen = SelectionInputs(features, noise, stats.diagonal, column_sums, stats.class_row, rows)
-        return SELECTORS[method.select].score(seen, AGGREGATES[self.aggregate])
+        inputs = SelectionInputs(features, noise, stats.diagonal, column_sums, stats.class_row, rows)
+        return SELECTORS[method.select].score(inputs, AGGREGATES[self.aggregate])
 
     def _noise(self, layer: int, tokens: Tokens) -> Tensor:
         if tokens.grid[0] * tokens.grid[1] > self.noise.shape[1]:
@@ -257,17 +257,17 @@ class GTPReducer(Reducer):
             edges = edges | edges.transpose(-2, -1)
         return edges if self.method.renormalise_graph else graphs.normalise_matrix(edges)
 
-    def _weights(self, tokens: Tokens, kept: Tensor, gone: Tensor) -> Tensor:
+    def _weights(self, tokens: Tokens, keep: Tensor, drop: Tensor) -> Tensor:
         """A^p of Eq. (10): what each kept token takes from each propagated one, [B, K, P]."""
         lists, matrix = tokens.method_state.lists, tokens.method_state.matrix
-        kept_cells, gone_cells = tokens.cell.gather(1, kept), tokens.cell.gather(1, gone)
+        keep_cells, drop_cells = tokens.cell.gather(1, keep), tokens.cell.gather(1, drop)
         if lists is not None:
-            return graphs.receive(lists.neighbours, lists.root, kept_cells, gone_cells)
-        matrix = matrix.expand(kept.shape[0], -1, -1)
+            return graphs.receive(lists.neighbours, lists.root, keep_cells, drop_cells)
+        matrix = matrix.expand(keep.shape[0], -1, -1)
         if self.method.renormalise_graph:
             present = _submatrix(matrix, tokens.cell, tokens.cell)
-            return _submatrix(graphs.normalise_matrix(present), kept, gone)
-        return _submatrix(matrix, kept_cells, gone_cells)
+            return _submatrix(graphs.normalise_matrix(present), keep, drop)
+        return _submatrix(matrix, keep_cells, drop_cells)
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
         """The graph once, then selection and propagation in every layer."""

@@ -16,25 +16,25 @@ def gtp_reduce_reference(inputs: GTPReduceInputs) -> GTPReduceResult:
     dtype = inputs.x.dtype
     x = at_least_float32(inputs.x) + at_least_float32(inputs.branch)
     prefix = x.shape[1] - position.shape[1]
-    kept, gone = split_by_score(inputs.scores, inputs.removed)
-    kept_cells, gone_cells = position.gather(1, kept), position.gather(1, gone)
-    weights = graph.receive(inputs.neighbours, inputs.root, kept_cells, gone_cells)
+    keep, drop = split_by_score(inputs.scores, inputs.removed)
+    keep_cells, drop_cells = position.gather(1, keep), position.gather(1, drop)
+    weights = graph.receive(inputs.neighbours, inputs.root, keep_cells, drop_cells)
     if inputs.with_size:
         size = torch.ones(x.shape[:2], dtype=torch.float32, device=x.device) if size is None else size
-        new_size = graph.summarise(size.unsqueeze(-1), prefix, kept, gone, weights, alpha).squeeze(-1)
+        new_size = graph.summarise(size.unsqueeze(-1), prefix, keep, drop, weights, alpha).squeeze(-1)
     else:
         new_size = x.new_empty(0, dtype=torch.float32)
-    x = graph.summarise(x, prefix, kept, gone, weights, alpha).to(dtype)  # rounded once
-    return GTPReduceResult(x, inputs.norm.apply(x), new_size, kept_cells)
+    x = graph.summarise(x, prefix, keep, drop, weights, alpha).to(dtype)  # rounded once
+    return GTPReduceResult(x, inputs.norm.apply(x), new_size, keep_cells)
 
 
 def neighbours_reference(inputs: NeighboursInputs) -> Neighbours:
     """The mixed or semantic graph of each image: its lists of neighbours, and the factors of its edges."""
     similarity, rows, columns, spatial, semantic = inputs
-    found = graph.semantic(similarity, semantic)
+    neighbours = graph.semantic(similarity, semantic)
     if spatial:
-        found = graph.mixed(graph.spatial((rows, columns), spatial, similarity.device), found)
-    return Neighbours(found, graph.normalise(graph.degrees(found)))
+        neighbours = graph.mixed(graph.spatial((rows, columns), spatial, similarity.device), neighbours)
+    return Neighbours(neighbours, graph.normalise(graph.degrees(neighbours)))
 
 
 def _reduce_flops(inputs: GTPReduceInputs) -> int:

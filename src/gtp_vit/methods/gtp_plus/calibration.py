@@ -69,15 +69,16 @@ class Calibration:
 
     def check_weights(self, weights: Iterable[Tensor]) -> None:
         """Raise SettingError if this was learned on other weights than these."""
-        found = weight_fingerprint(weights)
-        if len(found) == 0 or len(self.weights) == 0:  # a model without data
+        fingerprint = weight_fingerprint(weights)
+        if len(fingerprint) == 0 or len(self.weights) == 0:  # a model without data
             return
-        if len(found) != len(self.weights):
+        if len(fingerprint) != len(self.weights):
             raise SettingError(
                 f"the calibration was learned on a model whose blocks have {len(self.weights)} matrices, those of this "
-                f"one have {len(found)}; {RECALIBRATE_HINT}"
+                f"one have {len(fingerprint)}; {RECALIBRATE_HINT}"
             )
-        change = float((found - self.weights).square().mean().sqrt())  # 0 to 1.4, that of wholly different weights
+        # 0 to 1.4, where the weights have nothing in common.
+        change = float((fingerprint - self.weights).square().mean().sqrt())
         if not change <= MAX_WEIGHT_CHANGE:
             raise SettingError(
                 f"the calibration was learned on other weights: about {100 * min(change, 1):.0f} % of these are "
@@ -102,10 +103,10 @@ def calibration_from_text(text: str) -> Calibration:
         raise SettingError(
             f"calibration is {short_repr(text)}, which is none that gtp_vit.calibrate made; give its text, or a recipe"
         ) from error
-    wanted = {"probe": (torch.float16, 2), "grid": (torch.int32, 1), "registers": (torch.int32, 1)}
-    wanted["weights"] = (torch.float32, 1)
-    fits = set(stored) == set(wanted) and all(
-        stored[name].dtype == dtype and stored[name].ndim == ndim for name, (dtype, ndim) in wanted.items()
+    expected = {"probe": (torch.float16, 2), "grid": (torch.int32, 1), "registers": (torch.int32, 1)}
+    expected["weights"] = (torch.float32, 1)
+    fits = set(stored) == set(expected) and all(
+        stored[name].dtype == dtype and stored[name].ndim == ndim for name, (dtype, ndim) in expected.items()
     )
     if not fits or len(stored["grid"]) != 2 or int(stored["grid"].min()) < 1:
         raise SettingError("calibration lacks parts, or has others; make it anew with gtp_vit.calibrate")
@@ -126,9 +127,9 @@ def weight_fingerprint(weights: Iterable[Tensor]) -> Tensor:
     """
     bits = torch.frombuffer(bytearray(hashlib.shake_128(b"gtp-vit").digest(NUM_SAMPLED_WEIGHTS)), dtype=torch.uint8)
     signs = (bits & 1).float() * 2 - 1
-    found = []
+    projections = []
     for matrix in weights:
         numbers = dequantized(matrix.detach()).flatten()
         numbers = numbers[:: max(len(numbers) // NUM_SAMPLED_WEIGHTS, 1)][:NUM_SAMPLED_WEIGHTS].float().cpu()
-        found.append(signs[: len(numbers)] @ numbers / numbers.norm().clamp(min=1e-30))
-    return torch.stack(found) if found else torch.zeros(0)
+        projections.append(signs[: len(numbers)] @ numbers / numbers.norm().clamp(min=1e-30))
+    return torch.stack(projections) if projections else torch.zeros(0)

@@ -157,26 +157,26 @@ def _merge(inputs: MergeInputs) -> GTPPlusMergeResult:
             cost = cost.masked_fill(ranked > 0, torch.inf)
         places = torch.arange(order.shape[1], device=order.device).expand_as(order)
         rank = torch.zeros_like(order).scatter(1, order, places)
-        kept, gone = split_by_score(cost.gather(1, rank), removed)
-        stays = torch.zeros_like(cost, dtype=torch.bool).scatter(1, rank.gather(1, kept), True)
-        offered = select_rows(similarity, rank.gather(1, gone))
+        keep, drop = split_by_score(cost.gather(1, rank), removed)
+        stays = torch.zeros_like(cost, dtype=torch.bool).scatter(1, rank.gather(1, keep), True)
+        offered = select_rows(similarity, rank.gather(1, drop))
         offered = offered.masked_fill(~stays.unsqueeze(1) | offered.isnan(), -2.0)
         highest, best = offered.amax(dim=2), offered.argmax(dim=2)
-        slot = torch.zeros_like(order).scatter(1, kept, places[:, : kept.shape[1]])
+        slot = torch.zeros_like(order).scatter(1, keep, places[:, : keep.shape[1]])
         # A token has no receiver only if there is NaN; the first kept token then takes it.
         target = torch.where(highest > -1.5, slot.gather(1, order.gather(1, best)), 0)
-        own, given = weight.gather(1, kept), weight.gather(1, gone)
-        both = own.scatter_add(1, target, given)
-        share = given / both.gather(1, target)
-        new_size = both if by_size else size.gather(1, kept).scatter_add(1, target, size.gather(1, gone))
-    merged = image.gather(1, kept.unsqueeze(2).expand(-1, -1, x.shape[2])) * (own / both).unsqueeze(2).to(x.dtype)
-    moved = image.gather(1, gone.unsqueeze(2).expand(-1, -1, x.shape[2])) * share.unsqueeze(2).to(x.dtype)
+        own, incoming = weight.gather(1, keep), weight.gather(1, drop)
+        both = own.scatter_add(1, target, incoming)
+        share = incoming / both.gather(1, target)
+        new_size = both if by_size else size.gather(1, keep).scatter_add(1, target, size.gather(1, drop))
+    merged = image.gather(1, keep.unsqueeze(2).expand(-1, -1, x.shape[2])) * (own / both).unsqueeze(2).to(x.dtype)
+    moved = image.gather(1, drop.unsqueeze(2).expand(-1, -1, x.shape[2])) * share.unsqueeze(2).to(x.dtype)
     merged = merged.scatter_add(1, target.unsqueeze(2).expand_as(moved), moved)
     if keep_norm:
-        longest = length.gather(1, kept).scatter_reduce(1, target, length.gather(1, gone), "amax")
+        longest = length.gather(1, keep).scatter_reduce(1, target, length.gather(1, drop), "amax")
         factor = torch.where(both > own, longest / merged.float().norm(dim=2).clamp(min=1e-12), 1.0)
         merged = merged * factor.unsqueeze(2).to(x.dtype)
-    return GTPPlusMergeResult(torch.cat([x[:, :prefix], merged], dim=1), x.new_empty(0), new_size, kept, gone, target)
+    return GTPPlusMergeResult(torch.cat([x[:, :prefix], merged], dim=1), x.new_empty(0), new_size, keep, drop, target)
 
 
 def _with_layer_norm(
@@ -239,36 +239,36 @@ def _merge_portable(inputs: MergeInputs, unit: Tensor, length: Tensor) -> GTPPlu
         cost = cost + 1e4 * stuck
     by_cost = cost.topk(count, dim=1).indices  # one topk, so that no token is in both, whatever is equal
     stay, go = by_cost[:, :left], by_cost[:, left:]
-    kept, place = order.gather(1, stay).topk(left, dim=1, largest=False)  # in ascending order
-    gone = order.gather(1, go)
+    keep, place = order.gather(1, stay).topk(left, dim=1, largest=False)  # in ascending order
+    drop = order.gather(1, go)
     offered = select_rows(near, go, numbers).transpose(1, 2)
     target = select_rows(offered, stay.gather(1, place), numbers).argmax(dim=1)  # of [B, K, P]
-    rows = with_prefix_rows(kept, prefix)
+    rows = with_prefix_rows(keep, prefix)
     goes = (target.unsqueeze(1) + prefix == torch.arange(prefix + left, device=x.device)[:, None]).to(x.dtype)
-    own, given, new_size = _merge_weights(size, rows, gone, goes, prefix)
+    own, incoming, new_size = _merge_weights(size, rows, drop, goes, prefix)
     both = new_size
     if weight is not None:
-        own, given, both = _merge_weights(weight, rows, gone, goes, prefix)
+        own, incoming, both = _merge_weights(weight, rows, drop, goes, prefix)
     merged = select_rows(x, rows, numbers) * (own / both).unsqueeze(2)
-    merged = merged + (given / both.unsqueeze(2)) @ select_rows(x, gone + prefix, numbers)
+    merged = merged + (incoming / both.unsqueeze(2)) @ select_rows(x, drop + prefix, numbers)
     if keep_norm:
-        longest = (goes * length.gather(1, gone + prefix).unsqueeze(1)).amax(dim=2)
+        longest = (goes * length.gather(1, drop + prefix).unsqueeze(1)).amax(dim=2)
         longest = torch.maximum(length.gather(1, rows), longest)
         factor = torch.where(both > own, longest / merged.norm(dim=2).clamp(min=1e-12), 1.0)
         merged = merged * factor.unsqueeze(2)
-    return GTPPlusMergeResult(merged, x.new_empty(0), new_size[:, prefix:].float(), kept, gone, target)
+    return GTPPlusMergeResult(merged, x.new_empty(0), new_size[:, prefix:].float(), keep, drop, target)
 
 
 def _merge_weights(
-    weight: Tensor | None, rows: Tensor, gone: Tensor, goes: Tensor, prefix: int
+    weight: Tensor | None, rows: Tensor, drop: Tensor, goes: Tensor, prefix: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What tokens in `rows` weigh, what each is given by those that go, [B, c + K, P], and both together."""
     if weight is None:
-        own, given = torch.ones((), dtype=goes.dtype, device=goes.device), goes
+        own, incoming = torch.ones((), dtype=goes.dtype, device=goes.device), goes
     else:
         own = F.pad(weight, (prefix, 0), value=1.0).gather(1, rows)
-        given = goes * weight.gather(1, gone).unsqueeze(1)
-    return own, given, own + given.sum(dim=2)
+        incoming = goes * weight.gather(1, drop).unsqueeze(1)
+    return own, incoming, own + incoming.sum(dim=2)
 
 
 def _flops(inputs: GTPPlusMergeInputs) -> int:

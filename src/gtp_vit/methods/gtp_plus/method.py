@@ -108,9 +108,9 @@ class GTPPlusReducer(Reducer):
         merged = self.merge(attention, removed, norm)
         return tokens.replace(
             x=merged.x,
-            cell=tokens.cell.gather(1, merged.kept),
+            cell=tokens.cell.gather(1, merged.keep),
             size=merged.size,
-            owner=tokens.owners_after(merged.kept, merged.gone, merged.target),
+            owner=tokens.owners_after(merged.keep, merged.drop, merged.target),
             normed=None if norm.weight is None else merged.normed,
         )
 
@@ -158,7 +158,7 @@ class CalibratedReducer(GTPPlusReducer):
         """Move the buffers with the model, but keep them in float32: they decide about tokens."""
         probe, registers = self.probe, self.registers
         super()._apply(fn, recurse)
-        self.probe, self.registers = (each.to(self.probe.device) for each in (probe, registers))
+        self.probe, self.registers = (tensor.to(self.probe.device) for tensor in (probe, registers))
         return self
 
     def _register_cells(self, grid: tuple[int, int]) -> Tensor:
@@ -167,11 +167,11 @@ class CalibratedReducer(GTPPlusReducer):
         return cells
 
     def _check_registers(self, grid: tuple[int, int]) -> None:
-        left, kept = grid[0] * grid[1] - sum(self.removals(grid)), len(self.calibration.register_cells(grid))
-        if left <= kept:
+        left, registers = grid[0] * grid[1] - sum(self.removals(grid)), len(self.calibration.register_cells(grid))
+        if left <= registers:
             raise ScheduleError(
-                f"the schedule leaves {left} of {grid[0] * grid[1]} image tokens, and the model uses {kept} cells as "
-                f"registers, which stay: leave at least {kept + 1}"
+                f"the schedule leaves {left} of {grid[0] * grid[1]} image tokens, and the model uses {registers} cells "
+                f"as registers, which stay: leave at least {registers + 1}"
             )
 
     def _protected(self, tokens: Tokens) -> Tensor | None:

@@ -57,9 +57,9 @@ def calibrate(
     host = host_of(plain)
     begin = time.time()
     options: dict[str, Any] = {"measure": measure, "batch_size": batch_size, "seed": seed, "progress": progress}
-    found = learn_sensitivity(plain, images, **options)
+    sensitivity = learn_sensitivity(plain, images, **options)
     space = ScheduleSpace(
-        host.costs(), with_calibration(GTPPlus(), found.calibration.to_text(), host.vit), ScheduleLimits()
+        host.costs(), with_calibration(GTPPlus(), sensitivity.calibration.to_text(), host.vit), ScheduleLimits()
     )
     target = macs * space.unreduced_macs
     plan = [0] * host.vit.depth  # the shortened last block may be enough
@@ -75,8 +75,8 @@ def calibrate(
         target={"macs": macs},
         seed=seed,
         images=len(images),
-        fit=found.fit,
-        registers=found.calibration.registers,
+        fit=sensitivity.fit,
+        registers=sensitivity.calibration.registers,
         minutes=round((time.time() - begin) / 60, 1),
     )
     measured = Measurements(macs=cost, fraction=round(cost / space.unreduced_macs, 4))
@@ -113,11 +113,11 @@ def calibrate_method(
         if "calibration" in entry:
             return with_calibration(method, entry["calibration"], vit), entry["learned"]
     try:
-        found = learn_sensitivity(model, images, measure=measure, batch_size=min(batch_size, BATCH_SIZE))
+        sensitivity = learn_sensitivity(model, images, measure=measure, batch_size=min(batch_size, BATCH_SIZE))
     except GTPError as error:
         return method, f"none: {error}"
-    text, registers = found.calibration.to_text(), len(found.calibration.registers)
-    fits = [fit for fit in found.fit if fit is not None]
+    text, registers = sensitivity.calibration.to_text(), len(sensitivity.calibration.registers)
+    fits = [fit for fit in sensitivity.fit if fit is not None]
     how_well = f"{len(images)} images, explains {min(fits):.2f} to {max(fits):.2f}, {registers} registers"
     if journal is not None:
         journal.append({"calibration": text, "learned": how_well})

@@ -112,16 +112,16 @@ def _grad_checkpointing(backbone: Backbone, tower: nn.Module, enable: bool) -> I
 
 
 def _check_fit(fit: list[float | None], images: int) -> None:
-    found = [each for each in fit if each is not None]
-    if not found:
+    measured = [share for share in fit if share is not None]
+    if not measured:
         raise GTPError(
             "the output does not depend on any image token of these images: there is nothing to learn; check the "
             "weights, and that the images are prepared as the model wants them"
         )
-    if max(found) < MIN_FIT:
+    if max(measured) < MIN_FIT:
         raise GTPError(
-            f"nothing was learned: on images they were not fitted on, the probes explain {100 * max(found):.1f} % of "
-            f"the differences between tokens at most; give more images than {images}, or use GTPPlus() as it is"
+            f"nothing was learned: on images they were not fitted on, the probes explain {100 * max(measured):.1f} % "
+            f"of the differences between tokens at most; give more images than {images}, or use GTPPlus() as it is"
         )
 
 
@@ -167,19 +167,19 @@ def _gradients(
     with torch.inference_mode(False), torch.enable_grad():
         try:
             output = measure.outputs("the model", model, images.clone())
-            seen = list(recorder.recorded)
+            tokens = list(recorder.recorded)
             noise = torch.stack([torch.randn(output.shape[1:], generator=generator) for _ in images])
             number = (measure.direction(output.detach(), noise.to(output.device)) * output).sum()
-            gradients = torch.autograd.grad(number, seen, allow_unused=True)
+            gradients = torch.autograd.grad(number, tokens, allow_unused=True)
         except RuntimeError as error:
             raise GTPError(
                 f"the model gives no gradients: {first_line(error)}; calibration needs one backward pass an image, "
                 "through an ordinary torch model"
             ) from error
-    found = [torch.zeros_like(z) if g is None else g for z, g in zip(seen, gradients, strict=True)]
-    if not all(bool(each.isfinite().all()) for each in found):
+    filled = [torch.zeros_like(z) if g is None else g for z, g in zip(tokens, gradients, strict=True)]
+    if not all(bool(gradient.isfinite().all()) for gradient in filled):
         raise GTPError("gradients are not finite on these images; calibrate in float32, and check the weights")
-    return seen, found
+    return tokens, filled
 
 
 class Sums:
@@ -195,7 +195,7 @@ class Sums:
     def add(self, first: int, tokens: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Add tokens and gradients of some images, all [B, N, C]; `first` is the place of the first image."""
         for layer, (z, g) in enumerate(zip(tokens, gradients, strict=True)):
-            z, g = (each[:, self.vit.prefix :].detach().float().cpu() for each in (z, g))
+            z, g = (part[:, self.vit.prefix :].detach().float().cpu() for part in (z, g))
             length = z.norm(dim=2)
             too_long = length > REGISTER_NORM_RATIO * length.median(dim=1, keepdim=True).values
             self.long[layer] += too_long.sum(dim=0)
@@ -246,10 +246,10 @@ class NormalEquations:
             self.rows += len(y)
 
     def merged_with(self, other: NormalEquations) -> NormalEquations:
-        found = NormalEquations(len(self.both))
-        found.inputs, found.both = self.inputs + other.inputs, self.both + other.both
-        found.targets, found.rows = self.targets + other.targets, self.rows + other.rows
-        return found
+        total = NormalEquations(len(self.both))
+        total.inputs, total.both = self.inputs + other.inputs, self.both + other.both
+        total.targets, total.rows = self.targets + other.targets, self.rows + other.rows
+        return total
 
     def solve(self) -> Tensor:
         """The probe, [C]."""
