@@ -39,7 +39,7 @@ class Options:
     output: Path
     """Folder for what is measured."""
     costs: tuple[int, ...] = (14, 8, 11, 4, 16)
-    """MACs of GTP that propagates so many tokens a layer."""
+    """MACs of GTP that propagates so many tokens per layer."""
     models: tuple[str, ...] = MODELS
     """Names of models."""
     tuning_images: int = 100

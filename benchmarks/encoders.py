@@ -59,7 +59,7 @@ class Options:
     calibration: Path | None = None
     """Folder of other images, on 300 of which GTP+ also learns what matters to the embedding."""
     threads: int = 0
-    """0 leaves torch's choice."""
+    """0 = torch's default."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -181,7 +181,7 @@ def is_text(node: ast.AST) -> bool:
 
 
 def integer(node: ast.AST) -> int | None:
-    """The value of a whole number, also of a negative one."""
+    """The value of an integer, also of a negative one."""
     negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
     value = getattr(node.operand if negative else node, "value", None)
     return (-value if negative else value) if type(value) is int else None

@@ -5,7 +5,7 @@
     python benchmarks/speed.py --cases deit_small_patch16_224:8:8 --methods tome:r=8 evit:keep_rate=0.8
 
 A case is MODEL:BATCH:P[:IMAGE_SIZE]. The oracle is the same model, with the same shortened last block, that drops P
-tokens a layer by slicing: what any method with that schedule could reach if its own work cost nothing. Other methods
+tokens per layer by slicing: what any method with that schedule could reach if its own work cost nothing. Other methods
 are named with their settings, and each is compared with the oracle of its own schedule.
 """
 

@@ -30,7 +30,7 @@ def plugins(group: str, base: type, reserved: dict[str, type]) -> dict[str, type
                 "or uninstall that package"
             ) from error
         if not isinstance(cls, type) or base not in cls.__mro__:
-            raise GTPError(f"{about}, and {entry.value} is no subclass of {base.__name__}; report it to its authors")
+            raise GTPError(f"{about}, and {entry.value} is not a subclass of {base.__name__}; report it to its authors")
         own_name = getattr(cls, "name", entry.name)
         if own_name != entry.name:
             raise GTPError(

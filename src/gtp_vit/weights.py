@@ -31,7 +31,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             stored = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise GTPError(
-            f"{path} holds Python objects besides its weights, or is no torch file; such objects can run code, so they "
+            f"{path} is not a torch file, or contains pickled Python objects, which could run code; they "
             "are not read: save its state_dict alone"
         ) from error
     except Exception as error:  # zip and safetensors raise errors of many classes
@@ -45,7 +45,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise GTPError(f"{path} has no weights: expected a dictionary of tensors, or one in {', '.join(CONTAINERS)}")
     plain = {strip_wrapper_prefixes(key): value for key, value in stored.items()}
     if len(plain) < len(stored):
-        raise GTPError(f"{path} has some weights twice, with and without a wrapper's name in front; save one of them")
+        raise GTPError(f"{path} has some weights twice, with and without a wrapper's prefix; save them once")
     return plain
 
 
@@ -68,7 +68,7 @@ def _check_file(path: Path) -> None:
         if not path.exists():
             raise GTPError(f"there is no file {path}")
         if not path.is_file():  # reading a pipe would block for ever
-            raise GTPError(f"{path} is no ordinary file; give a file of weights")
+            raise GTPError(f"{path} is not a regular file; give a file of weights")
     except (OSError, ValueError) as error:  # a name that no file can have
         if isinstance(error, GTPError):
             raise

@@ -78,9 +78,9 @@ def test_every_setting_of_every_method_refuses_values_of_other_types(name):
         ("gtp_plus", {"preserve_norm": "yes"}, "preserve_norm is 'yes'; it must be True or False"),
         ("gtp_plus", {"importance_floor": True}, "importance_floor is True; it must be a finite number"),
         ("gtp_plus", {"importance_floor": float("inf")}, "importance_floor is inf; it must be a finite number"),
-        ("gtp", {"propagate": None}, "must be a whole number or a list of whole numbers or a text"),
+        ("gtp", {"propagate": None}, "must be an integer or a list of integers or a string"),
         ("gtp", {"propagate": [1, "a"]}, "propagate is [1, 'a']"),
-        ("gtp", {"seed": 10**400}, "seed is a number of more than 50 digits; it must be a whole number"),
+        ("gtp", {"seed": 10**400}, "seed is a number of more than 50 digits; it must be an integer"),
         ("evit", {"drop_loc": "a"}, "drop_loc is 'a'; it must be a list of whole numbers or None"),
         ("tome", {"prop_attn": 1}, "prop_attn is 1; it must be True or False"),
     ],
@@ -124,7 +124,7 @@ METHOD = recipe()["method"]
     [
         ("[" * 100_000, "nested too deeply"),
         ('{"format": 1, "model": ' + '{"a":' * 100_000, "nested too deeply"),
-        (json.dumps(recipe(model=3)), "model is 3; it must be a text"),
+        (json.dumps(recipe(model=3)), "model is 3; it must be a string"),
         (json.dumps(recipe(sizes={**SIZES, "grid": "a"})), "grid is 'a'; it must be a list of 2 whole numbers"),
         (json.dumps(recipe(sizes={**SIZES, "grid": [14]})), r"grid is [14]"),
         (json.dumps(recipe(sizes={**SIZES, "grid": [14, 14, 14]})), r"grid is [14, 14, 14]"),
@@ -146,10 +146,13 @@ METHOD = recipe()["method"]
             "importance_floor is inf; it must be a finite number",
         ),
         (json.dumps(recipe(method=METHOD | {"remove": [10**30] * 12})), "remove is [1000"),
-        (json.dumps(recipe(method=METHOD | {"importance_floor": 0.35})).replace("0.35", "9" * 10_000), "is no recipe"),
+        (
+            json.dumps(recipe(method=METHOD | {"importance_floor": 0.35})).replace("0.35", "9" * 10_000),
+            "is not a recipe",
+        ),
         (json.dumps(recipe(provenance=[])), "provenance is []; it must be a dictionary"),
         (json.dumps(recipe(provenance={"seeds": 1})), "unknown key of provenance 'seeds'; did you mean 'seed'"),
-        (json.dumps(recipe(provenance={"seed": "1"})), "seed is '1'; it must be a whole number"),
+        (json.dumps(recipe(provenance={"seed": "1"})), "seed is '1'; it must be an integer"),
         (json.dumps(recipe(provenance={"target": {"macs": "all"}})), "provenance.target.macs is 'all'"),
         (json.dumps(recipe(measured={"speedup": {"median": 1.5}})), "measured.speedup lacks quartiles, batch, threads"),
         (json.dumps(recipe(measured={"held_out": 1})), "measured.held_out is 1; it must be a dictionary"),
@@ -258,7 +261,7 @@ def test_tokens_refuse_to_change_what_they_do_not_have(name):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--img-size", 0], "img_size is 0; it must be a whole number in [1, 8192]"),
+        (["--img-size", 0], "img_size is 0; it must be an integer in [1, 8192]"),
         (["--img-size", -32], "img_size is -32"),
         (["--img-size", 100], "the patches of test_vit are 16 wide; give a multiple, e.g. 96 or 112"),
         (["--img-size", 8], "give a multiple, e.g. 16"),
@@ -325,7 +328,7 @@ def test_files_of_weights_that_are_none(tmp_path, capsys):
     refused(saved({}), "has no weights")
     refused(saved(model.state_dict() | state(model, lambda key: f"module.{key}")), "has some weights twice")
     os.mkfifo(tmp_path / "pipe.pth")
-    refused(tmp_path / "pipe.pth", "is no ordinary file")
+    refused(tmp_path / "pipe.pth", "is not a regular file")
     whole = saved(model.state_dict())
     refused(whole, "create the model with its 1000 classes: --num-classes", "--num-classes", 7)
     refused(whole, "num_classes is -1", "--num-classes", -1)
@@ -403,7 +406,7 @@ def test_torchscript_is_refused_with_what_to_do():
         (["evaluate", "--crop-pct", "0"], "--crop-pct is 0.0"),
         (["evaluate", "--interpolation", "bicubicc"], "did you mean 'bicubic'"),
         (["evaluate", "--device", ""], "device '' cannot be used"),
-        (["macs", "--alpha", "0.3"], "--alpha is no setting of the chosen method; gtp has it: add --method gtp"),
+        (["macs", "--alpha", "0.3"], "--alpha is not a setting of the chosen method; gtp has it: add --method gtp"),
         (["macs", "test_vit", "--json=1"], "--json takes no value; write --json or --no-json"),
         (["macs", "test_vit", "--json", "true"], "unexpected argument 'true'"),
         (["macs", "test_vit", "remove", "8"], "did you mean --remove?"),

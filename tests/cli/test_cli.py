@@ -130,7 +130,7 @@ def test_check_says_whether_bf16_works(capsys):
     [
         (["bench"], "unknown command 'bench'; did you mean 'benchmark'"),
         (["macs", "deit_smal_patch16_224"], "the nearest are deit_small_patch16_224"),
-        (["evaluate", "--num-classes", "9"], "fashion_vit has its own size and classes; leave out num_classes"),
+        (["evaluate", "--num-classes", "9"], "fashion_vit has its own size and classes; remove num_classes"),
         (["macs", "test_vit", "--method", "gpt"], "unknown method 'gpt'; did you mean 'ppt' or 'gtp'"),
         (["macs", "test_vit", "--method", "ats"], "ATS keeps a different number of tokens in each image"),
         (["macs", "lvvit_x"], "the nearest are lvvit_t"),

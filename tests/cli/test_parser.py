@@ -172,7 +172,7 @@ def test_the_fields_of_a_nested_dataclass_are_flags():
     assert parse_flags(Outer, []) == Outer()
     assert parse_flags(Outer, ["--inner-seed", "4"]) == Outer(1, Inner(4, 5, 7))
     assert parse_flags(Outer, ["--seed", "2", "--times", "9", "--inner-seed", "3"]) == Outer(2, Inner(3, 9, 7))
-    with pytest.raises(GTPError, match=r"--times is 10; it must be a whole number in \[1, 9\]"):
+    with pytest.raises(GTPError, match=r"--times is 10; it must be an integer in \[1, 9\]"):
         parse_flags(Outer, ["--times", "10"])
     with pytest.raises(GTPError, match="times is 10"):
         Inner(times=10)

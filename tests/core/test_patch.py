@@ -395,7 +395,7 @@ def test_gated_attention_is_refused():
         ({"propagate": "linaer:1:2"}, UnknownNameError, "did you mean 'linear'"),
         ({"propagate": 16}, ScheduleError, "largest constant number for this model is 15"),
         ({"propagate": (1, 1)}, ScheduleError, "2 entries, but the model has 4 layers"),
-        ({"neighbours": 64}, SettingError, "neighbours is 64; it must be a whole number in [0, 63]"),
+        ({"neighbours": 64}, SettingError, "neighbours is 64; it must be an integer in [0, 63]"),
         ({"neighbours": 0, "graph": "semantic"}, SettingError, "[1, 63]"),
         ({"neighbours": 2.5}, SettingError, "whole number"),
         ({"spatial_neighbours": 6}, SettingError, "4 or 8"),

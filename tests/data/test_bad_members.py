@@ -51,7 +51,7 @@ def test_bad_members_of_a_web_dataset_are_named(tmp_path):
     assert [name.split("/")[1].split(".")[0] for name in batch.names] == ["good", "last"]
     found = {text.split(":")[0].split("/")[1].split(".")[0]: text for text in batch.unreadable.values()}
     assert set(found) == {"empty", "cut", "text", "label", "alone"}
-    assert "its label, in the .cls file, is b'one'; it must be a whole number" in found["label"]
+    assert "its label, in the .cls file, is b'one'; it must be an integer" in found["label"]
     assert "it has no picture, only cls" in found["alone"]
 
 

@@ -32,7 +32,7 @@ def test_positions_of_a_checkpoint_are_resampled_on_request(tmp_path):
             create_model("test_vit", resample_positions=True, **missing)
     own_file = tmp_path / "fashion.safetensors"
     save_file(create_model("fashion_vit").state_dict(), own_file)
-    with pytest.raises(SettingError, match="leave out resample_positions"):
+    with pytest.raises(SettingError, match="remove resample_positions"):
         create_model("fashion_vit", checkpoint=own_file, img_size=32, resample_positions=True)
 
 

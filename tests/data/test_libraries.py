@@ -150,7 +150,7 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
         (["macs", "hf:nowhere/at/all"], "transformers cannot open 'nowhere/at/all'"),
         (["finetune", "hf:SAVED", "--data-dir", "x", "--output", "y"], "only a ViT itself can be finetuned here"),
         (["evaluate", "hf:SAVED", "--data-dir", "x", "--img-size", "32"], "has its own weights and sizes; leave out"),
-        (["evaluate", "hf:SAVED", "--data-dir", "x", "--crop-pct", "0.9"], "leave out --crop-pct"),
+        (["evaluate", "hf:SAVED", "--data-dir", "x", "--crop-pct", "0.9"], "remove --crop-pct"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

@@ -249,7 +249,7 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(folder, alone, tmp_pat
         assert shard.exists()
     else:
         (output / "manifest.json").write_text("[]")
-        message = "manifest.json is no manifest of gtp-vit embed"
+        message = "manifest.json is not a manifest of gtp-vit embed"
     assert message in refused(words_for(folder, output), capsys)
 
 
@@ -371,7 +371,7 @@ def test_verify_says_that_all_is_well_or_what_is_not(alone, tmp_path, capsys):
     assert "embeddings-000000.safetensors is missing" in line
     assert "embeddings-000001.safetensors has changed" in line
     assert "embeddings-000009.safetensors is not in manifest.json" in line
-    assert "leave out --output" in refused(["embed", "--verify", str(output), "--output", "x"], capsys)
+    assert "remove --output" in refused(["embed", "--verify", str(output), "--output", "x"], capsys)
     assert "leave out test_vit" in refused(["embed", "test_vit", "--verify", str(output)], capsys)
     assert "there is no manifest.json in" in refused(["embed", "--verify", str(tmp_path)], capsys)
 
@@ -542,11 +542,11 @@ def test_a_folder_without_folders_and_what_can_be_stored(folder, tmp_path, capsy
         (["--unreduced"], "--unreduced leaves out every method"),
         (["--shard-size", "-1"], "--shard-size is -1"),
         (["--patches", "--logits"], "--patches and --logits are two different outputs"),
-        (["--patches", "--engine", "onnxruntime"], "--patches are from inside; leave out --engine"),
+        (["--patches", "--engine", "onnxruntime"], "--patches needs features from inside; remove --engine"),
         (["--batch-size", "0"], "--batch-size is 0"),
         (["--dataset", "hfds/x"], "which split of hfds/x? Give --split"),
         (["--engine", "onnxruntim"], "did you mean 'onnxruntime'?"),
-        (["--engine", "openvino", "--device", "cuda"], "openvino runs on a CPU here, leave it out"),
+        (["--engine", "openvino", "--device", "cuda"], "openvino runs on a CPU here; remove it"),
         (["--limit", "-1"], "--limit is -1"),
     ],
 )
@@ -720,7 +720,7 @@ def test_tar_files_with_labels_and_damaged_ones(tmp_path):
     path.write_bytes(path.read_bytes()[: 3 * 2048 - 500])  # in the middle of the third picture
     *whole, broken = samples_of(path)
     assert [sample.name for sample in whole[:2]] == ["0.jpg", "1.jpg"]
-    assert "the tar file is damaged behind its image" in broken.error
+    assert "the tar file is damaged after its image" in broken.error
 
 
 def test_a_damaged_header_in_the_middle_of_a_tar_file_is_not_its_end(tmp_path):
@@ -731,7 +731,7 @@ def test_a_damaged_header_in_the_middle_of_a_tar_file_is_not_its_end(tmp_path):
     path.write_bytes(content)
     *whole, broken = samples_of(path)
     assert [sample.name for sample in whole] == ["0.jpg", "1.jpg"]
-    assert broken.error == "the tar file is damaged behind its image 2: bad header"
+    assert broken.error == "the tar file is damaged after its image 2: bad header"
 
 
 def test_rows_without_a_column_of_labels_are_read():

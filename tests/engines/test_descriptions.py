@@ -96,9 +96,7 @@ def test_images_of_the_package_are_not_used_where_a_file_wants_others(tmp_path, 
     path = edited(lambda about: about["input"].update(OTHER))
     words = ["--output", str(tmp_path / "vectors")] if command == "embed" else []
     assert main([command, str(path), *words]) == ExitCode.USAGE
-    assert "wants its images prepared in another way than those of fashion_vit are; give --data-dir" in (
-        capsys.readouterr().err
-    )
+    assert "expects other preprocessing than the images of fashion_vit; give --data-dir" in (capsys.readouterr().err)
     assert not seen
 
 
@@ -142,15 +140,15 @@ WRONG = {
     "a list": (lambda _: [1], "it does not say what is in it"),
     "format": (put("format", 2), "its format is 2; this version of gtp-vit reads 1"),
     "input": (put("input", 3), "input is 3; it must have fields"),
-    "model": (put("model", 7), "model is 7; it must be a text"),
-    "empty model": (put("model", ""), "model is ''; it must be a text"),
+    "model": (put("model", 7), "model is 7; it must be a string"),
+    "empty model": (put("model", ""), "model is ''; it must be a string"),
     "fingerprint": (put("weights", "fingerprint", "x"), "weights.fingerprint is 'x'; it must be 16 hexadecimal"),
-    "from": (put("weights", "from", None), "weights.from is None; it must be a text"),
+    "from": (put("weights", "from", None), "weights.from is None; it must be a string"),
     "method": (put("method", {"method": "gpt"}), "unknown method 'gpt'"),
     "setting": (put("method", {"method": "tome", "q": 1}), "q"),
     "no fields": (put("method", "gtp_plus"), "a method is stored as 'gtp_plus'"),
-    "no macs": (put("macs", "exported", 0), "macs.exported is 0; it must be a whole number from 1"),
-    "true macs": (put("macs", "exported", True), "macs.exported is True; it must be a whole number from 1"),
+    "no macs": (put("macs", "exported", 0), "macs.exported is 0; it must be an integer from 1"),
+    "true macs": (put("macs", "exported", True), "macs.exported is True; it must be an integer from 1"),
     "few macs": (costs(100, 1), "it says that it takes 1 MACs, and its graph takes 9.181e+07"),
     "many macs": (costs(10**9, 10**9), "it says that it takes 1e+09 MACs, and its graph takes 9.181e+07"),
     "share": (put("macs", "share", 0.1), "macs.share is 0.1, and by macs.exported and macs.unreduced it is 0."),
@@ -175,7 +173,7 @@ WRONG = {
     "classes of features": (put("output", "kind", "features"), "it names classes, and its output is features"),
     "width": (put("output", "width", 9), "it names 10 classes, and its output has 9"),
     "class names": (put("classes", list(range(10))), "classes is [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]; it must be a list of"),
-    "batch": (put("input", "batch", 0), "input.batch is 0; it must be a whole number from 1"),
+    "batch": (put("input", "batch", 0), "input.batch is 0; it must be an integer from 1"),
     "fixed batch": (put("input", "batch", 4), "it says that its input is 'images': float32 [4, 1, 28, 28], and in"),
     "version": (put("versions", {"torch": 2}), "versions is {'torch': 2}; it must be a version for each package"),
 }
@@ -224,7 +222,7 @@ def test_a_graph_with_two_outputs_is_refused(edited):
     def another(graph):
         graph.output.add().CopyFrom(graph.output[0])
 
-    with pytest.raises(GTPError, match="its graph has 2 outputs, and one is right; export it again"):
+    with pytest.raises(GTPError, match="its graph has 2 outputs, expected one; export it again"):
         ExportedFile.read(edited(lambda _: None, another))
 
 
@@ -276,8 +274,8 @@ def test_weights_beside_an_openvino_file_are_named(tmp_path, fashion, harm):
 @pytest.mark.parametrize(
     ("preprocessing", "message"),
     [
-        ({"mean": [0.5] * 3, "std": [0.5] * 3}, "preparation: mean is .*; it must be a finite number for each of 1"),
-        ({"crop_pct": 2}, "preparation: crop_pct is 2; it must be a number above 0, at most 1"),
+        ({"mean": [0.5] * 3, "std": [0.5] * 3}, "preprocessing: mean is .*; it must be a finite number for each of 1"),
+        ({"crop_pct": 2}, "preprocessing: crop_pct is 2; it must be a number above 0, at most 1"),
     ],
 )
 def test_a_preparation_that_makes_no_sense_is_not_exported(tmp_path, monkeypatch, preprocessing, message):

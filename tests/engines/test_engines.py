@@ -712,7 +712,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
 def test_places_that_cannot_be_written_are_one_line(tmp_path, untouched, capsys):
     (tmp_path / "file").write_text("no folder")
     place = tmp_path / "file" / "x.onnx"
-    with pytest.raises(GTPError, match=rf"^cannot write {place.parent}\S*: [^\n]+; choose another place or make room$"):
+    with pytest.raises(
+        GTPError, match=rf"^cannot write {place.parent}\S*: [^\n]+; choose another path or free some disk space$"
+    ):
         export(families.make("vit"), place)
     assert "cannot write" in refused(capsys, "export", "--output", tmp_path / "file")
     assert files_in(tmp_path) == {"file": b"no folder"}
@@ -722,7 +724,9 @@ def test_places_that_cannot_be_written_are_one_line(tmp_path, untouched, capsys)
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, untouched):
     (tmp_path / "closed").mkdir(mode=0o555)
-    with pytest.raises(GTPError, match=r"^cannot write .*: Permission denied; choose another place or make room$"):
+    with pytest.raises(
+        GTPError, match=r"^cannot write .*: Permission denied; choose another path or free some disk space$"
+    ):
         export(families.make("vit"), tmp_path / "closed" / "x.onnx")
 
 
@@ -799,7 +803,7 @@ def test_too_few_images_are_refused(tmp_path, untouched, pictures, capsys):
         (["export", "test_vit", "--output", "OUT"], "test_vit has random weights; give --pretrained or --checkpoint"),
         (["export", "--format", "tflite", "--output", "OUT"], "unknown --format 'tflite'"),
         (["export", "--precision", "bf16", "--output", "OUT"], "onnxruntime has no bf16 on a CPU; give f32 or int8"),
-        (["export", "--images", "7", "--output", "OUT"], "--images is 7; it must be a whole number in [8,"),
+        (["export", "--images", "7", "--output", "OUT"], "--images is 7; it must be an integer in [8,"),
         (["export", "--device", "cuda", "--output", "OUT"], "--device is cuda; a file is made and checked on a CPU"),
         (["export", "--class-names", "no.txt", "--output", "OUT"], "cannot read --class-names no.txt"),
         (["export", "--method", "ats", "--output", "OUT"], "ats keeps a different number of tokens in every image"),
@@ -809,15 +813,15 @@ def test_too_few_images_are_refused(tmp_path, untouched, pictures, capsys):
         (["evaluate", "OUT/empty.onnx"], "OUT/empty.onnx was not made by gtp-vit export"),
         (
             ["evaluate", "FASHION", "--method", "gtp"],
-            "--method was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
+            "--method was fixed when fashion_vit-gtp_plus-f32.onnx was exported; remove it",
         ),
         (
             ["evaluate", "FASHION", "--method=gtp_plus"],
-            "--method was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
+            "--method was fixed when fashion_vit-gtp_plus-f32.onnx was exported; remove it",
         ),
         (
             ["evaluate", "FASHION", "--remove", "4"],
-            "--remove was fixed when fashion_vit-gtp_plus-f32.onnx was exported; leave it out",
+            "--remove was fixed when fashion_vit-gtp_plus-f32.onnx was exported; remove it",
         ),
         (["evaluate", "FASHION", "--device", "cuda"], "--device is cuda; exported files run on a CPU"),
         (
@@ -825,8 +829,11 @@ def test_too_few_images_are_refused(tmp_path, untouched, pictures, capsys):
             "--precision is int8, which is for engines; give --engine, or in",
         ),
         (["benchmark", "--engine", "onnxruntime", "--precision", "bf16"], "onnxruntime has no bf16 on a CPU"),
-        (["benchmark", "--engine", "onnxruntime", "--compile"], "--compile is for torch; leave it out with --engine"),
-        (["benchmark", "--engine", "onnxruntime", "--dtype", "bfloat16"], "--dtype is for torch; leave it out"),
+        (
+            ["benchmark", "--engine", "onnxruntime", "--compile"],
+            "--compile applies to torch only; remove it with --engine",
+        ),
+        (["benchmark", "--engine", "onnxruntime", "--dtype", "bfloat16"], "--dtype applies to torch only; remove it"),
         (["benchmark", "--engine", "tensorrt"], "unknown --engine 'tensorrt'"),
         (["tune", "--precision", "int8"], "--precision is int8, which is for engines"),
         (["tune", "--engine", "onnxruntime", "--precision", "bf16"], "onnxruntime has no bf16 on a CPU"),
@@ -892,7 +899,7 @@ def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashi
     capsys.readouterr()
     for flag in ("--logits", "--pretrained"):
         assert main(["embed", str(fashion / FILE), flag, *words, str(tmp_path / "x")]) == ExitCode.USAGE
-        assert f"{flag} was fixed when {FILE} was exported; leave it out" in capsys.readouterr().err
+        assert f"{flag} was fixed when {FILE} was exported; remove it" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -1116,7 +1123,7 @@ def test_a_file_is_benchmarked_in_its_engine(fashion, capsys):
     assert [timing["name"] for timing in timed["timings"]] == ["unreduced", FILE, "eager torch, unreduced"]
     assert found["settings"]["method"] == "gtp_plus"
     assert main(["benchmark", str(fashion / FILE), "--engine", "openvino"]) == ExitCode.USAGE
-    assert f"--engine was fixed when {FILE} was exported; leave it out" in capsys.readouterr().err
+    assert f"--engine was fixed when {FILE} was exported; remove it" in capsys.readouterr().err
     assert main(["benchmark", "nowhere.onnx"]) == ExitCode.USAGE
     assert "there is no file nowhere.onnx" in capsys.readouterr().err
 

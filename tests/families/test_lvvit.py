@@ -88,7 +88,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, tiny_lvvit):
     refused({**weights, "head.bias": torch.zeros(7)}, r"head.bias is \(7,\) and should be \(10,\)")
     refused([1, 2], "has no weights")
     path.write_bytes(b"not a checkpoint")
-    with pytest.raises(GTPError, match="is no torch file"):
+    with pytest.raises(GTPError, match="is not a torch file"):
         create_model(tiny_lvvit, checkpoint=path)
     torch.save({"state_dict": weights, "args": Namespace(lr=1)}, path)
     with pytest.raises(GTPError, match="holds Python objects besides its weights"):

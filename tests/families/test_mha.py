@@ -348,7 +348,7 @@ OF_ATTENTION = {
     "sizes": (attention(kdim=12), r" has separate weights for queries, keys and values"),
     "bias": (attention(add_bias_kv=True), r" adds keys of its own"),
     "zeros": (attention(add_zero_attn=True), r" adds keys of its own"),
-    "order": (attention(batch_first=False), r" wants tokens before the batch"),
+    "order": (attention(batch_first=False), r" expects tokens before the batch"),
 }
 
 
@@ -407,7 +407,7 @@ REFUSED = [
     ("open_clip", hook(OPEN_CLIP), r"resblocks\[1\] has hooks"),
     ("open_clip", hook("transformer"), r"^transformer has hooks"),
     ("open_clip", attach("transformer", nn.Linear(2, 2)), r"transformer\.adapter \(Linear\) is not known"),
-    ("open_clip", put("transformer.batch_first", False), r"^transformer wants tokens before the batch"),
+    ("open_clip", put("transformer.batch_first", False), r"^transformer expects tokens before the batch"),
     ("open_clip", put("transformer", nn.Identity()), r"transformer is Identity; supported: Transformer"),
     ("open_clip", put(OPEN_CLIP, nn.Identity()), r"resblocks\[1\] is Identity; supported: ResidualAttentionBlock, Cu"),
     ("open_clip", attach("", nn.Linear(2, 2)), r"the model's adapter \(Linear\) is not known"),
@@ -435,7 +435,7 @@ def test_what_is_not_known_is_refused_by_name(family, change, message):
     with pytest.raises(UnsupportedModelError, match=message) as refused:
         patch(model, GTP())
     assert "\n" not in str(refused.value)
-    assert str(refused.value).endswith("The model was left as it is")
+    assert str(refused.value).endswith("The model was not changed")
 
 
 def test_scaled_cosine_attention_is_refused():

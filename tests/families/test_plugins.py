@@ -89,8 +89,8 @@ def installed(tmp_path, monkeypatch):
         ("toy = gtp_toys.broken:Toy", "broken:Toy cannot be imported: ModuleNotFoundError: No module named 'a_lib"),
         ("toy = gtp_toys.toy_method:Other", "cannot be imported: AttributeError: .*; update or uninstall that package"),
         ("gtp = gtp_toys.toy_method:Toy", "calls itself 'toy'; both names must be the same"),
-        ("toy = gtp_toys.toy_family:ToyBackbone", "toy_family:ToyBackbone is no subclass of Method"),
-        ("toy = gtp_toys.toy_family:TOYS", "toy_family:TOYS is no subclass of Method"),
+        ("toy = gtp_toys.toy_family:ToyBackbone", "toy_family:ToyBackbone is not a subclass of Method"),
+        ("toy = gtp_toys.toy_family:TOYS", "toy_family:TOYS is not a subclass of Method"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_name_of_the_package(installed, entry, message):

@@ -79,8 +79,8 @@ def test_results_as_json(capsys):
         (["main", "--weights-dir", "nowhere"], "there is no folder nowhere"),
         (["main", "--results-file", "x.txt"], "must end in .csv or .json"),
         (["main", "--nonsense"], "unknown flag"),
-        (["figure-oversmoothing", "--batch-size", "0"], "--batch-size is 0; it must be a whole number"),
-        (["figure-oversmoothing", "--limit", "-1"], "--limit is -1; it must be a whole number"),
+        (["figure-oversmoothing", "--batch-size", "0"], "--batch-size is 0; it must be an integer"),
+        (["figure-oversmoothing", "--limit", "-1"], "--limit is -1; it must be an integer"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -337,7 +337,7 @@ def test_a_file_that_is_no_journal_is_never_touched(place, capsys, command, cont
         pictures(place / "data", 24)
     for more in ([], ["--restart"]):
         assert main(words(place, command, *more)) == ExitCode.USAGE
-        assert f"{path} exists and is no journal of this version" in capsys.readouterr().err
+        assert f"{path} exists and is not a journal of this version" in capsys.readouterr().err
         assert path.read_bytes() == content
 
 
@@ -497,7 +497,7 @@ def test_a_full_disk_is_named_and_keeps_what_was_finished(place):
     done = run_python(code, *words(place))
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert done.stderr.strip().count("\n") == 0
-    assert f"cannot write {journal}: File too large; choose another place or make room" in done.stderr
+    assert f"cannot write {journal}: File too large; choose another path or free some disk space" in done.stderr
     assert journal.read_bytes() == before  # the part that fitted was taken back
     calls = []
     with pytest.MonkeyPatch.context() as monkey:
@@ -521,6 +521,6 @@ def test_what_is_no_ordinary_file_is_never_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for write in (check_writable, lambda path: write_atomically(path, "text")):
-        with pytest.raises(GTPError, match=r"cannot write .*pipe: it is no ordinary file"):
+        with pytest.raises(GTPError, match=r"cannot write .*pipe: it is not a regular file"):
             write(pipe)
         assert pipe.is_fifo()

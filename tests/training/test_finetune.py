@@ -756,7 +756,7 @@ def test_weights_that_are_no_numbers_are_not_saved(model, images, tmp_path):
 def test_checkpoints_of_another_run_are_refused_and_kept(model, images, tmp_path, monkeypatch):
     go(model, images, tmp_path, epochs=1)
     kept = (tmp_path / "state.pt").read_bytes()
-    restart = "; --restart discards it and begins anew, or write to a different place with --output$"
+    restart = "; use --restart to discard it, or choose another --output$"
     with pytest.raises(GTPError, match=f"is of a different run: method was gtp and is tome.*{restart}"):
         go(model, images, tmp_path, ToMe(r=4), epochs=1)
     with pytest.raises(GTPError, match=r"different run: model was .*, weights was \w+ and is \w+"):
@@ -793,7 +793,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(model, images, tmp_path):
         (tmp_path / "foreign.pt").read_bytes(),
     ):
         (tmp_path / "state.pt").write_bytes(damaged)
-        with pytest.raises(GTPError, match="is damaged, or no checkpoint of a finetuning run; --restart discards it"):
+        with pytest.raises(GTPError, match="is damaged, or not a checkpoint of a finetuning run; use --restart"):
             go(model, images, tmp_path, epochs=1)
         assert (tmp_path / "state.pt").read_bytes() == damaged
     assert go(model, images, tmp_path, epochs=1, restart=True).log[-1].step == 3
@@ -878,7 +878,7 @@ def test_no_space_left(model, images, tmp_path):
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(os, "fsync", fill)
         monkey.setattr(Trainer, "train_step", fourth)
-        with pytest.raises(GTPError, match="No space left on device; choose another place or make room"):
+        with pytest.raises(GTPError, match="No space left on device; choose another path or free some disk space"):
             go(model, images, tmp_path)
     assert state(tmp_path)["step"] == 3  # whole, of the epoch before
     assert {path.name for path in tmp_path.iterdir()} == FILES

@@ -249,14 +249,14 @@ def changed(recipe, **changes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no json", "is no recipe"),
+        ("no json", "is not a recipe"),
         ("[1]", "names no format"),
         ("{}", "names no format"),
         ('{"format": 9}', "is a recipe of format 9, this version reads format 1; update gtp-vit"),
         ('{"format": 1, "model": "x"}', "lacks sizes, method, provenance, measured"),
         (
             '{"format": 1, "model": "x", "sizes": {"rows": 1}, "method": {}, "provenance": {}, "measured": {}}',
-            "is no recipe",
+            "is not a recipe",
         ),
     ],
 )
@@ -312,7 +312,7 @@ def test_bad_arguments_of_tune(model, change, message):
     ("settings", "values", "message"),
     [
         (ScheduleLimits, {"multiple_of": 0}, "multiple_of is 0"),
-        (ScheduleLimits, {"max_layers": 1.5}, "max_layers is 1.5; it must be a whole number"),
+        (ScheduleLimits, {"max_layers": 1.5}, "max_layers is 1.5; it must be an integer"),
         (SearchConfig, {"batch_size": 0}, "batch_size is 0"),
         (SearchConfig, {"minutes": -1}, "minutes is -1"),
         (TimingConfig, {"batch_size": 0}, "batch_size is 0"),

@@ -34,7 +34,7 @@ class HuggingFaceLibrary(Library):
     ) -> nn.Module:
         own = [*sizes, *(["checkpoint"] if checkpoint is not None else [])]
         if own:
-            raise SettingError(f"hf:{name} has its own weights and sizes; leave out {' and '.join(own)}")
+            raise SettingError(f"hf:{name} has its own weights and sizes; remove {' and '.join(own)}")
         if meta:
             config, kind = configured_class(name, VISION_ONLY_CLASSES)
             with torch.device("meta"):
@@ -63,7 +63,7 @@ class HuggingFaceLibrary(Library):
             return HFImageTransform(library.AutoImageProcessor.from_pretrained(name))
         except (OSError, ValueError) as error:
             raise GTPError(
-                f"hf:{name} says not how images are prepared ({first_line(error)}); add its preprocessor_config.json"
+                f"hf:{name} has no usable image preprocessing ({first_line(error)}); add a preprocessor_config.json"
             ) from error
 
     def public_name(self, name: str) -> str:

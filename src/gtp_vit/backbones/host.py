@@ -100,7 +100,7 @@ def find_vit(model: nn.Module) -> Host:
     """The host of a supported model; raises UnsupportedModelError with the module that is not supported."""
     reason = unsupported_reason(model)
     if reason is not None:
-        raise UnsupportedModelError(f"{reason}. The model was left as it is")
+        raise UnsupportedModelError(f"{reason}. The model was not changed")
     path, tower, around, root, needs_grid = _inside(model)
     backbone = _family_of(tower, path)
     if backbone is not None:
@@ -116,13 +116,13 @@ def find_vit(model: nn.Module) -> Host:
     if root is not None:
         raise UnsupportedModelError(
             f"{path} of this {type(model).__name__} is a {_name(tower)}, which is not a supported ViT. The model was "
-            "left as it is"
+            "not changed"
         )
     inside = find_inside_wrapper(model)
     if inside is not None:
         raise UnsupportedModelError(
             f"{type(model).__name__} is a wrapper; unwrap it, the model itself is {inside}: patch first, then compile "
-            "or wrap. The model was left as it is"
+            "or wrap. The model was not changed"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError(
@@ -131,7 +131,7 @@ def find_vit(model: nn.Module) -> Host:
         )
     supported = [f"{title}'s {', '.join(classes)}" for title, classes in supported_classes().items()]
     raise UnsupportedModelError(
-        f"{_name(model)} is not a supported ViT; supported are {'; '.join(supported)}. The model was left as it is"
+        f"{_name(model)} is not a supported ViT; supported are {'; '.join(supported)}. The model was not changed"
     )
 
 
@@ -149,7 +149,7 @@ def _family_of(tower: nn.Module, path: str) -> Backbone | None:
                     return backbone
                 reasons.append(reason)
     if reasons:
-        raise UnsupportedModelError(f"{f'{path}: ' if path else ''}{reasons[0]}. The model was left as it is")
+        raise UnsupportedModelError(f"{f'{path}: ' if path else ''}{reasons[0]}. The model was not changed")
     return None
 
 

@@ -53,7 +53,7 @@ class TimmLibrary(Library):
     def resize(self, model: nn.Module, img_size: int | tuple[int, int]) -> None:
         resize: Any = getattr(model, "set_input_size", None)
         if resize is None:
-            raise SettingError(f"timm cannot resample the positions of {type(model).__name__}; leave out img_size")
+            raise SettingError(f"timm cannot resample the positions of {type(model).__name__}; remove img_size")
         resize(img_size=img_size if isinstance(img_size, tuple) else (img_size, img_size))
 
     def create_without_weights(self, name: str) -> nn.Module:
@@ -83,7 +83,7 @@ class OpenCLIPLibrary(Library):
     ) -> nn.Module:
         library, (base, _, tag) = _open_clip(), name.partition("/")
         if "num_classes" in sizes:
-            raise SettingError(f"open_clip:{base} has no classes; leave out num_classes")
+            raise SettingError(f"open_clip:{base} has no classes; remove num_classes")
         tags = library.list_pretrained_tags_by_model(base)
         if tag and tag not in tags:
             raise UnknownNameError(

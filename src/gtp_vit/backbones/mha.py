@@ -25,7 +25,7 @@ def unsupported_reason(attn: Any) -> str | None:
     if attn.bias_k is not None or attn.bias_v is not None or attn.add_zero_attn:
         return " adds keys of its own (add_bias_kv, add_zero_attn); supported: neither"
     if not attn.batch_first:
-        return " wants tokens before the batch; supported: batch_first=True"
+        return " expects tokens before the batch; supported: batch_first=True"
     if not isinstance(attn.out_proj, nn.Linear):
         return f".out_proj is {type(attn.out_proj).__name__}; supported: torch.nn.Linear"
     kinds, tensors = (nn.MultiheadAttention,), {"in_proj_weight", "in_proj_bias"}

@@ -149,7 +149,7 @@ class OpenClipViT(Backbone):
         if reason is not None:
             return f"transformer{reason}"
         if not transformer.batch_first:
-            return "transformer wants tokens before the batch; supported: batch_first=True"
+            return "transformer expects tokens before the batch; supported: batch_first=True"
         for index, block in enumerate(transformer.resblocks):
             reason = self._block_unsupported_reason(block, library)
             if reason is not None:

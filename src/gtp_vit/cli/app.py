@@ -53,7 +53,7 @@ examples:
 commands (gtp-vit COMMAND --help shows its flags):
 {commands}
 
---debug, behind any command, shows where an error comes from.
+--debug, after any command, shows where an error comes from.
 """
 
 

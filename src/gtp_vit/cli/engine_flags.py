@@ -39,7 +39,7 @@ def check_engine(engine: str, precision: str, device: str) -> None:
     if engine != TORCH:
         check_precision(ENGINES[engine], precision)
         if device != "cpu":
-            raise GTPError(f"--device is {device}; {engine} runs on a CPU here, leave it out")
+            raise GTPError(f"--device is {device}; {engine} runs on a CPU here; remove it")
     elif precision != "f32":
         raise GTPError(f"--precision is {precision}, which is for engines; give --engine, or in torch --dtype")
 
@@ -52,10 +52,10 @@ def exported_file_of(
     wrong = [word for word in arguments if word.partition("=")[0] in ("--method", "--img-size", "--num-classes", *own)]
     wrong += [f"--{name.replace('_', '-')}" for name in sorted(choice.given_settings if choice else ())]
     if wrong:
-        raise GTPError(f"{wrong[0].partition('=')[0]} was fixed when {path.name} was exported; leave it out")
+        raise GTPError(f"{wrong[0].partition('=')[0]} was fixed when {path.name} was exported; remove it")
     device = getattr(flags, "device", "cpu")
     if device != "cpu":
-        raise GTPError(f"--device is {device}; exported files run on a CPU, leave it out")
+        raise GTPError(f"--device is {device}; exported files run on a CPU; remove it")
     return ExportedFile.read(path)
 
 

@@ -99,7 +99,7 @@ def _unknown_setting(written: str, named: Iterable[str]) -> UnknownNameError:
         return unknown_flag(written, named)
     has = "has" if len(owners) == 1 else "have"
     return UnknownNameError(
-        f"{written} is no setting of the chosen method; {' and '.join(owners)} {has} it: add --method {owners[0]}"
+        f"{written} is not a setting of the chosen method; {' and '.join(owners)} {has} it: add --method {owners[0]}"
     )
 
 

@@ -34,17 +34,17 @@ class ModelFlags:
     """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME,
     open_clip:NAME/TAG, torchvision:NAME."""
     pretrained: bool = False
-    """Load pre-trained weights. fashion_vit and hf:... always have their own."""
+    """Load pre-trained weights. fashion_vit and hf:... always have them."""
     checkpoint: Path | None = None
-    """A file of weights: safetensors, or pth; no code in it is run."""
+    """A file of weights: safetensors or pth; loaded without executing code."""
     num_classes: int | None = None
-    """Number of classes, if different from the model's own; for checkpoints of finetuned models."""
+    """Number of classes, if different from the model's; for finetuned checkpoints."""
     img_size: int | None = None
-    """Height and width of the images, if different from the model's own."""
+    """Height and width of the images, if different from the model's."""
     resample_positions: bool = False
     """Resample the positions of a --checkpoint of the model's own size to --img-size."""
     threads: Annotated[int, Range(0, 4096)] = 0
-    """CPU threads; 0 leaves torch's choice."""
+    """CPU threads; 0 = torch's default."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class DataFlags(ModelFlags):
     """Which model to use on which images, with timm's names."""
 
     data_dir: Path | None = None
-    """Folder with one folder of images for each class, or with splits of such. fashion_vit has images of its own."""
+    """Image folder with one subfolder per class, optionally below train/ and validation/. fashion_vit has images of its
+    own."""
     dataset: str = ""
-    """Data set as timm names it: hfds/NAME, wds/NAME, torch/NAME; empty for folders."""
+    """Data set in timm's notation: hfds/NAME, wds/NAME, torch/NAME; by default a folder."""
     split: str = "validation"
     """Split of the data set."""
     batch_size: Annotated[int, Short("-b"), Range(1, 65536)] = 64
@@ -64,16 +65,16 @@ class DataFlags(ModelFlags):
     limit: Annotated[int, Range(0, 10**9)] = 0
     """Only the first images, at most this many; 0 = all."""
     crop_pct: Annotated[float | None, Range(0, 1, exclude_low=True)] = None
-    """Share of the image that is evaluated, if different from the checkpoint's own."""
+    """Fraction of the image that is evaluated, if different from the checkpoint's."""
     interpolation: Annotated[str, Choices(INTERPOLATIONS)] = ""
-    """How images are resized, if different from the checkpoint's own."""
+    """Interpolation of the resize, if different from the checkpoint's."""
     ignore_exif: bool = False
-    """Take pictures as they are stored. Without it they are turned upright as their EXIF data say; data sets such as
-    ImageNet are scored without that, by timm and torchvision, too."""
+    """Ignore the EXIF orientation, as timm and torchvision do when they score ImageNet. By default images are turned
+    upright."""
     count_links: bool = False
-    """Count a picture once for each name that leads to it, by links or hard links; without it, once."""
+    """Count an image once per link or hard link to it. By default it counts once."""
     device: str = "cpu"
-    """cpu, cuda, or auto: an accelerator for each process if there is one."""
+    """cpu, cuda, or auto: one accelerator per process if there are any."""
 
 
 def make_model(flags: ModelFlags) -> nn.Module:
@@ -97,7 +98,7 @@ def make_model(flags: ModelFlags) -> nn.Module:
 def make_dataset(
     flags: DataFlags, model: nn.Module, *, labels: bool = True
 ) -> ImageDataset | StreamingImageDataset | InMemoryDataset:
-    """The images of the flags, prepared as the model wants them; without `labels`, folders need not be classes."""
+    """The images of the flags, prepared as the model expects them; without `labels`, folders need not be classes."""
     own = embedded_images(flags)
     if own is not None:
         count = flags.limit or len(own)
@@ -107,7 +108,7 @@ def make_dataset(
         changed = [name for name in ("crop_pct", "interpolation") if getattr(flags, name)]
         if changed:
             names = " and ".join(f"--{name.replace('_', '-')}" for name in changed)
-            raise GTPError(f"{flags.model} prepares images by its own transform; leave out {names}")
+            raise GTPError(f"{flags.model} preprocesses images with its own transform; remove {names}")
     settings = data_settings(flags, labels=labels)
     return open_images(model, dataclasses.replace(settings, transform=transform))
 
@@ -137,7 +138,7 @@ def embedded_images(flags: DataFlags) -> InMemoryDataset | None:
 
 
 def data_settings(flags: DataFlags, *, labels: bool = True) -> DataSettings:
-    """Where the images of the flags come from and how they are prepared."""
+    """The data set and the preprocessing of the flags."""
     return DataSettings(
         data_dir=flags.data_dir or Path(),
         dataset=flags.dataset,

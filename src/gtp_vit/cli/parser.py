@@ -53,6 +53,7 @@ class Nested:
 
     names: Mapping[str, str] = field(default_factory=dict)  # of fields that are spelled differently as flags
     without: tuple[str, ...] = ()  # fields that are no flags
+    group: str = ""  # the heading of its flags in the help; "" = the command's own
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ def _nested_flags(owner: str, settings: Any, nested: Nested) -> list[Flag]:
         dataclasses.replace(
             flag, field=f"{owner}.{flag.field}", spelling=flag_spelling(nested.names.get(flag.field, flag.field))
         )
-        for flag in flags_of(settings)
+        for flag in flags_of(settings, group=nested.group)
         if flag.field not in nested.without
     ]
 
@@ -241,7 +242,11 @@ def _group(kind: type, member: dataclasses.Field[Any]) -> str:
         return str(member.metadata["group"])
     owner = _owners(kind, member.name)[-1]
     is_own = owner.__name__ == kind.__name__
-    return "" if is_own else vars(owner).get("GROUP") or owner.__name__.removesuffix("Flags").lower()
+    return (
+        ""
+        if is_own
+        else vars(owner).get("GROUP") or owner.__name__.removesuffix("Flags").removesuffix("Config").lower()
+    )
 
 
 def _help(kind: type, member: dataclasses.Field[Any]) -> str:

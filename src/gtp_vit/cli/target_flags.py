@@ -21,7 +21,7 @@ def target_flags() -> list[tuple[str, Any, Any]]:
             owners.setdefault(bound.help, []).append(measure)
         texts = [f"{text} ({', '.join(names)})" if len(owners) > 1 else text for text, names in owners.items()]
         start = "Target: " if bounds[0][1] in COSTS else "Target: the cheapest schedule with "
-        field = dataclasses.field(default=None, metadata={"help": f"{start}{', or '.join(texts)}.", "group": ""})
+        field = dataclasses.field(default=None, metadata={"help": f"{start}{', or '.join(texts)}.", "group": "target"})
         flags.append((name, Annotated[float | None, Range(low, high, exclude_low=True)], field))
     return flags
 

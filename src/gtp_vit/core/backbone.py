@@ -79,7 +79,7 @@ class Library:
 
     def resize(self, model: nn.Module, img_size: int | tuple[int, int]) -> None:
         """Let a model take images of this size: its absolute positions are resampled."""
-        raise SettingError(f"positions of {self.title}'s models are not resampled; leave out resample_positions")
+        raise SettingError(f"positions of {self.title}'s models are not resampled; remove resample_positions")
 
     def create_without_weights(self, name: str) -> nn.Module:
         """The model without weights and perhaps with fewer blocks, to see what it is made of."""

@@ -128,7 +128,7 @@ class Method:
     not_exported: ClassVar[str | None] = None  # why engines cannot do what it does, and the way out; None = they can
     trained_parts: ClassVar[str] = "none"  # parts that must be trained
     attention_inputs: ClassVar[str] = "nothing"  # what it reads of attention
-    schedule_field: ClassVar[str | None] = None  # name of the setting with one number a layer, which `tune` searches
+    schedule_field: ClassVar[str | None] = None  # name of the setting with one number per layer, which `tune` searches
     max_removable: ClassVar[Callable[[int], int] | None] = None  # how many of a layer's tokens can leave; None = all
     keep_ratio_field: ClassVar[str | None] = None  # or the setting that says which share of the tokens stays
     weight_file_fields: ClassVar[tuple[str, ...]] = ()  # settings with the file of a submodule of the same name
@@ -172,7 +172,7 @@ class Method:
                 self, **{self.keep_ratio_field: scale_keep_ratio(getattr(self, self.keep_ratio_field), fraction)}
             )
         raise SettingError(
-            f"{self.name} has no strength that could grow during training; leave out ramp_start and ramp_epochs"
+            f"{self.name} has no strength that could grow during training; remove ramp_start and ramp_epochs"
         )
 
     def check_weights(self, weights: Iterable[Tensor]) -> None:

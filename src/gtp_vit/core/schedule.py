@@ -1,4 +1,4 @@
-"""How many tokens leave in which layer: one number, one number a layer, or a named schedule.
+"""How many tokens leave in which layer: one number, one number per layer, or a named schedule.
 
 A schedule is an int (the same in every layer), a sequence with one int a layer, or a string NAME:NUMBER:...
 
@@ -190,7 +190,7 @@ def removals(
         plan = list(schedule)
     else:
         raise ScheduleError(
-            f"schedule is {short_repr(schedule)}; give a number, one number a layer, or a name like 'linear:2:14'"
+            f"schedule is {short_repr(schedule)}; give a number, one number per layer, or a name like 'linear:2:14'"
         )
     if max_removable is not None:
         plan += [0] * (depth - len(plan))
@@ -199,7 +199,7 @@ def removals(
     for layer, number in enumerate(plan):
         if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
             raise ScheduleError(
-                f"schedule removes {short_repr(number)} tokens in layer {layer}; it must be a whole number >= 0"
+                f"schedule removes {short_repr(number)} tokens in layer {layer}; it must be an integer >= 0"
             )
     if max_removable is not None:
         for layer in range(depth):

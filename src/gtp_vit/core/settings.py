@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import types
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gtp_vit.errors import SettingError, short_repr
 
-MAX_INT = 2**63 - 1  # a whole number that torch can hold
-MAX_LENGTH = 4096  # entries of a list, characters of a text
-MAX_OPAQUE_LENGTH = 2**20  # characters of a text that holds what was learned: some 100,000 for a large model
+MAX_INT = 2**63 - 1  # the largest integer that torch can hold
+MAX_LENGTH = 4096  # entries of a list, characters of a string
+MAX_OPAQUE_LENGTH = 2**20  # characters of a string that holds what was learned: some 100,000 for a large model
 
 
 def coerce_setting(owner: type, name: str, value: object) -> Any:
@@ -71,14 +72,14 @@ def _type_names(hint: object) -> list[str]:
         return [word for part in parts for word in _type_names(part)]
     if origin is tuple:
         number = "" if parts[-1] is ... else f"{len(parts)} "
-        return [f"a list of {number}{_type_names(parts[0])[0].removeprefix('a ')}s"]
+        return [f"a list of {number}{re.sub(r'^an? ', '', _type_names(parts[0])[0])}s"]
     if origin is Literal:
         return [f"one of {', '.join(map(str, parts))}"]
     known: dict[object, str] = {
         bool: "True or False",
-        int: "a whole number",
+        int: "an integer",
         float: "a finite number",
-        str: "a text",
+        str: "a string",
         type(None): "None",
     }
     return [known.get(hint, str(hint))]

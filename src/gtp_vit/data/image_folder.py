@@ -76,7 +76,7 @@ def check_no_loop(folder: Path, dataset: str) -> None:
     if loops:
         raise GTPError(
             f"{min(loops)} is a link to a folder above it, which {dataset} would follow again and again; delete the "
-            "link, or leave out --dataset"
+            "link, or remove --dataset"
         )
 
 

@@ -125,9 +125,7 @@ def _check_classes(reader: Reader, folder: Path, num_classes: int) -> None:
         return
     empty = image_folder.empty_class(reader.root or folder, reader.class_to_idx)
     if empty is not None:
-        raise GTPError(
-            f"class {empty} has no images in {folder}; put some there: the model wants {num_classes} classes"
-        )
+        raise GTPError(f"class {empty} has no images in {folder}; put some there: the model has {num_classes} classes")
     raise GTPError(
         f"{folder} has {classes} classes, but the model has {num_classes}; give the model's own data, or a "
         f"model with {classes} classes (--num-classes)"

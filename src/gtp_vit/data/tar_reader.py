@@ -113,7 +113,7 @@ def samples_of(path: Path) -> list[Sample]:
         if key and not os.path.basename(key).startswith("__")  # webdataset's own notes
     ]
     if problem:
-        samples.append(Sample("", error=f"the tar file is damaged behind its image {len(samples)}: {problem}"))
+        samples.append(Sample("", error=f"the tar file is damaged after its image {len(samples)}: {problem}"))
     return samples
 
 
@@ -158,4 +158,4 @@ def _label(text: bytes) -> int:
     try:
         return int(text)
     except ValueError:
-        raise GTPError(f"its label, in the .cls file, is {short_repr(text)}; it must be a whole number") from None
+        raise GTPError(f"its label, in the .cls file, is {short_repr(text)}; it must be an integer") from None

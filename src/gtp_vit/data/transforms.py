@@ -31,7 +31,7 @@ def preprocessing_of(model: nn.Module, changes: TimmSettings | None = None) -> d
     inputs = host_of(model).inputs
     if inputs.preprocessing is None:
         raise GTPError(
-            f"it is not known how the weights of {inputs.name} want their images prepared; give a function "
+            f"the preprocessing for the weights of {inputs.name} is unknown; give a function "
             "from a picture to a tensor as transform=..., or name the model to the command: hf:FOLDER_OR_NAME"
         )
     changed = {key: value for key, value in (changes or {}).items() if value}

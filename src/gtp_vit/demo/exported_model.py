@@ -75,9 +75,7 @@ def view_of_file(file: ExportedFile) -> PreviewTransform:
     # Its pictures have no border to cut off.
     transform = transform_from_metadata(file, {"crop_pct": 1.0} if whole else {})
     if transform is None:
-        raise GTPError(
-            f"{file.name} does not say how pictures are prepared; give --checkpoint, the weights it was made from"
-        )
+        raise GTPError(f"{file.name} has no image preprocessing; give --checkpoint, the weights it was made from")
     return preview_through(transform)
 
 

@@ -63,7 +63,7 @@ def listen(host: str, first: int) -> socket.socket:
             server.close()
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 continue
-            raise GTPError(f"--host is {host}, which is no address of this machine: {error.strerror}") from error
+            raise GTPError(f"--host is {host}, which is not an address of this machine: {error.strerror}") from error
         return server
     raise GTPError(f"the ports {first} to {last - 1} are all in use; give another --port")
 

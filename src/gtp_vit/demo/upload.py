@@ -44,7 +44,7 @@ def read_upload(path: str | Path) -> tuple[Image, list[str]]:
             "smaller"
         ) from error
     except UnidentifiedImageError as error:
-        raise InputError(f"this file is no picture that can be read; send one of {', '.join(formats)}") from error
+        raise InputError(f"this file is not a readable image; send one of {', '.join(formats)}") from error
     except GTPError:
         raise
     except Exception as error:  # decoders raise errors of many classes

@@ -107,7 +107,7 @@ def _stored_manifest(folder: Path) -> Manifest | UnfinishedManifest | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise GTPError(
-            f"{path} is no manifest of gtp-vit embed ({first_line(error)}); move it away, or write to another folder"
+            f"{path} is not a manifest of gtp-vit embed ({first_line(error)}); move it away, or choose another folder"
         ) from error
     if manifest.get("version") != VERSION:
         raise GTPError(

@@ -75,7 +75,7 @@ class Safetensors(Format):
         names = json.dumps(shard.names)
         if len(names) > MAX_HEADER_BYTES:
             raise GTPError(
-                f"the names of {len(shard.names)} images are too long for one file; give fewer images a file"
+                f"the names of {len(shard.names)} images are too long for one file; put fewer images into a file"
             )
         tensors = {"embeddings": shard.embeddings, "indices": shard.indices}
         if shard.labels is not None:
@@ -203,7 +203,7 @@ def read_header(path: Path) -> ShardHeader:
 def _checked_header(path: Path, stored: StoredHeader | None) -> ShardHeader:
     """What a file says of itself, as a value; raises GTPError if it is not whole, or of another version."""
     if stored is None:
-        raise GTPError(f"{path} was not written by gtp-vit embed; move it away, or write to another folder")
+        raise GTPError(f"{path} was not written by gtp-vit embed; move it away, or choose another folder")
     if stored.get("version") != VERSION:
         raise GTPError(
             f"{path} has version {short_repr(stored.get('version'))} of these files, and this gtp-vit has {VERSION}; "

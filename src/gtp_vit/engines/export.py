@@ -84,7 +84,7 @@ def export(
         path: its ending says for which engine: NAME.onnx for ONNX Runtime, .xml OpenVINO, .pt2 AOTInductor, .tflite
             LiteRT, .pte ExecuTorch.
         precision: f32, int8, or for OpenVINO bf16. The choice of tokens is in floating point in all of them.
-        images: some dozens, prepared as the model wants them. int8 needs them to find the ranges of its numbers, and
+        images: some dozens, prepared as the model expects them. int8 needs them to find the ranges of its numbers, and
             the file is checked on them; without any it is checked on noise.
         info: for the metadata.
         overwrite: replace files that exist.
@@ -163,7 +163,7 @@ def _describe(model: nn.Module, engine: Engine, precision: str, info: ExportInfo
     classes = class_names(model) if info.classes is None else list(info.classes)
     if output.kind == "classes" and classes is not None and len(classes) != output.width:
         raise SettingError(
-            f"{len(classes)} class names are given, and the model has {output.width} classes; give one each"
+            f"{len(classes)} class names are given, and the model has {output.width} classes; give one per class"
         )
     packages = {"gtp-vit": __version__, "torch": torch.__version__, "timm": timm.__version__}
     return ExportMetadata(
@@ -194,7 +194,7 @@ def _preprocessing_of(preprocessing: Mapping[str, object] | None, inputs: Inputs
         )  # as it will be read back
     except GTPError as error:
         if preprocessing is not None:
-            raise SettingError(f"preparation: {error}") from error
+            raise SettingError(f"preprocessing: {error}") from error
         return Preprocessing()  # e.g. three means of weights for colours, and a model that was made for grey images
 
 

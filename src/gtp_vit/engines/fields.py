@@ -27,7 +27,7 @@ class Fields:
     def text(self, name: str, *, empty: bool = False) -> str:
         value = self.take(name)
         if not isinstance(value, str) or not (value or empty):
-            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be a text")
+            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be a string")
         return value
 
     def list(self, name: str) -> list[object]:
@@ -39,7 +39,7 @@ class Fields:
     def integer(self, name: str, most: int = MAX_SIZE) -> int:
         value = self.take(name)
         if not is_integer(value, most):
-            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be a whole number from 1 to {most}")
+            raise GTPError(f"{self.prefix}{name} is {short_repr(value)}; it must be an integer from 1 to {most}")
         return int(value)  # type: ignore[call-overload]
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ def bundled_for_file(file: ExportedFile, images: InMemoryDataset) -> InMemoryDat
     words = file.metadata.preprocessing
     if (words.mean, words.std) != ((bundled.MEAN,), (bundled.STD,)) or file.metadata.size != images.images.shape[2:]:
         raise GTPError(
-            f"{file.name} wants its images prepared in another way than those of {bundled.NAME} are; give --data-dir, "
+            f"{file.name} expects other preprocessing than the images of {bundled.NAME}; give --data-dir, "
             "a folder with one folder for each class"
         )
     return images
@@ -65,7 +65,7 @@ def check_processor(file: ExportedFile, name: str) -> None:
     settings = json.loads(json.dumps(preprocessing_of(name), default=str))
     if settings != {"processor": file.metadata.preprocessing.processor}:
         raise GTPError(
-            f"the processor of {name} prepares images differently from the one that {file.name} was exported with; "
+            f"the processor of {name} preprocesses images differently from the one that {file.name} was exported with; "
             "give back its preprocessor_config.json, or export the file again"
         )
 
@@ -79,12 +79,12 @@ def transform_for_file(
         return in_words
     if model is None or file.metadata.preprocessing.processor is None:
         raise GTPError(
-            f"{file.name} does not say how its images are prepared in words that timm knows; name the model it was "
+            f"{file.name} has preprocessing that timm has no name for; give the model it was "
             f"made from instead, with --engine {file.engine.name}"
         )
     if changes:
         raise GTPError(
-            f"{file.name} prepares images by its own processor; leave out --{next(iter(changes)).replace('_', '-')}"
+            f"{file.name} preprocesses images with its own processor; remove --{next(iter(changes)).replace('_', '-')}"
         )
     check_processor(file, name)
     transform = transform_of(name, model)

@@ -131,7 +131,7 @@ class ExportMetadata:
             ),
         ):
             if len(ports) != 1:
-                return f"its graph has {len(ports)} {what}s, and one is right"
+                return f"its graph has {len(ports)} {what}s, expected one"
             if not _fits(ports[0], said):
                 return f"it says that its {what} is {said}, and in its graph it is {ports[0]}"
         if graph.eight_bits != engine.precisions[self.precision].eight_bits:

@@ -83,7 +83,7 @@ def _declare(library: ctypes.CDLL) -> None:
 def _raise(outcome: int, *_: object) -> None:
     """Raise the error that a kernel's return value stands for; see Outcome in reduce.h."""
     if outcome == 2:
-        raise IndexError("gtp_vit.gtp_reduce: position or neighbours has an entry that is no cell of the grid")
+        raise IndexError("gtp_vit.gtp_reduce: position or neighbours has an entry that is not a cell of the grid")
     if outcome:
         raise MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
 

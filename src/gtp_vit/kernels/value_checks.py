@@ -79,7 +79,7 @@ def gtp_reduce(inputs: GTPReduceInputs) -> None:
     patches = neighbours.shape[1]
     _check_graph(neighbours, root, patches)
     if not _within(position, 0, patches - 1):
-        raise IndexError("gtp_vit.gtp_reduce: position has an entry that is no cell of the grid")
+        raise IndexError("gtp_vit.gtp_reduce: position has an entry that is not a cell of the grid")
     if not (position.diff(dim=1) > 0).all():  # the package has them in order
         _check_once("position", position, patches)
     if size is not None and not _within(size, -MAX_EXACT_SIZE, MAX_EXACT_SIZE):
@@ -98,7 +98,7 @@ def _check_graph(neighbours: Tensor, root: Tensor, patches: int) -> None:
     ):
         return
     if not _within(neighbours, 0, patches):
-        raise IndexError("gtp_vit.gtp_reduce: neighbours has an entry that is no cell of the grid")
+        raise IndexError("gtp_vit.gtp_reduce: neighbours has an entry that is not a cell of the grid")
     _check_once("neighbours", neighbours, patches)
     if not _within(root, 0, 1):
         refuse("gtp_reduce", "root must be in 0 ... 1, degree^-1/2 of each cell", root=_extremes(root))

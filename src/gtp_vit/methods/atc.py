@@ -44,7 +44,7 @@ class ATC(Method):
     schedule_field: ClassVar[str | None] = "r"
 
     r: Schedule = 8
-    """Tokens that go in each layer: a number, one a layer, or a named schedule. The original's for DeiT models is
+    """Tokens that go in each layer: a number, one per layer, or a named schedule. The original's for DeiT models is
     "geometric:0.7:3:6:9"."""
     linkage: Linkage = "average"
     """The distance of two clusters: the mean, the largest (complete) or the smallest (single) of their members'."""

@@ -34,7 +34,7 @@ class DiffRate(Method):
     attention_inputs: ClassVar[str] = "class row"
 
     prune: Schedule = "peak:3"
-    """Tokens dropped in each layer: a number, one a layer, or a named schedule."""
+    """Tokens dropped in each layer: a number, one per layer, or a named schedule."""
     merge: Schedule = "peak:5"
     """Tokens merged in each layer, besides those dropped."""
 
@@ -47,7 +47,7 @@ class DiffRate(Method):
         """
         if len(prune_kept_num) != len(merge_kept_num) or not prune_kept_num:
             raise ScheduleError(
-                f"the lists have {len(prune_kept_num)} and {len(merge_kept_num)} entries; one a layer each"
+                f"the lists have {len(prune_kept_num)} and {len(merge_kept_num)} entries; give one per layer in each"
             )
         before = [tokens, *merge_kept_num]
         prune = tuple(b - p for b, p in zip(before, prune_kept_num, strict=False))

@@ -51,7 +51,7 @@ class MCTF(Method):
     max_removable: ClassVar[Callable[[int], int] | None] = max_fusible
 
     r: Schedule = "after:1:16"
-    """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens, and
+    """Tokens merged in each layer: a number, one per layer, or a named schedule; at most half of a layer's tokens, and
     nine stay. The original's fast setting, r = 0.35 in three layers, is "keep:0.65:3:6:9"."""
     one_step_ahead: int = 1
     """1: merge before attention, by its map, and merge the map; 2: compute the map again; 0: merge after the MLP."""

@@ -40,7 +40,7 @@ class PiToMe(Method):
     max_removable: ClassVar[Callable[[int], int] | None] = max_mergeable
 
     r: Schedule = "ratio:0.9125"
-    """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens. The
+    """Tokens merged in each layer: a number, one per layer, or a named schedule; at most half of a layer's tokens. The
     original keeps the same share in every layer, "ratio:0.95"."""
     mode_order: ModeOrder = "bsm_first"
     """Which layers use which mode: bsm in the first half and energy in the second, as the original for DeiT, the other

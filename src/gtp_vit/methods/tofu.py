@@ -39,7 +39,7 @@ class ToFu(Method):
     max_removable: ClassVar[Callable[[int], int] | None] = max_mergeable
 
     r: Schedule = 8
-    """Tokens removed in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
+    """Tokens removed in each layer: a number, one per layer, or a named schedule; at most half of a layer's tokens."""
     first_merging_layer: int | None = None
     """The first layer that merges, those before it drop; None = half of the depth, as the paper, or one more with
     `variant="pitome"`."""
@@ -57,7 +57,7 @@ class ToFu(Method):
         if self.first_merging_layer is not None:
             check_range("first_merging_layer", self.first_merging_layer, 0, vit.depth, integer=True)
         if self.track_sizes and self.variant == "pitome":
-            raise SettingError("variant='pitome' keeps no sizes; leave out track_sizes, or use variant='paper'")
+            raise SettingError("variant='pitome' keeps no sizes; remove track_sizes, or use variant='paper'")
         return ToFuReducer(self, vit)
 
 

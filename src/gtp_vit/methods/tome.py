@@ -32,7 +32,7 @@ class ToMe(Method):
     max_removable: ClassVar[Callable[[int], int] | None] = max_mergeable
 
     r: Schedule = 8
-    """Tokens merged in each layer: a number, one a layer, or a named schedule; at most half of a layer's tokens."""
+    """Tokens merged in each layer: a number, one per layer, or a named schedule; at most half of a layer's tokens."""
     prop_attn: bool = True
     """Let attention favour large tokens by log size. Off the shelf, switch it off for MAE-style models."""
     weighted_pool: bool = False

@@ -100,7 +100,7 @@ class Embeddings(Measure):
     @classmethod
     def unsupported_reason(cls, output: Output) -> str | None:
         if output.kind == "classes":
-            return f"the model scores {output.width} classes, which are no embedding; create it with num_classes=0"
+            return f"the model scores {output.width} classes, which is not an embedding; create it with num_classes=0"
         return super().unsupported_reason(output)
 
     @property

@@ -230,7 +230,7 @@ def summarise(names: list[str], entries: list[Entry], measure: Measure) -> Evalu
     """Figures and intervals from the finished batches."""
     indices = [index for entry in entries for index in entry["index"]]
     if not indices:
-        raise GTPError("not one image could be read")
+        raise GTPError("no image could be read")
     if len(set(indices)) != len(indices):
         raise GTPError("an image was counted twice; delete the journal and run again")
     unreadable = tuple(text for entry in entries for text in entry["unreadable"].values())

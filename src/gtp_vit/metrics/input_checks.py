@@ -53,7 +53,7 @@ def check_pixels(images: Tensor) -> None:
     wide = (rows.abs().amax(dim=1) > MAX_PIXEL_VALUE).nonzero().flatten().tolist()
     if wide:
         warnings.warn(
-            f"{_name_images(wide)} values up to {float(rows.abs().max()):g}; give images as the model wants them, "
+            f"{_name_images(wide)} values up to {float(rows.abs().max()):g}; give images as the model expects them, "
             "scaled and with its mean and standard deviation",
             stacklevel=3,
         )

@@ -48,7 +48,7 @@ def select_measure(model: nn.Module, name: str | Measure = "auto", **settings: A
         if chosen.name not in owners:
             raise SettingError(
                 f"{name} is a setting of {' and '.join(owners) or 'no measure'}, and this model's outputs are measured "
-                f"as {chosen.name}; leave it out"
+                f"as {chosen.name}; remove it"
             )
     return chosen(**settings) if output is None else chosen(kind=output.kind, **settings)
 

@@ -54,7 +54,7 @@ class BundledLibrary(Library):
         self, name: str, *, pretrained: bool, checkpoint: Path | None, meta: bool, sizes: dict[str, Any]
     ) -> nn.Module:
         if sizes:
-            raise GTPError(f"{name} has its own size and classes; leave out {' and '.join(sizes)}")
+            raise GTPError(f"{name} has its own size and classes; remove {' and '.join(sizes)}")
         model = create(pretrained=checkpoint is None, meta=meta)
         if checkpoint is not None:
             load_weights(model, checkpoint, name)

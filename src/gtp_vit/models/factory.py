@@ -70,7 +70,7 @@ def require_known_model(name: str) -> None:
     """Raise UnknownNameError with the nearest names if no model has this name."""
     library, own_name = library_of(name)
     if not own_name:
-        raise UnknownNameError(f"{short_repr(name)} names no model; give one behind the colon")
+        raise UnknownNameError(f"{short_repr(name)} has no model name after the colon; give one")
     if not library.has_model(own_name):
         every = f"gtp-vit models '{library.prefix}:*'" if library.prefix else "gtp-vit models"
         name = name if library.prefix else name.split(".", 1)[0]
@@ -113,7 +113,7 @@ def create_model(
     26151824
     """
     if meta and (pretrained or checkpoint is not None):
-        raise GTPError("a model on the meta device has no weights; leave out pretrained and checkpoint")
+        raise GTPError("a model on the meta device has no weights; remove pretrained and checkpoint")
     require_known_model(name)
     for side in () if img_size is None else img_size if isinstance(img_size, tuple) else (img_size,):
         check_range("img_size", side, 1, MAX_SIDE, integer=True, why="(pixels, height and width)")

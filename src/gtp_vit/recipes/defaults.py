@@ -86,7 +86,7 @@ def as_recipe(source: Any) -> Recipe | None:
 def resolve(source: Any, host: Host) -> Any:
     """The settings that `source` names: a recipe, its file or name, or a method's name; others are returned unchanged.
 
-    The name of a method means its defaults. Those of GTP+ depend on the model: the 8 tokens a layer of its class are
+    The name of a method means its defaults. Those of GTP+ depend on the model: the 8 tokens per layer of its class are
     nearly all that a ViT-L has.
     """
     name = DEFAULT_METHOD.name if source is None else source if isinstance(source, str) else ""

@@ -21,36 +21,38 @@ def read_json(path: Path) -> object:
 def parse(text: str, where: str) -> object:
     """JSON without duplicate keys, NaN or deep nesting; `where` is for errors."""
     if len(text) > MAX_BYTES:
-        raise GTPError(f"{where} is no recipe: it is larger than {MAX_BYTES // 2**20} MB, and recipes are small")
+        raise GTPError(f"{where} is not a recipe: it is larger than {MAX_BYTES // 2**20} MB, and recipes are small")
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         entries = dict(pairs)
         if len(entries) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise GTPError(f"{where} is no recipe: it has {short_repr(twice)} twice; remove one of them")
+            raise GTPError(f"{where} is not a recipe: it has {short_repr(twice)} twice; remove one of them")
         return entries
 
     def refuse(word: str) -> object:
-        raise GTPError(f"{where} is no recipe: it has the number {word}, which is not finite")
+        raise GTPError(f"{where} is not a recipe: it has the number {word}, which is not finite")
 
     try:
         return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
     except RecursionError:
-        raise GTPError(f"{where} is no recipe: its brackets are nested too deeply") from None
+        raise GTPError(f"{where} is not a recipe: its brackets are nested too deeply") from None
     except GTPError:
         raise
     except ValueError as error:
-        raise GTPError(f"{where} is no recipe: it is not JSON ({error}); make one with gtp-vit tune") from error
+        raise GTPError(f"{where} is not a recipe: it is not JSON ({error}); make one with gtp-vit tune") from error
 
 
 def _text(path: Path) -> str:
     try:
         if os.path.getsize(path) > 4 * MAX_BYTES:
-            raise GTPError(f"{path} is no recipe: it has {os.path.getsize(path) / 1e6:.0f} MB, and recipes are small")
+            raise GTPError(
+                f"{path} is not a recipe: it has {os.path.getsize(path) / 1e6:.0f} MB, and recipes are small"
+            )
         return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError:
-        raise GTPError(f"{path} is no recipe: it is not text in UTF-8; make one with gtp-vit tune") from None
+        raise GTPError(f"{path} is not a recipe: it is not text in UTF-8; make one with gtp-vit tune") from None
     except OSError as error:
         raise GTPError(f"{path} cannot be read: {error.strerror}") from error
 

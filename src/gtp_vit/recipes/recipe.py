@@ -137,7 +137,7 @@ def _with_files(recipe: Recipe, folder: Path) -> Recipe:
 def recipe_from_dict(stored: object, where: str) -> Recipe:
     """The recipe in a dictionary, checked; `where` is for errors."""
     if not isinstance(stored, dict) or "format" not in stored:
-        raise GTPError(f"{where} is no recipe: it names no format; make one with gtp-vit tune")
+        raise GTPError(f"{where} is not a recipe: it names no format; make one with gtp-vit tune")
     if stored["format"] is True or stored["format"] != FORMAT:
         raise GTPError(
             f"{where} is a recipe of format {short_repr(stored['format'])}, this version reads format {FORMAT}; update "
@@ -145,7 +145,7 @@ def recipe_from_dict(stored: object, where: str) -> Recipe:
         )
     missing = [key for key in RECIPE_KEYS if key not in stored]
     if missing:
-        raise GTPError(f"{where} is no whole recipe: it lacks {', '.join(missing)}")
+        raise GTPError(f"{where} is an incomplete recipe: it lacks {', '.join(missing)}")
     try:
         for key in stored:
             check_name("key", key, ("format", *RECIPE_KEYS))
@@ -157,7 +157,7 @@ def recipe_from_dict(stored: object, where: str) -> Recipe:
             measured=read_part(Measurements, "measured", stored["measured"]),
         )
     except GTPError as error:
-        raise type(error)(f"{where} is no recipe: {error}") from error
+        raise type(error)(f"{where} is not a recipe: {error}") from error
 
 
 def is_recipe(name: str) -> bool:

@@ -125,7 +125,7 @@ def token_table(trace: Trace) -> Table:
         largest = "1" if layer.sizes is None else f"{layer.sizes.max().item():.2f}"
         counts = [str(number), str(layer.kept.shape[1]), str(layer.removed.shape[1])]
         rows.append([*counts, largest, f"{layer.lost.mean():.0%}"])
-    return ["layer", "tokens left", "removed", "largest size", "of the removed, lost"], rows
+    return ["layer", "tokens left", "removed", "largest size", "lost, % of removed"], rows
 
 
 def lost_fraction_text(trace: Trace) -> str:

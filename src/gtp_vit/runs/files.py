@@ -78,7 +78,7 @@ def _check_ordinary(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(None, "it is a folder")
     if path.exists() and not path.is_file():
-        raise OSError(None, "it is no ordinary file")
+        raise OSError(None, "it is not a regular file")
 
 
 def _nearest_folder(path: Path) -> Path:
@@ -126,7 +126,7 @@ class Lock:
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if not _lock(self.handle, path):
             os.close(self.handle)
-            raise GTPError(f"another run is writing {path}; wait for it, or write to a different place")
+            raise GTPError(f"another run is writing {path}; wait for it, or choose another path")
         _held.add(self)
 
     def release(self) -> None:
@@ -186,4 +186,6 @@ def friendly_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise GTPError(f"cannot write {path}: {error.strerror or error}; choose another place or make room") from error
+        raise GTPError(
+            f"cannot write {path}: {error.strerror or error}; choose another path or free some disk space"
+        ) from error

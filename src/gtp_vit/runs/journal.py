@@ -114,22 +114,22 @@ class Journal:
         self.lock.release()
 
 
-RESTART_HINT = "--restart discards what it has and begins anew, or let this run write to another place"
+RESTART_HINT = "use --restart to discard it, or choose another output path"
 
 
 def _check_ours(path: Path) -> None:
     """Raise GTPError for a file that is no journal, before it is changed."""
     if not path.is_file():
-        raise GTPError(f"{path} is not a file; this run keeps its journal there: let it write to another place")
+        raise GTPError(f"{path} is not a file; this run keeps its journal there; choose another output path")
     try:
         with path.open("rb") as file:
             begin = file.read(len(MAGIC))
     except OSError as error:
-        raise GTPError(f"cannot read {path}: {error.strerror or error}; let this run write to another place") from error
+        raise GTPError(f"cannot read {path}: {error.strerror or error}; choose another output path") from error
     if not MAGIC.startswith(begin):  # a kill may have cut it off
         raise GTPError(
-            f"{path} exists and is no journal of this version of gtp-vit; move it away, or let this run write to "
-            "another place"
+            f"{path} exists and is not a journal of this version of gtp-vit; move it away, or choose "
+            "another output path"
         )
 
 

@@ -57,13 +57,13 @@ def read_state(folder: Path, run: dict[str, object]) -> RunState | None:
         state: RunState = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         stored = state["run"]
     except Exception as error:  # zip, pickle and torch have errors of many classes
-        raise GTPError(f"{path} is damaged, or no checkpoint of a finetuning run; {RESTART_HINT}") from error
+        raise GTPError(f"{path} is damaged, or not a checkpoint of a finetuning run; {RESTART_HINT}") from error
     if stored != run:
         raise GTPError(f"{path} is of a different run: {differences(stored, run)}; {RESTART_HINT}")
     return state
 
 
-RESTART_HINT = "--restart discards it and begins anew, or write to a different place with --output"
+RESTART_HINT = "use --restart to discard it, or choose another --output"
 
 
 def write_weights(folder: Path, model: PatchedModel, recipe: Recipe) -> None:

@@ -115,7 +115,7 @@ def finetune(
     if settings.amp != "off" and next(plain.parameters()).device.type == "cpu":
         verdict = bf16_verdict()  # in a subprocess, because it may crash
         if verdict != "works":
-            raise GTPError(f"bfloat16 cannot be used here: {verdict}; leave out --amp")
+            raise GTPError(f"bfloat16 cannot be used here: {verdict}; remove --amp")
     folder, name = Path(output.folder), output.model_name or host.inputs.name
     run = finetune_identity(plain, name, method, settings, dataset, validation)
     distributed.check_same_on_all_ranks("settings, weights or data", run)
@@ -130,12 +130,10 @@ def finetune(
             del state  # which holds on to the file
             return loop.run(progress)
         except NonFiniteError as error:
-            last_checkpoint = (
-                f"{folder / STATE}, of step {loop.saved}, is kept" if loop.saved else "nothing was saved yet"
+            saved = (
+                f"the checkpoint of step {loop.saved} is kept in {folder / STATE}" if loop.saved else "nothing is saved"
             )
-            raise NonFiniteError(
-                f"{error}; the last good checkpoint ({last_checkpoint}); try a lower --lr, or --clip-grad 1"
-            ) from None
+            raise NonFiniteError(f"{error}; {saved}; try a lower --lr, or --clip-grad 1") from None
         finally:
             loop.log.close()
 

@@ -140,7 +140,7 @@ class DynamicViTProtocol(Protocol):
         if method.keep_ratio == 1:
             raise SettingError("keep_ratio is 1: no token ever leaves, so there is nothing to learn; give less")
         if settings.ramp_start or settings.ramp_epochs:
-            raise SettingError("DynamicViT reaches keep_ratio by its loss; leave out ramp_start and ramp_epochs")
+            raise SettingError("DynamicViT reaches keep_ratio by its loss; remove ramp_start and ramp_epochs")
 
     def distill(self, settings: TrainingConfig) -> float:
         return 0.5 if settings.distill is None else settings.distill

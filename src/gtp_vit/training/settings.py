@@ -35,17 +35,17 @@ class TrainingConfig:
     weight_decay: float | None = None
     """Weight decay of AdamW; by default 0.05, EViT 1e-6."""
     warmup: float | None = None
-    """Share of the run in which the learning rate rises; by default 5 of 30 epochs, EViT none."""
+    """Fraction of the run in which the learning rate rises; by default 5 of 30 epochs, EViT none."""
     drop_path: float | None = None
     """Stochastic depth in the last layer, less in those before; by default 0.1, EViT and DynamicViT none."""
     clip_grad: float | None = None
-    """Longest gradient; longer ones are shortened."""
+    """Clip gradients to this norm."""
     ema: float = 0.0
     """Decay of a moving average of the weights, e.g. 0.9999, which is then what is evaluated and written; 0 = none."""
     amp: Precision = "off"
     """Mixed precision, on machines that have it."""
     grad_checkpointing: bool = False
-    """Compute each layer twice and keep little of it: less memory, more time."""
+    """Gradient checkpointing: less memory, more time."""
     distill: float | None = None
     """Weight of the KL divergence to the unreduced model's soft logits, besides the labels' of weight 1; 0 = none. By
     default none, with --no-labels 1, and 0.5 for DynamicViT."""
@@ -58,12 +58,12 @@ class TrainingConfig:
     auto_augment: str = "rand-m9-mstd0.5-inc1"
     """timm's description of the automatic augmentation; empty = none."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Area of the random part of an image that is shown. Images of up to 32 pixels are shifted instead, as in DeiT;
-    with 1 1 not even that."""
+    """Area range of the random crop. Images of up to 32 pixels are shifted instead, as in DeiT; 1 1 switches both
+    off."""
     hflip: float = 0.5
-    """How often an image is mirrored."""
+    """Probability of a horizontal flip."""
     reprob: float = 0.25
-    """How often a random rectangle is erased."""
+    """Probability of erasing a random rectangle."""
     mixup: float = 0.8
     """Alpha of mixup; 0 = none."""
     cutmix: float = 1.0
@@ -71,7 +71,7 @@ class TrainingConfig:
     smoothing: float = 0.1
     """Label smoothing."""
     repeats: int = 3
-    """How often an image is drawn in its epoch; an epoch then sees one n-th of the images (DeiT: 3)."""
+    """Repeated augmentation: draws of an image per epoch, which then sees one n-th of the images (DeiT: 3)."""
     train_seed: int = 0
     """Seed of everything that training draws: order, augmentation, mixing, dropped layers."""
     save_every: int = 0

@@ -60,7 +60,7 @@ class Trainer:
         plain = copy.deepcopy(self.teacher).requires_grad_(True)
         host = host_of(plain)
         if not host.backbone.set_drop_path(host.tower, protocol.drop_path) and settings.drop_path:
-            raise SettingError(f"{type(plain).__name__} has no stochastic depth; leave out --drop-path")
+            raise SettingError(f"{type(plain).__name__} has no stochastic depth; remove --drop-path")
         untrained = set() if protocol.trains_embedding else host.backbone.embedding_parameters(host.tower)
         for name, parameter in plain.named_parameters():
             parameter.requires_grad_(name not in untrained)

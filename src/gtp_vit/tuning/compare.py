@@ -117,7 +117,7 @@ def _budget_labels(budgets: Sequence[float]) -> list[str]:
 
 
 def budgets_of(model: nn.Module, numbers: Sequence[int]) -> list[float]:
-    """MACs of GTP that propagates these numbers of tokens a layer: what the paper calls a budget."""
+    """MACs of GTP that propagates these numbers of tokens per layer: what the paper calls a budget."""
     costs = host_of(model).costs()
     return [costs.macs_with(GTP(propagate=number)) for number in numbers]
 

@@ -88,7 +88,7 @@ class SearchConfig:
     """How a search goes about it, and how long."""
 
     passes: Annotated[int, Range(1, 10**6)] = 150
-    """How often the search goes through its images."""
+    """Passes of the search over its images."""
     minutes: Annotated[float, Range(0, 10**6)] = 0
     """End the search after this many minutes; 0 = no limit."""
     seed: int = 0
@@ -96,7 +96,7 @@ class SearchConfig:
     batch_size: Annotated[int, Range(1, 65536)] = 32
     """Images at a time."""
     calibrate: bool = True
-    """First learn what matters to the model, by a backward pass an image; gtp_plus alone does."""
+    """Calibrate first, with one backward pass per image; gtp_plus only."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

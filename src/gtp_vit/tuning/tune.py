@@ -56,7 +56,7 @@ def tune(
 
     Args:
         model: a supported ViT with the weights it will be used with; it is measured in eval mode.
-        images: a few hundred, prepared as the model wants them, [I, channels, height, width]. No labels are needed.
+        images: a few hundred, prepared as the model expects them, [I, channels, height, width]. No labels are needed.
         target: what is to be reached, by default 65 % of the unreduced model's MACs.
         method: a method with a schedule, by name or with its settings.
         search: how long the search takes, its seed, and whether it first learns what matters to the model.

@@ -70,7 +70,7 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
     batch_size: Annotated[tuple[int, ...], Short("-b"), Range(1, 65536)] = (8,)  # type: ignore[assignment]
     """Images in a batch; several numbers are timed one after the other."""
     rounds: Annotated[int, Range(3, 10**6)] = 20
-    """How often each model is timed."""
+    """Timing rounds per model."""
     compile: bool = False
     """Compile both models with torch.compile first."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -172,7 +172,7 @@ def _check(flags: Benchmark) -> None:
     for_torch = {"--compile": flags.compile, "--dtype": flags.dtype != "float32"}
     wrong = [name for name, value in for_torch.items() if value and flags.engine != TORCH]
     if wrong:
-        raise GTPError(f"{' and '.join(wrong)} is for torch; leave it out with --engine {flags.engine}")
+        raise GTPError(f"{' and '.join(wrong)} applies to torch only; remove it with --engine {flags.engine}")
 
 
 def measure(

@@ -86,9 +86,9 @@ class Compare(JsonFlags, MeasureFlags, ResumeFlags, DataFlags):
     tuning_images: Annotated[int, Range(MIN_IMAGES, 10**6)] = 160
     """How many of them to use, spread over the folder."""
     search_passes: Annotated[int, Range(1, 10**6)] = 30
-    """How often each search goes through them."""
+    """Passes of each search over them."""
     rounds: Annotated[int, Range(0, 10**6)] = 7
-    """How often each model is timed, interleaved; 0 does not time."""
+    """Timing rounds per model, interleaved; 0 = no timing."""
     timing_batch: Annotated[int, Range(1, 65536)] = 8
     """Images in a batch while timing."""
     output: Path | None = None

@@ -65,13 +65,13 @@ def main(arguments: Sequence[str]) -> None:
             render.print_text(f"Port {flags.port} is in use; {port} is the next free one.")
         if not serve.is_local(flags.host):
             render.print_text(f"Everyone who can reach {flags.host} can use this page and its processor time.")
-        render.print_text(f"{flags.model}: {address}  (Ctrl+C ends it)")
+        render.print_text(f"{flags.model}: {address}  (Ctrl+C to stop)")
         sys.stdout.flush()  # into a pipe as well
         if flags.open:
             webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
-        render.print_text("Ended.")
+        render.print_text("Stopped.")
 
 
 def _page_subject(flags: Demo, arguments: Sequence[str]) -> DemoModel | ExportedSubject:

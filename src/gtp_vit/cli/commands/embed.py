@@ -49,12 +49,12 @@ OF_A_FILE = ("--engine", "--logits", "--unreduced", "--patches", "--checkpoint",
 class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """Embeddings of all images of a folder, WebDataset or Hugging Face data set, to a folder of files with their names.
 
-    Of a classifier the pooled features in front of its last layer are taken, of CLIP the image embedding, of others
-    what they return. Labels are not needed. The folder gets files of safetensors or Parquet, and manifest.json, which
-    says what was embedded, by what, and which images could not be read.
+    Stored are a classifier's pooled features, CLIP's image embedding, or else the model's output. Labels are not
+    needed. The folder gets files of safetensors or Parquet, and manifest.json, which lists the images, the model and
+    settings, and the images that could not be read.
 
     An interrupted run resumes when it is started again, also with a different number of processes: nothing is lost or
-    twice, and the result is the same to the last bit. If weights, images or settings differ it is refused. Under
+    duplicated, and the result is the same to the last bit. If weights, images or settings differ it is refused. Under
     torchrun, processes share the files to write; they may be on many machines.
 
     A file that gtp-vit export has written takes the place of a model and runs in its engine.
@@ -72,17 +72,17 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     output: Path | None = None
     """Folder for the files; needed. An interrupted run resumes from there."""
     unreduced: bool = False
-    """Leave the model as it is, for comparison."""
+    """Embed with the unreduced model, for comparison."""
     logits: bool = False
-    """Of a classifier, the scores of its classes instead of its features."""
+    """Store class scores instead of features."""
     patches: bool = False
-    """Features of all patches, row by row, instead of one vector for an image; those of removed tokens are restored."""
+    """Store the features of all patches instead of one vector per image; removed tokens are restored."""
     normalise: bool = False
     """Scale every vector to length 1."""
     dtype: Literal["float32", "float16"] = "float32"
-    """Of the numbers that are stored; the model computes in its own precision."""
+    """Dtype of the stored numbers; the model computes in its own precision."""
     format: Literal["safetensors", "parquet"] = "safetensors"
-    """Of the files. Parquet needs pyarrow: pip install 'gtp-vit[parquet]'."""
+    """File format; parquet needs pyarrow: pip install 'gtp-vit[parquet]'."""
     shard_size: Annotated[int, Range(0, 100_000)] = 0
     """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
     most the file it was at."""
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
         _verify(flags, flags.verify, written)
         return
     if flags.unreduced and ("--method" in written or chosen.given_settings):
-        raise GTPError("--unreduced leaves out every method; leave it out, or the method and its settings")
+        raise GTPError("--unreduced cannot be combined with --method or its settings; remove one of them")
     output = flags.output
     if output is None:
         raise GTPError("--output is missing; give the folder to write to")
@@ -123,7 +123,9 @@ def main(arguments: Sequence[str]) -> None:
     if flags.patches and flags.logits:
         raise GTPError("--patches and --logits are two different outputs; leave one of them out")
     if flags.patches and flags.engine != TORCH:
-        raise GTPError(f"{flags.engine} runs a model as a whole, and --patches are from inside; leave out --engine")
+        raise GTPError(
+            f"{flags.engine} returns only the model's output, and --patches needs features from inside; remove --engine"
+        )
     check_engine(flags.engine, "f32", flags.device)
     if not is_exported(flags.model):
         check_weights(flags)
@@ -135,9 +137,9 @@ def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
     """Check a folder that was written earlier."""
     others = sorted(word for word in written if word.startswith("-") and word not in ("--verify", "--json"))
     if others:
-        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {others[0]}")
+        raise GTPError(f"--verify checks a folder and embeds nothing; remove {others[0]}")
     if flags.model != Embed.model:
-        raise GTPError(f"--verify checks a folder and embeds nothing; leave out {flags.model}")
+        raise GTPError(f"--verify checks a folder and embeds nothing; remove {flags.model}")
     manifest = verify(folder)
     columns = ["images", "embedded", "files"]
     row = [str(count) for count in (manifest["images"], manifest["embedded"], len(manifest["shards"]))]

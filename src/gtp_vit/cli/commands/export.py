@@ -52,7 +52,7 @@ class Export(OutputFlags, MethodFlags, DataFlags):
     method: str = DEPLOY
     """A method or a recipe; its settings are flags too. deploy is gtp_plus with a schedule for engines: few layers."""
     format: Annotated[str, Choices(formats)] = "onnx"
-    """Of the file; each engine has its own. onnx is for ONNX Runtime, TensorRT and others."""
+    """File format; each engine has its own. onnx is for ONNX Runtime, TensorRT and others."""
     precision: Annotated[str, Choices(precisions)] = "f32"
     """Precision of the products with weights; which tokens stay is decided in floating point in all of them."""
     output: Path = Path()
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     engine.check_converter()
     check_weights(flags)
     if flags.device != "cpu":
-        raise GTPError(f"--device is {flags.device}; a file is made and checked on a CPU, leave it out")
+        raise GTPError(f"--device is {flags.device}; exporting runs on a CPU; remove it")
     if "--output" not in {word.partition("=")[0] for word in arguments}:
         raise GTPError("--output is missing; give the folder to write to")
     check_writable(flags.output / "file", flags.html)

@@ -55,7 +55,7 @@ class Tour(JsonFlags):
     limit: Annotated[int, Range(0, 10**6)] = 0
     """Evaluate only this many images; 0 means all."""
     rounds: Annotated[int, Range(3, 10**6)] = 15
-    """How often each model is timed, interleaved."""
+    """Timing rounds per model, interleaved."""
     output: Path = Path("tour")
     """Folder for report.html, the page with the pictures."""
 

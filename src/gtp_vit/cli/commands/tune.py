@@ -70,12 +70,13 @@ class Tune(OutputFlags, MeasureFlags, EngineFlags, ResumeFlags, DataFlags):
     images: Annotated[int, Range(1, 10**6)] = 320
     """Images to use, spread over the data set; a fifth of them is held out to check the result."""
     search: Annotated[
-        SearchConfig, Nested({"passes": "search_passes", "seed": "search_seed"}, without=("batch_size",))
+        SearchConfig,
+        Nested({"passes": "search_passes", "seed": "search_seed"}, without=("batch_size",), group="search"),
     ] = SearchConfig()
-    limits: Annotated[ScheduleLimits, Nested()] = ScheduleLimits()
-    timing: Annotated[TimingConfig, Nested({"batch_size": "timing_batch"}, without=("engine", "precision"))] = (
-        TimingConfig()
-    )
+    limits: Annotated[ScheduleLimits, Nested(group="search")] = ScheduleLimits()
+    timing: Annotated[
+        TimingConfig, Nested({"batch_size": "timing_batch"}, without=("engine", "precision"), group="search")
+    ] = TimingConfig()
     output: Path | None = None
     """Write the recipe here, as JSON; a curve becomes one file per recipe, with its share of the MACs in the name."""
 
@@ -125,7 +126,7 @@ def targets_of(flags: Tune) -> list[Target]:
     if not flags.curve:
         return [target_of_flags(flags, DEFAULT_TARGET)]
     if any(getattr(flags, name) is not None for name in target_bounds()):
-        raise GTPError("--curve has targets of its own; leave out the other")
+        raise GTPError("--curve sets its own targets; remove the target")
     return [Target("macs", share) for share in CURVE_FRACTIONS]
 
 

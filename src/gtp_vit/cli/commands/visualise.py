@@ -102,7 +102,7 @@ def _check_model_first(flags: Visualise) -> None:
 def _draw_features(flags: Visualise, arguments: Sequence[str], model: nn.Module, method: Method) -> None:
     """Pictures of patch features, unreduced and restored, and how near they are."""
     if flags.layers:
-        raise GTPError("--features draws what the last layer gives; leave out --layers")
+        raise GTPError("--features draws what the last layer gives; remove --layers")
     fast = patch(model, method, restore=True)
     sections, drawn = [], {}
     for name, image, tensor in _pictures(flags, model):

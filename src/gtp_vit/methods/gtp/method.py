@@ -42,7 +42,7 @@ class GTP(Method):
     schedule_field: ClassVar[str | None] = "propagate"
 
     propagate: Schedule = 8
-    """Tokens removed and propagated in each layer (the paper's P): a number, one a layer, or a named schedule."""
+    """Tokens removed and propagated in each layer (the paper's P): a number, one per layer, or a named schedule."""
     select: str = "mixed"
     """How tokens are scored: mixed, diagonal, broad, sum, class, cosine_tokens, cosine_attention or random."""
     heads: str = "max"

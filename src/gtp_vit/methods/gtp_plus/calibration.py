@@ -101,7 +101,7 @@ def calibration_from_text(text: str) -> Calibration:
             stored = load(base64.b64decode(text, validate=True))
     except (binascii.Error, SafetensorError, ValueError) as error:
         raise SettingError(
-            f"calibration is {short_repr(text)}, which is none that gtp_vit.calibrate made; give its text, or a recipe"
+            f"calibration is {short_repr(text)}, which gtp_vit.calibrate did not write; give its text, or a recipe"
         ) from error
     expected = {"probe": (torch.float16, 2), "grid": (torch.int32, 1), "registers": (torch.int32, 1)}
     expected["weights"] = (torch.float32, 1)
@@ -109,13 +109,15 @@ def calibration_from_text(text: str) -> Calibration:
         stored[name].dtype == dtype and stored[name].ndim == ndim for name, (dtype, ndim) in expected.items()
     )
     if not fits or len(stored["grid"]) != 2 or int(stored["grid"].min()) < 1:
-        raise SettingError("calibration lacks parts, or has others; make it anew with gtp_vit.calibrate")
+        raise SettingError("calibration has missing or unknown fields; run gtp_vit.calibrate again")
     if not all(bool(stored[name].isfinite().all()) for name in ("probe", "weights")):
-        raise SettingError("calibration has numbers that are not finite; make it anew with gtp_vit.calibrate")
+        raise SettingError("calibration has numbers that are not finite; run gtp_vit.calibrate again")
     rows, columns = stored["grid"].tolist()
     registers = tuple(sorted(set(stored["registers"].tolist())))
     if registers and not 0 <= registers[0] <= registers[-1] < rows * columns:
-        raise SettingError(f"calibration names a cell that is not in its {rows} x {columns} patches; make it anew")
+        raise SettingError(
+            f"calibration names a cell that is not in its {rows} x {columns} patches; run gtp_vit.calibrate again"
+        )
     return Calibration(stored["probe"].float(), (rows, columns), registers, stored["weights"])
 
 

@@ -48,7 +48,7 @@ class GTPPlus(Method):
     tunable: ClassVar[dict[str, tuple[float, float]]] = {"importance_floor": (0.02, 20.0), "size_bias": (0.3, 1.5)}
 
     remove: Schedule = "default:8"
-    """Tokens removed in each layer: a number, one a layer, or a named schedule."""
+    """Tokens removed in each layer: a number, one per layer, or a named schedule."""
     importance_floor: float = 0.5
     """Importance of a token without attention, where the mean token has 1; large values ignore importance."""
     preserve_norm: bool = True

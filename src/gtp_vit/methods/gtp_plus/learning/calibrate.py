@@ -39,12 +39,12 @@ def calibrate(
 ) -> Recipe:
     """GTP+ with its default shape at a share of the MACs and what it learned of the model; a recipe that `patch` takes.
 
-    It learns by one backward pass an image how sensitive the output is to each token, and which cells the model uses as
+    It learns by one backward pass per image how sensitive the output is to each token, and which cells the model uses
     registers. `tune` does the same and searches the schedule as well.
 
     Args:
         model: a supported ViT with the weights it will be used with; it is run in eval mode.
-        images: a few hundred, prepared as the model wants them, [I, channels, height, width]. No labels are needed.
+        images: a few hundred, prepared as the model expects them, [I, channels, height, width]. No labels are needed.
         macs: share of the unreduced model's MACs.
         measure: what counts as damage: auto chooses by what the model returns; dense: features of patches.
         batch_size: images at a time.

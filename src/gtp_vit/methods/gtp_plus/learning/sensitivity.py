@@ -1,6 +1,6 @@
 """How much a model's output depends on each token, learned from a few hundred images without labels.
 
-One backward pass an image through the unreduced model gives the gradient of its output at every token of every layer.
+One backward pass per image through the unreduced model gives the gradient of its output at every token of every layer.
 A ridge regression then predicts the logarithm of its square from the token itself: a probe for each layer. Cells whose
 tokens are far longer than all others in most images are registers: the model keeps global information there.
 
@@ -64,7 +64,7 @@ def learn_sensitivity(
 
     Args:
         model: a supported ViT with the weights it will be used with; a patched one is taken as it was before.
-        images: prepared as the model wants them, [I, channels, height, width].
+        images: prepared as the model expects them, [I, channels, height, width].
         measure: what counts as damage to the output; auto chooses by what the model returns.
         batch_size: images at a time; fewer where a backward pass would take more than MEMORY_BYTES.
         seed: of the random directions in the output.
@@ -116,7 +116,7 @@ def _check_fit(fit: list[float | None], images: int) -> None:
     if not measured:
         raise GTPError(
             "the output does not depend on any image token of these images: there is nothing to learn; check the "
-            "weights, and that the images are prepared as the model wants them"
+            "weights, and that the images are prepared as the model expects them"
         )
     if max(measured) < MIN_FIT:
         raise GTPError(
@@ -173,7 +173,7 @@ def _gradients(
             gradients = torch.autograd.grad(number, tokens, allow_unused=True)
         except RuntimeError as error:
             raise GTPError(
-                f"the model gives no gradients: {first_line(error)}; calibration needs one backward pass an image, "
+                f"the model gives no gradients: {first_line(error)}; calibration needs one backward pass per image, "
                 "through an ordinary torch model"
             ) from error
     filled = [torch.zeros_like(z) if g is None else g for z, g in zip(tokens, gradients, strict=True)]
