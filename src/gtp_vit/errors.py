@@ -120,7 +120,7 @@ def check_range(
     if fits and low <= value <= high and not (exclude_low and value == low):  # type: ignore[operator]
         return
     left = "(" if exclude_low else "["
-    span = f"a {'whole ' if integer else ''}number in {left}{low:g}, {high:g}]"
+    span = f"{'an integer' if integer else 'a number'} in {left}{low:g}, {high:g}]"
     raise SettingError(f"{name} is {short_repr(value)}; it must be {span}{' ' + why if why else ''}")
 
 

@@ -150,7 +150,7 @@ class Patched(PatchedModel):
 
     @property
     def kernels(self) -> str:
-        """Which kernels a forward pass would use now, and if torch operators, why."""
+        """The kernels a forward pass would use now, and if torch operators, why."""
         return describe(self.reduction.kernels, next(self.parameters()))
 
     def extra_repr(self) -> str:
@@ -158,7 +158,7 @@ class Patched(PatchedModel):
 
 
 class SavesRecipe(nn.Module):
-    """What the classes that `patch` makes of Hugging Face models add: the reduction is saved as well."""
+    """Part of the classes that `patch` makes of Hugging Face models: the reduction is saved as well."""
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, push_to_hub: bool = False, **options: Any) -> None:
         """As the model's own, and a recipe beside the weights, which `gtp_vit.load_pretrained` reads."""
@@ -172,7 +172,7 @@ class SavesRecipe(nn.Module):
 
 
 class PatchedWrapper(nn.Module):
-    """What a model around a patched ViT has of the reduction."""
+    """The parts of the reduction that a model around a patched ViT has."""
 
     @property
     def reduction(self) -> Reduction:

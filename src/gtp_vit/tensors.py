@@ -117,7 +117,7 @@ def batch_index(index: Tensor) -> Tensor:
 
 
 def split_by_score(scores: Tensor, removed: int) -> tuple[Tensor, Tensor]:
-    """Which tokens stay, those with the largest scores, and which `removed` tokens go; scores [B, M].
+    """Indices of the tokens that stay, those with the largest scores, and of the `removed` ones; scores [B, M].
 
     Returns the indices of both, [B, K] and [B, P], each in ascending order. Of equal scores the earlier token stays,
     whatever the batch: a stable sort depends on nothing but the row. NaN counts as large.

@@ -81,7 +81,7 @@ def test_every_setting_of_every_method_refuses_values_of_other_types(name):
         ("gtp", {"propagate": None}, "must be an integer or a list of integers or a string"),
         ("gtp", {"propagate": [1, "a"]}, "propagate is [1, 'a']"),
         ("gtp", {"seed": 10**400}, "seed is a number of more than 50 digits; it must be an integer"),
-        ("evit", {"drop_loc": "a"}, "drop_loc is 'a'; it must be a list of whole numbers or None"),
+        ("evit", {"drop_loc": "a"}, "drop_loc is 'a'; it must be a list of integers or None"),
         ("tome", {"prop_attn": 1}, "prop_attn is 1; it must be True or False"),
     ],
 )
@@ -125,7 +125,7 @@ METHOD = recipe()["method"]
         ("[" * 100_000, "nested too deeply"),
         ('{"format": 1, "model": ' + '{"a":' * 100_000, "nested too deeply"),
         (json.dumps(recipe(model=3)), "model is 3; it must be a string"),
-        (json.dumps(recipe(sizes={**SIZES, "grid": "a"})), "grid is 'a'; it must be a list of 2 whole numbers"),
+        (json.dumps(recipe(sizes={**SIZES, "grid": "a"})), "grid is 'a'; it must be a list of 2 integers"),
         (json.dumps(recipe(sizes={**SIZES, "grid": [14]})), r"grid is [14]"),
         (json.dumps(recipe(sizes={**SIZES, "grid": [14, 14, 14]})), r"grid is [14, 14, 14]"),
         (json.dumps(recipe(sizes={**SIZES, "layers": "12"})), "layers is '12'"),

@@ -397,7 +397,7 @@ def test_gated_attention_is_refused():
         ({"propagate": (1, 1)}, ScheduleError, "2 entries, but the model has 4 layers"),
         ({"neighbours": 64}, SettingError, "neighbours is 64; it must be an integer in [0, 63]"),
         ({"neighbours": 0, "graph": "semantic"}, SettingError, "[1, 63]"),
-        ({"neighbours": 2.5}, SettingError, "whole number"),
+        ({"neighbours": 2.5}, SettingError, "an integer"),
         ({"spatial_neighbours": 6}, SettingError, "4 or 8"),
         ({"theta": 0.0}, SettingError, "(0, 1]"),
         ({"theta": 1.1}, SettingError, "(0, 1]"),

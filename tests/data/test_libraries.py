@@ -113,7 +113,7 @@ def test_images_are_prepared_by_the_models_own_processor(saved, pictures):
     picture = Image.open(pictures / "class0" / "00.png")
     assert torch.equal(dataset[0].image, processor(picture, return_tensors="pt")["pixel_values"][0])
     assert dataset[0].image.shape == (3, 64, 64)
-    with pytest.raises(GTPError, match="it is not known how the weights of small-vit want their images"):
+    with pytest.raises(GTPError, match="the preprocessing for the weights of small-vit is unknown"):
         open_images(model, DataSettings(data_dir=pictures))
 
 
@@ -138,8 +138,8 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
         ),
         (["macs", "open_clip:ViT-Q"], "; gtp-vit models 'open_clip:*' lists all"),
         (["macs", "open_clip:RN50"], "is not a supported ViT"),
-        (["macs", "torchvision:"], "'torchvision:' names no model"),
-        (["macs", "hf:"], "'hf:' names no model"),
+        (["macs", "torchvision:"], "'torchvision:' has no model name after the colon"),
+        (["macs", "hf:"], "'hf:' has no model name after the colon"),
         (["evaluate", "torchvision:vit_b_16", "--data-dir", "x"], "has random weights; give --pretrained"),
         (["evaluate", "torchvision:vit_b", "--data-dir", "x"], "unknown model 'torchvision:vit_b'"),
         (
@@ -149,7 +149,7 @@ def test_of_models_of_images_and_texts_the_image_part_is_run(tmp_path, capsys):
         (["evaluate", "open_clip:ViT-B-32/no", "--data-dir", "x", "--pretrained"], "has no weights called 'no'"),
         (["macs", "hf:nowhere/at/all"], "transformers cannot open 'nowhere/at/all'"),
         (["finetune", "hf:SAVED", "--data-dir", "x", "--output", "y"], "only a ViT itself can be finetuned here"),
-        (["evaluate", "hf:SAVED", "--data-dir", "x", "--img-size", "32"], "has its own weights and sizes; leave out"),
+        (["evaluate", "hf:SAVED", "--data-dir", "x", "--img-size", "32"], "has its own weights and sizes; remove"),
         (["evaluate", "hf:SAVED", "--data-dir", "x", "--crop-pct", "0.9"], "remove --crop-pct"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -218,10 +218,10 @@ def test_a_folder_of_another_run_is_refused_and_restarted_on_request(folder, alo
     output = shutil.copytree(alone, tmp_path / "copy")
     other = [word if word != "2" else "1" for word in words_for(folder, output)]
     line = refused(other, capsys)
-    assert "has embeddings of a different run: method propagate was 2 and is 1; --restart" in line
+    assert "has embeddings of a different run: method propagate was 2 and is 1; use --restart" in line
     (output / "manifest.json").unlink()  # a shard alone says whose it is
     line = refused(other, capsys)
-    assert "embeddings-000000.safetensors is of a different run: method propagate was 2 and is 1; --restart" in line
+    assert "embeddings-000000.safetensors is of a different run: method propagate was 2 and is 1; use --restart" in line
     same = {path.name for path in alone.iterdir()} - {path.name for path in output.iterdir()}
     assert same == {"manifest.json"}
     (output / "notes.txt").write_text("mine")
@@ -372,7 +372,7 @@ def test_verify_says_that_all_is_well_or_what_is_not(alone, tmp_path, capsys):
     assert "embeddings-000001.safetensors has changed" in line
     assert "embeddings-000009.safetensors is not in manifest.json" in line
     assert "remove --output" in refused(["embed", "--verify", str(output), "--output", "x"], capsys)
-    assert "leave out test_vit" in refused(["embed", "test_vit", "--verify", str(output)], capsys)
+    assert "remove test_vit" in refused(["embed", "test_vit", "--verify", str(output)], capsys)
     assert "there is no manifest.json in" in refused(["embed", "--verify", str(tmp_path)], capsys)
 
 
@@ -539,7 +539,7 @@ def test_a_folder_without_folders_and_what_can_be_stored(folder, tmp_path, capsy
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--unreduced"], "--unreduced leaves out every method"),
+        (["--unreduced"], "--unreduced cannot be combined with --method"),
         (["--shard-size", "-1"], "--shard-size is -1"),
         (["--patches", "--logits"], "--patches and --logits are two different outputs"),
         (["--patches", "--engine", "onnxruntime"], "--patches needs features from inside; remove --engine"),

@@ -804,7 +804,7 @@ def test_too_few_images_are_refused(tmp_path, untouched, pictures, capsys):
         (["export", "--format", "tflite", "--output", "OUT"], "unknown --format 'tflite'"),
         (["export", "--precision", "bf16", "--output", "OUT"], "onnxruntime has no bf16 on a CPU; give f32 or int8"),
         (["export", "--images", "7", "--output", "OUT"], "--images is 7; it must be an integer in [8,"),
-        (["export", "--device", "cuda", "--output", "OUT"], "--device is cuda; a file is made and checked on a CPU"),
+        (["export", "--device", "cuda", "--output", "OUT"], "--device is cuda; exporting runs on a CPU"),
         (["export", "--class-names", "no.txt", "--output", "OUT"], "cannot read --class-names no.txt"),
         (["export", "--method", "ats", "--output", "OUT"], "ats keeps a different number of tokens in every image"),
         (["export", "--method", "deplyo", "--output", "OUT"], "did you mean 'deploy'"),

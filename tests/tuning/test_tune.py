@@ -445,7 +445,7 @@ def test_the_command_draws_a_curve(words, tmp_path, capsys):
 def test_bad_flags_of_the_command(words, capsys):
     for more, message in (
         (["--macs", "0.8", "--speedup", "2"], "2 targets are given"),
-        (["--curve", "--macs", "0.8"], "--curve has targets of its own"),
+        (["--curve", "--macs", "0.8"], "--curve sets its own targets"),
         (["--method", "missing.json"], "there is no recipe missing.json"),
         (["--images", "5"], "5 images are too few"),
         (["--max-layers", "0"], "--max-layers is 0"),

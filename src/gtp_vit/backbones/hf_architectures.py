@@ -1,4 +1,4 @@
-"""How Hugging Face's families of ViTs name the parts of one pre-norm block, and what they have that others lack.
+"""Hugging Face's families of ViTs: the names of the parts of a pre-norm block, and parts that other families lack.
 
 Names are those of transformers 5.18 and newer.
 """
@@ -14,7 +14,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
-    """How a family names its parts, and what it has of the parts that others lack."""
+    """A family's names for its parts, and the parts it has that others lack."""
 
     model: str  # transformers.models.THIS
     name: str  # with which the names of its classes begin

@@ -128,7 +128,7 @@ def _all(tokens: Tokens, order: Tensor | None) -> Tensor:
 
 
 def _layers_to_return(output_hidden_states: bool | int | list[int] | None, all_layers: int, used: int) -> set[int]:
-    """Which hidden states to return: 0 is the embedding, then one for each layer."""
+    """Indices of the hidden states to return: 0 is the embedding, then one per layer."""
     if output_hidden_states is None or output_hidden_states is False:
         return set()
     if output_hidden_states is True:

@@ -90,7 +90,7 @@ class HFImageTransform:
         return height, width
 
     def preprocessing(self) -> dict[str, Any]:
-        """What it does, as timm calls it; as it is, if timm has no words for all of it."""
+        """Its settings under timm's names; under its own if timm has no name for one of them."""
         from PIL import Image
 
         stored = self.processor.to_dict()

@@ -227,7 +227,7 @@ class HuggingFaceViT(Backbone):
 
 
 def pooler_output(model: Any, last_hidden_state: Tensor) -> Tensor | None:
-    """What the model pools of its last hidden state; None if it pools nothing."""
+    """The pooled last hidden state; None if the model does not pool."""
     names = spec_of(model)
     if names.model == "clip":
         return model.post_layernorm(last_hidden_state[:, 0])

@@ -1,4 +1,4 @@
-"""Which part of a model is a ViT, of which family, and what the model around it does: `find`."""
+"""Finding the ViT in a model, its family, and what the model around it does: `find`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Host:
 
     @functools.cached_property
     def output(self) -> Output | None:
-        """What the model returns; None if there is a model around the ViT, whose output is not known."""
+        """The kind of output; None if there is a model around the ViT, whose output is not known."""
         root = self.wrapper
         if root is None:
             return self.backbone.output(self.tower)
@@ -86,7 +86,7 @@ class Host:
         return measure_costs(self.backbone, tower, self.vit, head, grid, convention)
 
     def _head(self, parent: nn.Module, features: Tensor) -> Tensor:
-        """What a copy of the model right around the ViT makes of its features."""
+        """The output of a copy of the model right around the ViT for these features."""
         if self.wrapper is None:
             return self.backbone.head(parent, features)
         tower = parent.get_submodule(self.wrapper.path)
@@ -200,7 +200,7 @@ def _name(module: nn.Module) -> str:
 
 
 def find_inside_wrapper(model: nn.Module) -> str | None:
-    """Where in a wrapper a supported model is, e.g. torch.compile's _orig_mod or DataParallel's module."""
+    """The attribute of a wrapper with a supported model in it, e.g. torch.compile's _orig_mod."""
     for path, module in model.named_modules():
         if path and any(backbone.matches(module) for backbone in backbones.known_backbones().values()):
             plain = all(part.isidentifier() for part in path.split("."))

@@ -96,7 +96,7 @@ class OpenClipForwards(PatchedModel):
 
 
 def _model_output(model: Any, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """What a patched model returns for these tokens: pooled and projected, and as tokens."""
+    """The output of a patched model for these tokens: pooled and projected, and as tokens."""
     return _pooled(model, model.reducer.finish(tokens, _last_norm(model)))
 
 

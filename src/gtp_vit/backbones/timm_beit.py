@@ -30,7 +30,7 @@ BIAS_TENSORS = {"relative_position_bias_table", "relative_position_index"}
 
 
 class BiasTable(NamedTuple):
-    """What the layers share, and the cells of all patches."""
+    """The bias that the layers share, and the cells of all patches."""
 
     shared: Tensor | None  # [H, 1 + M0, 1 + M0]: added in every layer; None = nothing is
     cells: Tensor  # `Tokens.cell` of the embedded tokens: while it is that very tensor, all are there and in order
@@ -80,7 +80,7 @@ class TimmBeit(TimmEva):
 
 
 def _bias(attn: Any, tokens: Tokens, queries: int | None) -> Tensor | None:
-    """What is added to the logits of each pair of tokens, [B or 1, H, Q, N]."""
+    """The bias of each pair of tokens, added to the logits, [B or 1, H, Q, N]."""
     own = None if attn.relative_position_bias_table is None else attn._get_rel_pos_bias()[0]
     shared, cells = tokens.position_table
     bias = own if shared is None else shared if own is None else own + shared  # [H, 1 + M0, 1 + M0]

@@ -1,4 +1,4 @@
-"""What the blocks of timm's models have in common: checking what they are made of, and parts of their arithmetic."""
+"""Common parts of the blocks of timm's models: the check of their modules, and some arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 
 
 class SupportedTypes(NamedTuple):
-    """What blocks may be made of."""
+    """Types of the modules that blocks may consist of."""
 
     blocks: tuple[type, ...]
     attentions: tuple[type, ...]
@@ -52,7 +52,7 @@ def _block_unsupported_reason(block: Any, kinds: SupportedTypes) -> str | None:
 
 
 def attention_input(block: Any, x: Tensor) -> Tensor:
-    """What a block's attention gets."""
+    """The input of a block's attention."""
     return x if is_post_norm(block) else block.norm1(x)
 
 

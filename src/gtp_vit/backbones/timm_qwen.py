@@ -32,7 +32,7 @@ class QwenForwards(TimmForwards):
     global_pool: Any
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """What the projector makes of all patches; or their mean; or they themselves."""
+        """The output: the projector's, the mean of all patches, or the patches themselves."""
         if self.reduction.restore and self.global_pool != "avg":
             features = self.forward_features(x)
             return features if self.merger is None else self.merger(features)

@@ -92,7 +92,7 @@ class TimmViT(Backbone):
     def _model_unsupported_reason(
         self, model: Any, known: set[str], pools: set[str] = PREFIX_POOLS | IMAGE_POOLS
     ) -> str | None:
-        """What is around the blocks; `known`: children that the model's class has."""
+        """Why the modules around the blocks are not supported; `known`: children that the model's class has."""
         for name, child in model.named_children():
             if name not in known:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"
@@ -191,7 +191,7 @@ class TimmViT(Backbone):
         return Tokens(x, self.cells(x, grid), model.num_prefix_tokens, grid)
 
     def patches(self, model: Any, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """What the patch embedding makes of images that fit the model, and the grid of their patches."""
+        """The output of the patch embedding for images that fit the model, and the grid of their patches."""
         embed, any_size = model.patch_embed, self.any_size(model)
         multiple = self.patch(model) if any_size and not embed.dynamic_img_pad else None
         check_images(images, self.first_layer(model), None if any_size else tuple(embed.img_size), multiple)

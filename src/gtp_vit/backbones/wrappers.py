@@ -19,7 +19,7 @@ from gtp_vit.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What a class of models does with the ViT in it."""
+    """A class of models around a ViT, and what it does with the ViT's output."""
 
     path: str  # of the ViT, or of a root further inside
     # Which tokens it reads, where the ViT alone would not know; mean: the plain mean of the image tokens.

@@ -1,4 +1,4 @@
-"""What a command calls: its own flags, and the settings of the method chosen with --method, in one parse."""
+"""A command's own flags and the settings of the method chosen with --method, in one parse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL_DEFAULT = "as patch(model)"
 
 @dataclass(frozen=True)
 class MethodFlags:
-    """Which method; the flags of its settings are added by `parse_with_method`."""
+    """The flag --method; the flags of its settings are added by `parse_with_method`."""
 
     method: str = DEFAULT_METHOD.name
     """Name of a method, or a recipe; its settings are flags too. Without any, gtp_plus does what patch(model) does.

@@ -23,7 +23,7 @@ def width() -> int:
 
 
 def program_of(command: type) -> str:
-    """What a user types to run a command: `gtp-vit` and its name, or what the command says itself."""
+    """The program a user types to run a command: `gtp-vit` and its name, or the command's PROGRAM."""
     program: str = getattr(command, "PROGRAM", f"gtp-vit {command.__name__.lower()}")
     return program
 

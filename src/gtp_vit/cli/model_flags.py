@@ -28,7 +28,7 @@ NUM_CORES = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Which model to use."""
+    """Flags that name a model."""
 
     model: Positional[str] = bundled.NAME
     """A timm model, lvvit_t/s/m/l, or fashion_vit, the small model inside the package; hf:FOLDER_OR_NAME,
@@ -49,7 +49,7 @@ class ModelFlags:
 
 @dataclass(frozen=True)
 class DataFlags(ModelFlags):
-    """Which model to use on which images, with timm's names."""
+    """Flags that name a model and its images, spelled as in timm."""
 
     data_dir: Path | None = None
     """Image folder with one subfolder per class, optionally below train/ and validation/. fashion_vit has images of its

@@ -1,4 +1,4 @@
-"""How commands answer: tables or JSON, a page beside it, files to resume from, and an error if something is missing."""
+"""Output of commands: tables or JSON, a page beside it, files to resume from, an error if something is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gtp_vit.runs.journal import Journal
 
 @dataclass(frozen=True)
 class JsonFlags:
-    """How the answer is printed."""
+    """The flag for JSON output."""
 
     GROUP: ClassVar[str] = "output"
     json: bool = False
@@ -83,7 +83,7 @@ def print_result(
 
 
 def model_columns(name: str, model: nn.Module, settings: DataSettings) -> ModelColumns:
-    """What a results file says of a model, and of how its images were prepared."""
+    """Columns of a results file about a model and its image preprocessing."""
     inputs = host_of(model).inputs
     prepared = inputs.preprocessing or {}
     return ModelColumns(

@@ -98,14 +98,14 @@ class Flag:
 
     @property
     def kind(self) -> str:
-        """What its values are, in words."""
+        """The kind of its values, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         return kind_of(self.hint)
 
     @property
     def metavar(self) -> str:
-        """What stands for its value in a help text."""
+        """The placeholder of its value in a help text."""
         if self.positional or self.field in ("model", "method"):
             name = self.field.upper()
         elif self.choices:

@@ -1,4 +1,4 @@
-"""What is printed: tables and sentences in the available width, JSON for programs, and how far the work is."""
+"""Printing: tables and sentences in the available width, JSON for programs, and progress."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def print_json(result: Any) -> None:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[..., None]]:
-    """How much of the work is done, and the remaining time, on standard error, so that --json stays clean."""
+    """A progress bar with the remaining time, on standard error, so that --json stays clean."""
     begin = time.monotonic()
     last = begin - TERMINAL_SECONDS
 

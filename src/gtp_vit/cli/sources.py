@@ -107,7 +107,7 @@ def check_flag_names(command: str, arguments: Sequence[str]) -> None:
 
 
 def _prefixed(name: str, spellings: frozenset[str]) -> list[str]:
-    """How settings are spelled if the command has flags of their names."""
+    """Spellings of settings that share a name with a flag of the command."""
     return [f"{flag_spelling(name)}-{spelling[2:]}" for spelling in spellings]
 
 

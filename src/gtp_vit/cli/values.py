@@ -37,7 +37,7 @@ def takes_many(hint: object) -> bool:
 
 
 def kind_of(hint: object) -> str:
-    """What values of a type are, in words."""
+    """The kind of a type's values, in words."""
     first = _parts(hint)[0]
     one, several = KINDS.get(_single(first), ("a name", "names"))
     if get_origin(first) is tuple and get_args(first)[-1] is not Ellipsis:
@@ -46,7 +46,7 @@ def kind_of(hint: object) -> str:
 
 
 def metavar_of(hint: object) -> str:
-    """What stands for a value of a type in a help text."""
+    """The placeholder of a type's value in a help text."""
     kinds = {_single(part) for part in _parts(hint)} - {type(None)}
     if len(kinds) > 1:  # a number, several, or a name such as linear:2:14
         return "SCHEDULE"

@@ -1,1 +1,1 @@
-"""What methods and backbones share: tokens, attention, reducer, schedule, costs, the loop. Needs torch only."""
+"""Common parts of methods and backbones: tokens, attention, reducer, schedule, costs, the loop. Needs torch only."""

@@ -34,7 +34,7 @@ class Edit(Protocol):
 
 
 class Adjustments(NamedTuple):
-    """How a method changes a layer's attention; without any it is the model's own."""
+    """A method's changes to a layer's attention; without any it is the model's own."""
 
     key_weights: Tensor | None = None  # [B, N]: their log is added to the logits, e.g. of sizes; 0 = ignored
     edit: Edit | None = None

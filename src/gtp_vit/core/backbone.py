@@ -21,7 +21,7 @@ from gtp_vit.errors import GTPError, SettingError, UnsupportedModelError
 
 @dataclass(frozen=True)
 class Inputs:
-    """What images a model takes, and how its weights want them prepared."""
+    """The images a model takes, and the preprocessing that its weights expect."""
 
     name: str  # of the architecture, or the name of its class
     size: tuple[int, int]  # height and width
@@ -35,7 +35,7 @@ class Inputs:
 
 
 class Output(NamedTuple):
-    """What a forward pass returns for each image."""
+    """The kind and width of a model's output for each image."""
 
     kind: Literal["classes", "features", "embedding", "tokens"]
     # classes: a score for each; features: pooled, without a classifier; embedding: to be compared with those of texts;
@@ -48,7 +48,7 @@ FIELDS = {"classes": "logits", "features": "pooler_output", "embedding": "image_
 
 
 def primary_output(output: object, kind: str) -> Any:
-    """What a model returned, or of several things the one that its `Output.kind` means."""
+    """The model's output, or of several outputs the one that its `Output.kind` means."""
     if isinstance(output, Tensor):
         return output
     scores = getattr(output, FIELDS["classes"], output)  # a classifier without classes returns its features there
@@ -99,7 +99,7 @@ class Library:
 
 
 class Backbone(Protocol):
-    """What a family of models must define. See backbones/timm_vit.py."""
+    """The interface of a model family. See backbones/timm_vit.py."""
 
     classes: tuple[str, ...]  # whose instances it takes, as the library calls them
     models: str = ""  # the best-known of them, for people
@@ -135,7 +135,7 @@ class Backbone(Protocol):
         """The images the model takes."""
 
     def output(self, model: nn.Module) -> Output:
-        """What the model returns; no image is run."""
+        """The kind and width of the model's output; no image is run."""
 
     def grid(self, model: nn.Module) -> tuple[int, int]:
         """Rows and columns of patches at the model's own image size."""

@@ -1,4 +1,4 @@
-"""What a model costs in MACs: its parts are measured once, on a few tokens, and added up for any schedule.
+"""The MACs of a model: its parts are measured once, on a few tokens, and added up for any schedule.
 
 Embedding, blocks and head run under a counter of torch's operators, so a new family needs no formulas of its own.
 """
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, eq=False)
 class Convention:
-    """What is counted as a MAC."""
+    """A convention of counting MACs."""
 
     name: str
     operators: Mapping[object, Callable[..., int]]  # MACs of operators besides matrix products and convolutions
@@ -261,7 +261,7 @@ class MacCounter(TorchDispatchMode):
         return result
 
     def count_macs(self, part: Callable[[], Result]) -> tuple[Result, int]:
-        """What `part` returns, and its MACs."""
+        """The return value of `part`, and its MACs."""
         before = self.count
         with self:
             result = part()

@@ -27,7 +27,7 @@ from gtp_vit.kernels import Kernels
 
 @dataclass(frozen=True)
 class Reduction:
-    """What `patch` decided; every patched model carries it as `model.reduction`."""
+    """The decisions of `patch`; every patched model carries them as `model.reduction`."""
 
     backbone: Backbone
     method: Method
@@ -50,7 +50,7 @@ class Reduction:
 
 
 class PatchedModel(nn.Module):
-    """What `patch` adds to every model, so that types know of it."""
+    """The attributes that `patch` adds to every model, for type checkers."""
 
     reduction: Reduction
     reducer: Reducer

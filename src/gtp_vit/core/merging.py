@@ -22,7 +22,7 @@ from gtp_vit.tensors import argsort_descending, at_least_float32, full_precision
 
 
 class MergePairs(NamedTuple):
-    """Which image tokens stay, which go, and into which of the kept ones."""
+    """Indices of the image tokens that stay, of those that go, and of the one that each of these merges into."""
 
     keep: Tensor  # [B, M - r]: the rest of the first half, then the whole second half
     drop: Tensor  # [B, r]
@@ -88,7 +88,7 @@ class PairReducer(Reducer):
         return bool(self.method.prop_attn)
 
     def pairs(self, layer: int, tokens: Tokens, keys: Tensor, removed: int) -> MergePairs:
-        """Which `removed` tokens go where, by the mean of each token's keys [B, M, D]."""
+        """The pairs that remove `removed` tokens, by the mean of each token's keys [B, M, D]."""
         raise NotImplementedError
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
@@ -130,7 +130,7 @@ def weighted_for_pool(x: Tensor, tokens: Tokens) -> Tensor:
 
 
 def max_mergeable(tokens: int) -> int:
-    """How many of these tokens can merge: at most half."""
+    """The largest number of these tokens that can merge: half."""
     return tokens // 2
 
 
@@ -140,7 +140,7 @@ def matching_macs(vit: ViTInfo, step: LayerTokens) -> int:
 
 
 def num_bipartite_pairs(vit: ViTInfo, tokens: int) -> int:
-    """How many pairs the image tokens at even and odd places make."""
+    """The number of pairs of image tokens at even and odd positions."""
     second = (tokens + (vit.prefix % 2)) // 2
     return (tokens - second) * second
 

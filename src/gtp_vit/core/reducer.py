@@ -1,4 +1,4 @@
-"""What a method is: its settings, a `Method`, and what it does in a forward pass, a `Reducer`."""
+"""The interface of a method: its settings, a `Method`, and its forward pass, a `Reducer`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gtp_vit.errors import SettingError
 
 
 class Reducer(nn.Module):
-    """What a method does in a forward pass. A Module, so that its buffers and learned parts follow the model.
+    """A method in a forward pass. A Module, so that its buffers and learned parts follow the model.
 
     In each layer: `before`, `adjust`, `attend`, which calls `reduce`, the MLP, `after`; and at the end `finish`. Most
     methods need two or three of these.
@@ -38,7 +38,7 @@ class Reducer(nn.Module):
         self.vit, self.method = vit, method
 
     def removals(self, grid: tuple[int, int]) -> tuple[int, ...]:
-        """How many image tokens each layer removes on this grid, for methods that say so; `steps` is true of all."""
+        """Image tokens that each layer removes on this grid, for methods with a schedule; `steps` is true of all."""
         if self.method is None or self.method.schedule_field is None:
             return (0,) * self.vit.depth
         schedule = getattr(self.method, self.method.schedule_field)
@@ -67,7 +67,7 @@ class Reducer(nn.Module):
         return tokens
 
     def adjust(self, layer: int, tokens: Tokens) -> Adjustments | None:
-        """How the attention of `layer` differs from the model's own, PLAIN if it does not and is only read.
+        """The changes to the attention of `layer`, PLAIN if it is only read.
 
         None: the layer is left alone, and the model's own block runs. By default a layer that removes nothing is.
         """

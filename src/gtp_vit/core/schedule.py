@@ -1,4 +1,4 @@
-"""How many tokens leave in which layer: one number, one number per layer, or a named schedule.
+"""Schedules: the number of tokens that leave in each layer, as one number, one per layer, or a named schedule.
 
 A schedule is an int (the same in every layer), a sequence with one int a layer, or a string NAME:NUMBER:...
 
@@ -171,7 +171,7 @@ SCHEDULES: dict[str, Callable[..., list[int]]] = {
 def removals(
     schedule: Schedule, depth: int, tokens: int, max_removable: Callable[[int], int] | None = None
 ) -> tuple[int, ...]:
-    """How many image tokens each of `depth` layers removes, checked against the `tokens` there are.
+    """The image tokens that each of `depth` layers removes, checked against the number of `tokens`.
 
     A method that can remove only some of its tokens passes `max_removable`, from tokens to how many of them may go.
     Layers that ask for more are cut to that, as in ToMe, and a schedule shorter than the model is padded with zeros.

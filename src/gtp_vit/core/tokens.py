@@ -53,12 +53,12 @@ class Tokens:
 
     @property
     def sizes(self) -> Tensor:
-        """How many patches each image token stands for, [B, M]."""
+        """The number of patches each image token stands for, [B, M]."""
         return torch.ones(self.cell.shape, device=self.x.device) if self.size is None else self.size
 
     @property
     def key_sizes(self) -> Tensor | None:
-        """How often each token counts as a key, [B, N], prefix tokens once; None = all of them once."""
+        """The weight of each token as a key, [B, N], prefix tokens 1; None = all 1."""
         return None if self.size is None else F.pad(self.size, (self.prefix, 0), value=1.0)
 
     def replace(

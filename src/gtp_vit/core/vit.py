@@ -26,7 +26,7 @@ class ViTInfo:
 
 
 class LayerTokens(NamedTuple):
-    """How many image tokens each part of one layer computes."""
+    """The number of image tokens that each part of one layer computes."""
 
     keys: int  # have keys and values
     queries: int  # get an output of attention
@@ -52,7 +52,7 @@ class BlockCosts(NamedTuple):
 
 
 class ForwardPass(NamedTuple):
-    """What a method's own work is counted from."""
+    """The quantities that a method's own work is counted from."""
 
     grid: tuple[int, int]
     steps: tuple[LayerTokens, ...]

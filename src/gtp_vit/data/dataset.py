@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SizedDataset(Protocol):
-    """What has a length and an index."""
+    """A data set with a length and an index."""
 
     def __len__(self) -> int: ...
 

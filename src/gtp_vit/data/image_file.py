@@ -86,7 +86,7 @@ def check_pixels(image: Image.Image) -> None:
 
 
 def orientation_transpose(image: Image.Image) -> Image.Transpose | None:
-    """How an open picture must be turned to be upright, as one of Pillow's transpositions; None: not at all.
+    """The transposition, as Pillow names it, that turns an open picture upright; None if it is.
 
     EXIF data that cannot be read turn nothing: such files are in every large data set.
     """

@@ -81,7 +81,7 @@ def check_no_loop(folder: Path, dataset: str) -> None:
 
 
 def find_duplicates(paths: Iterable[str | Path], root: Path, *, count_links: bool) -> Mapping[str, str]:
-    """Of a list of files those that an earlier name leads to already, with a warning; none with `count_links`."""
+    """The files of a list that an earlier name leads to already, with a warning; none with `count_links`."""
     duplicates = {} if count_links else duplicates_among(os.fspath(path) for path in paths)
     _warn_about_duplicates(duplicates, root, count_links=count_links)
     return duplicates

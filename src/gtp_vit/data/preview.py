@@ -1,4 +1,4 @@
-"""What a model sees of a picture, as a tensor and as a picture that people can look at."""
+"""A preview: what a model sees of a picture, as a tensor and as a picture that people can look at."""
 
 from __future__ import annotations
 

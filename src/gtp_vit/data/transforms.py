@@ -20,7 +20,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
 def preprocessing_of(model: nn.Module, changes: TimmSettings | None = None) -> dict[str, Any]:
-    """How this checkpoint needs its images: timm's data configuration of the model, with the user's changes.
+    """The preprocessing of a checkpoint: timm's data configuration of the model, with the user's changes.
 
     Args:
         model: a supported one.

@@ -92,7 +92,7 @@ def _key(status: os.stat_result) -> Key:
 
 
 def duplicates_among(paths: Iterable[str]) -> dict[str, str]:
-    """Of a list of files, the names of those that an earlier one names already -> the earlier name."""
+    """The names in a list of files that an earlier one names already -> the earlier name."""
     files: dict[Key, str] = {}
     duplicates = {}
     for path in paths:

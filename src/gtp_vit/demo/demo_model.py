@@ -1,4 +1,4 @@
-"""What the page shows: a model with how it sees pictures, its classes, its costs, and example pictures."""
+"""The model that the page shows: its preprocessing, classes, costs, and example pictures."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def example_tensors(demo_model: DemoModel) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def example_vectors(demo_model: DemoModel, method: Method | None) -> Tensor:
-    """What the model makes of the examples, with a method or without, [E, C]."""
+    """The model's vectors of the examples, with a method or without, [E, C]."""
     model = demo_model.model if method is None else patched_model(demo_model, method)
     with torch.inference_mode(), eval_mode(model):
         parts = example_tensors(demo_model).split(8)

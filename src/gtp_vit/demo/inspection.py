@@ -61,7 +61,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Column:
-    """What one method does to one picture."""
+    """One method's column: its effect on one picture."""
 
     name: str  # of the method
     method: Method
@@ -165,7 +165,7 @@ def _features(demo_model: DemoModel, preview: Preview, method: Method) -> Featur
 def time_columns(
     demo_model: DemoModel, inspection: Inspection, progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[Timing], int]:
-    """How fast each method is against the unreduced model here, in turns on this picture; and in how many rounds."""
+    """Speed of each method against the unreduced model, timed in turns on this picture; and the rounds."""
     image = inspection.preview.tensor[None]
     models = {UNREDUCED: demo_model.model}
     models |= {f"{number} {column.name}": column.model for number, column in enumerate(inspection.columns)}
@@ -174,7 +174,7 @@ def time_columns(
 
 
 def rounds_for(models: Iterable[nn.Module], image: Tensor) -> int:
-    """How many rounds of these models fit into TIMING_SECONDS, as far as one round tells."""
+    """Rounds of these models that fit into TIMING_SECONDS, estimated from one round."""
     begin = time.perf_counter()
     with torch.inference_mode():
         for model in models:

@@ -83,7 +83,7 @@ def _notes(notes: Sequence[str]) -> str:
 
 
 def _bar(demo_model: DemoModel) -> str:
-    """Which layer is drawn, and how."""
+    """The controls that choose the layer and how it is drawn."""
     depth = demo_model.host.vit.depth
     return (
         "<div class='gtp-bar'>"
@@ -94,7 +94,7 @@ def _bar(demo_model: DemoModel) -> str:
 
 
 def _picture(demo_model: DemoModel, inspection: Inspection) -> str:
-    """What the model sees, from which the patches are drawn; hidden, with a height that all patches share."""
+    """The picture that the patches are drawn from; hidden, with a height that all patches share."""
     rows, columns = demo_model.host.vit.grid
     picture = inspection.preview.picture
     side = min(max(picture.width // columns, 1), CELL)
@@ -158,7 +158,7 @@ def _terms(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def macs_text(column: Column, whole: int) -> str:
-    """What it costs, and where that is not what was asked for."""
+    """The cost of a method, and where it differs from the requested one."""
     text = _fraction_of(column.macs, whole)
     if column.macs_of_this_picture:
         return f"{text} for this picture; its number of tokens depends on what is seen"

@@ -31,7 +31,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """What is stored for an image."""
+    """The kind and shape of what is stored for an image."""
 
     kind: str  # of KINDS
     shape: tuple[int, ...]  # (C,), or for patches (rows * columns, C)
@@ -129,7 +129,7 @@ class BatchEmbedder:
 
 
 def _spec_of_output(model: nn.Module, output: Output | None) -> EmbeddingSpec | None:
-    """What a model returns for an image; raises if that is no vector."""
+    """The kind and shape of a model's output; raises if that is not a vector per image."""
     if output is None:
         try:
             output = host_of(model).output

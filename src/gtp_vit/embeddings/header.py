@@ -1,4 +1,4 @@
-"""What a shard says of itself, in the metadata of its file: which images of which run it has."""
+"""The header of a shard, in the metadata of its file: its run, and its images."""
 
 from __future__ import annotations
 

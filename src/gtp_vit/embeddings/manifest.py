@@ -1,4 +1,4 @@
-"""What is in a folder of embeddings: shards, of this run or another, and the manifest that says what they are."""
+"""The content of a folder of embeddings: shards, of this run or another, and the manifest that lists them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Mapping[str, object]  # its identity, as JSON
 
 
 class Entry(TypedDict):
-    """What the manifest has of a shard."""
+    """The manifest's entry of a shard."""
 
     file: str
     first: int
@@ -130,7 +130,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def finished_shards(folder: Path, run: Run) -> dict[int, ShardHeader]:
-    """What the shards that any process can see say of themselves, by number; each was read and is as it was written.
+    """Headers of the shards that any process can see, by number; each was read and is as it was written.
 
     Raises GTPError for those of another run, and for damaged ones.
     """
@@ -153,7 +153,7 @@ def finished_shards(folder: Path, run: Run) -> dict[int, ShardHeader]:
 def make_manifest(
     run: Run, every: dict[int, ShardHeader], file_format: str, classes: list[str] | None, total: int | None
 ) -> Manifest:
-    """What is in the folder, for people and programs."""
+    """The manifest of the folder, for people and programs."""
     headers = [every[number] for number in sorted(every)]
     images = sum(header.images for header in headers)
     if total is not None and images != total:

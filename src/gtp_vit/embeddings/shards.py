@@ -41,7 +41,7 @@ class Shard:
 
 
 class Format(Protocol):
-    """How a shard becomes a file."""
+    """A file format of shards."""
 
     name: str
     suffix: str
@@ -54,7 +54,7 @@ class Format(Protocol):
         """The bytes of the file."""
 
     def header(self, path: Path) -> StoredHeader | None:
-        """What a file says of itself; None if it does not say so. Nothing else of it is read."""
+        """The header of a file; None if it has none. Nothing else of it is read."""
 
     def read(self, path: Path) -> Shard:
         """The whole file."""
@@ -188,7 +188,7 @@ def format_of(path: Path) -> Format:
 
 
 def read_header(path: Path) -> ShardHeader:
-    """What a shard says of itself; raises GTPError for files that are damaged or not ours."""
+    """The header of a shard; raises GTPError for files that are damaged or not ours."""
     form = format_of(path)
     form.check_installed()
     try:
@@ -201,7 +201,7 @@ def read_header(path: Path) -> ShardHeader:
 
 
 def _checked_header(path: Path, stored: StoredHeader | None) -> ShardHeader:
-    """What a file says of itself, as a value; raises GTPError if it is not whole, or of another version."""
+    """The stored header, checked; raises GTPError if it is incomplete, or of another version."""
     if stored is None:
         raise GTPError(f"{path} was not written by gtp-vit embed; move it away, or choose another folder")
     if stored.get("version") != VERSION:
@@ -247,7 +247,7 @@ def shard_fingerprint(shard: Shard) -> str:
 
 
 def _shape(header: ShardHeader) -> list[int]:
-    """Of one image's vectors, which Parquet stores as one list."""
+    """The shape of one image's vectors, which Parquet stores as one list."""
     output = header.run.get("output")
     return output["shape"] if isinstance(output, dict) else [-1]
 

@@ -46,7 +46,7 @@ ImagesDone = Callable[[int, int | None, float], None]  # images done, their tota
 
 @dataclass(frozen=True)
 class EmbedResult:
-    """What a run wrote."""
+    """The result of a run: what it wrote."""
 
     folder: Path
     manifest: Manifest
@@ -64,7 +64,7 @@ class EmbedResult:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the files of a folder are, and what is in each."""
+    """The layout of a folder: its files, and the images in each."""
 
     form: str = "safetensors"  # or parquet
     batch_size: int = 64  # images at a time

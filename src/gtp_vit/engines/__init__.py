@@ -41,7 +41,7 @@ def formats() -> dict[str, Engine]:
 
 
 def engine_names() -> tuple[str, ...]:
-    """What runs models: torch, and the engines."""
+    """Names of torch and of the engines."""
     return (TORCH, *ENGINES)
 
 

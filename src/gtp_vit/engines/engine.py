@@ -1,4 +1,4 @@
-"""What an engine is: how it makes a file of a model, how it runs one, and all that is said of it elsewhere.
+"""The interface of an engine: writing a file of a model, running one, and the facts that other parts report.
 
 A new engine is a file with a subclass of Engine, and a line in ENGINES: flags, help, errors, cards, `gtp-vit check` and
 the documentation read it from there. Nothing in here needs torch: files must run without it, and arrays are numpy's.
@@ -112,7 +112,7 @@ class Engine(ABC):
 
     @abstractmethod
     def examples(self, file: str, precision: str) -> Sequence[UsageExample]:
-        """How to run a file of this name, from `images` to `outputs`; the first is in Python."""
+        """Code that runs a file of this name, from `images` to `outputs`; the first is in Python."""
 
     def sidecars(self, path: Path) -> list[Path]:
         """Files that `convert` may write beside this one."""
@@ -123,7 +123,7 @@ class Engine(ABC):
         return [path, *self.sidecars(path)]
 
     def problem(self) -> str | None:
-        """What is wrong with this engine on this machine, and what is done about it; None if nothing is."""
+        """A known problem of this engine on this machine, and its remedy; None if there is none."""
         return None
 
     def versions(self) -> dict[str, str]:
@@ -131,7 +131,7 @@ class Engine(ABC):
         return {name: importlib.metadata.version(name) for name in self.packages}
 
     def missing(self) -> str | None:
-        """What it lacks on this machine, and the command that installs it; None if it can run."""
+        """The missing packages, and the command that installs them; None if it can run."""
         lacking = [name for name in self.packages if importlib.util.find_spec(name) is None]
         if not lacking:
             return None

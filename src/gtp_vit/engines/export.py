@@ -38,7 +38,7 @@ MAX_IMAGES = 300  # more do not change the ranges of 8-bit numbers
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """What a file says of its model, where the model itself does not say it or says it otherwise."""
+    """A file's statements about its model that the model itself does not make, or makes otherwise."""
 
     name: str = ""
     """Of the model."""
@@ -55,7 +55,7 @@ NO_INFO = ExportInfo()
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What `export` wrote and measured."""
+    """The result of `export`: files, metadata and checks."""
 
     path: Path
     files: tuple[Path, ...]

@@ -61,7 +61,7 @@ class ExportedFile:
         return engine_of(self.path)
 
     def settings(self) -> dict[str, object]:
-        """What decides its outputs, for results and journals."""
+        """The settings that decide its outputs, for results and journals."""
         metadata = self.metadata
         method = None if metadata.method is None else metadata.method.to_dict()
         own = {"method": method, "precision": metadata.precision, "engine": metadata.engine}

@@ -1,4 +1,4 @@
-"""What the graph of a file is, whatever its metadata say: inputs, outputs, multiply-accumulates, 8-bit numbers.
+"""The graph of a file, whatever its metadata say: inputs, outputs, multiply-accumulates, 8-bit numbers.
 
 Nothing in here needs torch. Each engine fills a Graph from its own format.
 """

@@ -1,4 +1,4 @@
-"""What an exported file says of itself, as a value whose every field has been checked; in the file it is JSON."""
+"""The metadata of an exported file, as a value whose every field has been checked; in the file it is JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIN_MACS_RATIO, MAX_MACS_RATIO = 0.98, 1.25
 
 
 def output_name(output: Output) -> str:
-    """What files call an output of this kind."""
+    """The name of an output of this kind in files."""
     return "logits" if output.kind == "classes" else output.kind
 
 
@@ -49,7 +49,7 @@ class ExportMetadata:
 
     @property
     def macs_ratio(self) -> float:
-        """Of the unreduced model's MACs."""
+        """The fraction of the unreduced model's MACs."""
         return round(self.exported_macs / self.unreduced_macs, 4)
 
     @property
@@ -120,7 +120,7 @@ class ExportMetadata:
         return metadata
 
     def contradiction(self, graph: Graph, engine: Engine) -> str | None:
-        """How this contradicts the graph of its file; None if it does not."""
+        """The first contradiction between this and the graph of its file; None if they agree."""
         tokens = (None,) if self.output.kind == "tokens" else ()
         for what, ports, said in (
             ("input", graph.inputs, Port(INPUT, "float32", (self.batch, self.channels, *self.size))),

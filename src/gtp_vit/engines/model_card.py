@@ -57,7 +57,7 @@ def check_row(check: OutputCheck) -> list[str]:
 
 
 def _preprocessing_steps(metadata: ExportMetadata) -> list[str]:
-    """What is done to a picture, step by step."""
+    """The preprocessing, step by step."""
     words, (height, width) = metadata.preprocessing, metadata.size
     how = words.interpolation or "bilinear"
     steps = ["turn the picture upright as its EXIF data say"]

@@ -140,7 +140,7 @@ def _read(core: Any, path: Path) -> Any:
 
 @functools.cache
 def probe_amx_crash() -> str | None:
-    """What happens to a process that runs OpenVINO as it is: None, or how it ends. Takes a second or two.
+    """Whether OpenVINO's default settings crash a process: None, or how it ends. Takes a second or two.
 
     Some virtual machines advertise AMX and end the process that uses it. Only a process that may die can find out.
     """
@@ -166,7 +166,7 @@ def avoid_amx_crash() -> None:
 
 
 def _short_error(error: RuntimeError) -> str:
-    """What OpenVINO says of an error; its first lines name places in its own source."""
+    """The message of an OpenVINO error without its first lines, which name places in its own source."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return next(iter(told), first_line(error))

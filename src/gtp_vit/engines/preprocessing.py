@@ -1,4 +1,4 @@
-"""How images are prepared for a model, in timm's words; each has been checked."""
+"""The image preprocessing of a file, under timm's names; each value has been checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CROPS = ("center", "squash", "border")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What is done to the pixels of an image; None = not known."""
+    """The preprocessing of an image; None = not known."""
 
     mean: tuple[float, ...] | None = None  # for each channel, as std
     std: tuple[float, ...] | None = None
@@ -39,7 +39,7 @@ class Preprocessing:
 
 
 def _validation_error(fields: Mapping[str, object], channels: int) -> str | None:
-    """What is wrong with a preparation; None if nothing is."""
+    """The error in a preprocessing; None if there is none."""
     for word in ("mean", "std"):
         if word in fields and not _are_numbers(fields[word], channels):
             return f"{word} is {short_repr(fields[word])}; it must be a finite number for each of {channels} channels"

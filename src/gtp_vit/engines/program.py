@@ -39,7 +39,7 @@ class Program:
 
     @property
     def dynamic_shapes(self) -> tuple[dict[int, torch.export.Dim]] | None:
-        """What may differ between calls, as torch.export takes it."""
+        """The dimensions that may differ between calls, as torch.export takes them."""
         return ({0: torch.export.Dim("batch")},) if self.batch is None else None
 
     @functools.cached_property
@@ -84,7 +84,7 @@ class PrimaryOutput(nn.Module):
 
 
 def output_spec(model: nn.Module) -> Output:
-    """What a model returns; raises GTPError if that is not known."""
+    """The kind and width of a model's output; raises GTPError if that is not known."""
     output = host_of(model).output
     if output is None:
         raise GTPError("it is not known what this model returns, so a file could not be checked; export its ViT alone")

@@ -119,7 +119,7 @@ def why_not_native(kernels: Kernels, x: Tensor) -> str | None:
 
 
 def status() -> str:
-    """Which kernels run on this machine."""
+    """The kernels that run on this machine."""
     if native.LOAD_ERROR is not None:
         return f"torch operators: {native.LOAD_ERROR}"
     return f"native, {native.INSTRUCTION_SET}{'' if native.MULTITHREADED else f'; on {SINGLE_THREADED}'}"

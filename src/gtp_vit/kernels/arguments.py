@@ -1,4 +1,4 @@
-"""What each operator takes and gives, the same for all its implementations.
+"""Arguments and results of each operator, the same for all its implementations.
 
 Torch's own schema of an operator is flat, in the order of the fields here.
 
@@ -33,7 +33,7 @@ class NormParams(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Of the operator `attention`."""
+    """Arguments of the operator `attention`."""
 
     q: Tensor  # [B, H, Q, D]; all N queries where the map is sparsified or statistics are asked for
     k: Tensor  # [B, H, N, D]
@@ -55,7 +55,7 @@ class AttentionResult(NamedTuple):
 
 
 class GTPReduceInputs(NamedTuple):
-    """Of GTP's operator `gtp_reduce`."""
+    """Arguments of GTP's operator `gtp_reduce`."""
 
     x: Tensor  # features [B, N, C]
     branch: Tensor  # the attention branch, to be added to them
@@ -86,7 +86,7 @@ class GTPReduceResult(NamedTuple):
 
 
 class NeighboursInputs(NamedTuple):
-    """Of GTP's operator `neighbours`: for the mixed or semantic graph of each image."""
+    """Arguments of GTP's operator `neighbours`: for the mixed or semantic graph of each image."""
 
     similarity: Tensor  # of all pairs of patches, [B, M0, M0]
     rows: int  # of the patch grid
@@ -103,7 +103,7 @@ class Neighbours(NamedTuple):
 
 
 class GTPPlusMergeInputs(NamedTuple):
-    """Of GTP+'s operator `gtp_plus_merge`."""
+    """Arguments of GTP+'s operator `gtp_plus_merge`."""
 
     x: Tensor  # features [B, N, C]
     branch: Tensor  # the attention branch, to be added to them
@@ -124,7 +124,7 @@ class GTPPlusMergeInputs(NamedTuple):
 
 
 class GTPPlusMergeByProbeInputs(NamedTuple):
-    """Of GTP+'s operator `gtp_plus_merge_by_probe`."""
+    """Arguments of GTP+'s operator `gtp_plus_merge_by_probe`."""
 
     x: Tensor  # features [B, N, C]
     branch: Tensor  # the attention branch, to be added to them
@@ -155,7 +155,7 @@ class GTPPlusMergeResult(NamedTuple):
 
 
 class ClusterInputs(NamedTuple):
-    """Of ATC's operator `cluster`."""
+    """Arguments of ATC's operator `cluster`."""
 
     distance: Tensor  # of each pair of tokens, [B, M, M], symmetric; computed with in float64
     removed: int  # how often two clusters join

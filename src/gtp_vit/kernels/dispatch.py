@@ -42,7 +42,7 @@ class Ops(Enum):
 
 @dataclass(frozen=True)
 class Checks(Generic[Inputs]):
-    """What is looked at before an operator runs."""
+    """The checks that run before an operator."""
 
     check: Callable[[Inputs], None]
     """Raises where arguments contradict each other."""

@@ -83,7 +83,7 @@ def statistics(probs: Tensor, statistic_mask: list[bool], heads: int, first: int
 
 
 def logit_bias(size: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the logits, [B or 1, H or 1, Q or 1, N]: log sizes of the keys, and the model's own bias."""
+    """The bias of the logits, [B or 1, H or 1, Q or 1, N]: log sizes of the keys, and the model's own bias."""
     bias = None if bias is None else bias.to(dtype)
     if size is None:
         return bias

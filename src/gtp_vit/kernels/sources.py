@@ -1,4 +1,4 @@
-"""How the native library is built, and what it is called: by what it was built from.
+"""Building the native library, and naming it after the hash of its sources.
 
 Both setup.py, which builds it, and native.py, which loads it, ask here. A library of different sources or flags has a
 different name, so it is never loaded; no Python version is in the name, because the library does not use Python.

@@ -76,7 +76,7 @@ class ATS(Method):
 
 
 def sample(scores: Tensor, valid: Tensor, steps: int, from_zero: bool) -> Tensor:
-    """Which tokens are hit by equal steps through the cumulative distribution of their scores, [B, M] bool.
+    """The tokens hit by equal steps through the cumulative distribution of their scores, [B, M] bool.
 
     Args:
         scores: scores of the image tokens, [B, M], summing to 1 over the valid ones.

@@ -51,7 +51,7 @@ class EViTReducer(Reducer):
         self.drops_patches = not method.fuse_token
 
     def tokens_after(self, layer: int, tokens: int) -> int:
-        """How many of a layer's image tokens stay, the fused one not counted."""
+        """The number of a layer's image tokens that stay, the fused one not counted."""
         return math.ceil(self.method.keep_rate * tokens) if layer in self.layers else tokens
 
     def steps(self, grid: tuple[int, int]) -> tuple[LayerTokens, ...]:

@@ -36,7 +36,7 @@ MIN_TOKENS_LEFT = 9  # image tokens that always stay: the original's 10 with the
 
 
 def max_fusible(tokens: int) -> int:
-    """How many of these tokens can merge: at most half, and not the last nine."""
+    """The largest number of these tokens that can merge: half, and not the last nine."""
     return max(min(tokens // 2, tokens - MIN_TOKENS_LEFT), 0)
 
 
@@ -148,7 +148,7 @@ class MCTFReducer(Reducer):
     def _match(
         self, layer: int, tokens: Tokens, importance: Tensor
     ) -> tuple[MergePairs, tuple[Tensor, Tensor, Tensor]]:
-        """Which tokens merge, and how much of each: weights [B, K, P] and [B, K], and sizes afterwards, [B, K]."""
+        """The tokens that merge, and how much of each: weights [B, K, P] and [B, K], and sizes afterwards, [B, K]."""
         importance, method = importance.clamp(min=1e-12), self.method
         factor = torch.ones_like(importance)
         if method.tau_info:
@@ -184,7 +184,7 @@ class MCTFReducer(Reducer):
         return total
 
     def _reused_map(self, step: LayerTokens, *, short: bool) -> int:
-        """What reusing a map costs: its product with the values is of all tokens."""
+        """The cost of reusing a map: its product with the values is of all tokens."""
         if not step.map_tokens or self.method.pooling == "max":
             return 0
         width, prefix, removed = self.vit.heads * self.vit.head_dim, self.vit.prefix, step.map_tokens - step.out

@@ -1,1 +1,1 @@
-"""How far a reduced model's outputs are from the unreduced one's, for each kind of output."""
+"""Measures of the distance between a reduced model's outputs and the unreduced one's, for each kind of output."""

@@ -1,4 +1,4 @@
-"""What a measure is: how far a reduced model's outputs are from the unreduced one's, for one kind of output.
+"""The interface of a measure: the distance between a reduced model's outputs and the unreduced one's.
 
 Each kind of output has a measure of its own (registry.py lists them). A measure stores a few numbers for each image and
 model, as arrays that fit into a journal, and makes figures of them when all images are done: some, such as nearest
@@ -101,15 +101,15 @@ class Measure:
 
     @property
     def min_images(self) -> int:
-        """How many images its figures need to mean something."""
+        """The smallest number of images for meaningful figures."""
         return 1
 
     def settings(self) -> dict[str, object]:
-        """What decides the figures, for the identity of a run."""
+        """The settings that decide the figures, for the identity of a run."""
         return {"measure": self.name}
 
     def outputs(self, name: str, model: nn.Module, images: Tensor) -> Tensor:
-        """What is compared, checked; a row for each image. `name` is the model's, for errors."""
+        """The outputs to compare, checked; a row per image. `name` is the model's, for errors."""
         return self.check(name, primary_output(model(images), self.kind), len(images)).float()
 
     def check(self, name: str, output: object, images: int) -> Tensor:
@@ -117,7 +117,7 @@ class Measure:
         raise NotImplementedError
 
     def compare(self, base: Tensor, output: Tensor, labels: Tensor, keep_arrays: Tensor) -> Arrays:
-        """What is stored of each image: `output` against the unreduced model's `base`. NaN where one is not finite.
+        """The stored values of each image: `output` against the unreduced model's `base`. NaN where one is not finite.
 
         `keep_arrays` [B]: of which images arrays may be large.
         """
@@ -131,7 +131,7 @@ class Measure:
         raise NotImplementedError
 
     def explain(self, base: Arrays) -> str:
-        """What reports say beside the figures; `base` has the unreduced model's values of each image."""
+        """The explanation beside the figures in reports; `base` has the unreduced model's values of each image."""
         return self.explanation
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ REDUCED = "reduced"
 
 @dataclass(frozen=True)
 class Damage:
-    """What a measure stores of each image, of the unreduced model and of a reduced one."""
+    """A measure's stored values of each image, of the unreduced model and of a reduced one."""
 
     measure: Measure
     base: Arrays
@@ -38,7 +38,7 @@ class Damage:
 
     @property
     def values(self) -> Array:
-        """What a search minimises, image by image."""
+        """The figure that a search minimises, image by image."""
         return self.reduced[self.measure.objective]
 
     @property
@@ -65,7 +65,7 @@ class Damage:
 
 
 def compare_unlabelled(measure: Measure, base: Tensor, outputs: Tensor) -> Arrays:
-    """What a measure stores of images without labels."""
+    """A measure's stored values of images without labels."""
     images = len(base)
     whole = torch.ones(images, dtype=torch.bool, device=base.device)
     return measure.compare(base, outputs, no_labels(images).to(base.device), whole)

@@ -94,7 +94,7 @@ class PatchFeatures(Measure):
 
 
 def patch_errors(base: Tensor, features: Tensor) -> Tensor:
-    """How far each feature is from the unreduced model's, by the length of that, [..., M0] of two [..., M0, C]."""
+    """The relative error of each feature against the unreduced model's, [..., M0] of two [..., M0, C]."""
     unit, moved = rescale(base), rescale(features, like=base)
     return (moved - unit).norm(dim=-1) / unit.norm(dim=-1).clamp(min=1e-12)
 

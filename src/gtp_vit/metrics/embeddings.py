@@ -191,7 +191,7 @@ class Embeddings(Measure):
         return f"{text} No k-NN accuracy: images have no labels, or all the same one, or no two the same."
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:
-        """What is orthogonal to the embedding, by its length: 1 - cosine."""
+        """The output's direction: a unit vector, whose distance is 1 - cosine."""
         length = output.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         unit = output / length
         return (noise - unit * (unit * noise).sum(dim=-1, keepdim=True)) / length

@@ -45,14 +45,14 @@ ImagesDone = Callable[[int, int | None], None]  # images done, and their total i
 
 
 class EntryOfModel(TypedDict):
-    """What is stored of a model on one batch."""
+    """The stored values of a model on one batch."""
 
     arrays: dict[str, list[Stored]]  # of the measure, encoded
     seconds: float
 
 
 class Entry(TypedDict):
-    """What a journal has of one batch."""
+    """A journal's entry of one batch."""
 
     index: list[int]  # places in the data set
     unreadable: dict[int, str]  # place -> name and problem; JSON makes texts of the places
@@ -202,7 +202,7 @@ def _run(
     keep_every: int,
     cache: OutputCache | None = None,
 ) -> Entry:
-    """What is stored of one batch, as JSON. Large arrays are stored of every n-th image."""
+    """The stored values of one batch, as JSON. Large arrays are stored of every n-th image."""
     entry: Entry = {"index": batch.indices.tolist(), "unreadable": batch.unreadable, "models": {}}
     if len(batch.images) == 0:
         return entry

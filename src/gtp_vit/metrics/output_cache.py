@@ -19,7 +19,7 @@ MAX_BYTES = 512 * 2**20  # in each process
 
 
 class OutputCache:
-    """What a measure compares of the unreduced model, by batch."""
+    """The unreduced model's outputs, by batch."""
 
     def __init__(self, model: nn.Module, measure: Measure) -> None:
         self.model, self.measure, self.bytes = model, measure, 0

@@ -1,4 +1,4 @@
-"""Which measure fits a model: chosen by what it returns, or by name. A new one is a file and a line here."""
+"""The registry of measures: chosen by a model's output, or by name. A new one is a file and a line here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_class_output(model: nn.Module) -> None:
 
 
 def _output(model: nn.Module) -> Output | None:
-    """What a model returns; None if nothing is known of it: it is then checked when it has run."""
+    """The kind of a model's output; None if it is unknown, and then checked when the model has run."""
     try:
         return host_of(model).output
     except UnsupportedModelError:

@@ -9,7 +9,7 @@ from gtp_vit.patching import host_of, unpatch
 
 
 def class_names(model: nn.Module) -> list[str] | None:
-    """Of the bundled model, of models that know them, and of models with the classes of ImageNet; else None."""
+    """Class names of the bundled model, of models that know them, and of models with ImageNet's classes; else None."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     host = host_of(model)

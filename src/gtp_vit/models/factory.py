@@ -141,7 +141,7 @@ def create_model(
 
 
 def _check_takes_images_only(model: nn.Module, name: str) -> None:
-    """Of a model by name images are all that commands can give it."""
+    """Refuse a model that takes more than images, which are all that commands can give it."""
     if find_vit(model).output is None:
         raise UnsupportedModelError(f"{name} takes more than images; patch it in Python: gtp_vit.patch(model)")
 

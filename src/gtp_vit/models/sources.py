@@ -1,4 +1,4 @@
-"""Which library a model's name means: a prefix says so, as in hf:FOLDER_OR_NAME; other names are ours or timm's."""
+"""The library of a model's name: by its prefix, as in hf:FOLDER_OR_NAME; other names are ours or timm's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def library_of(name: str) -> tuple[Library, str]:
 
 
 def transform_of(name: str, model: nn.Module) -> Transform | None:
-    """How a model prepares pictures, by its name; None: as its `inputs.preprocessing` says."""
+    """The transform of a model, by its name; None: as its `inputs.preprocessing` says."""
     library, own_name = library_of(name)
     return library.transform(own_name, model)
 

@@ -1,1 +1,1 @@
-"""What a model costs: MACs, time, where its patches go, and the machine that was measured."""
+"""Profiles of a model: MACs, time, where its patches go, and the machine that was measured."""

@@ -96,7 +96,7 @@ class LayerCosts:
 def layer_costs(
     model: nn.Module, fast: nn.Module, *, convention: ConventionName = "torch", images: Tensor | None = None
 ) -> LayerCosts:
-    """What each layer of a model costs, and of the same model patched; with `images` as in `macs`."""
+    """The cost of each layer of a model, and of the same model patched; with `images` as in `macs`."""
     tower = tower_of(fast)
     vit = tower.reduction.vit
     by_image = images is not None and tower.reducer.adaptive

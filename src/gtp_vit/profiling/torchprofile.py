@@ -53,7 +53,7 @@ def overhead_macs(reducer: Reducer, forward_pass: ForwardPass) -> int:
 
 
 def released_gtp_macs(settings: GTP, vit: ViTInfo, forward_pass: ForwardPass) -> int:
-    """What the tool sees of the released code of GTP."""
+    """The MACs that the tool counts in the released code of GTP."""
     steps, graph, total = forward_pass.steps, settings.graph, 0
     count = steps[0].keys
     if count == steps[-1].out:

@@ -25,7 +25,7 @@ from gtp_vit.patching import is_patched, tower_of
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """What one layer did. Patches are named by their grid cell in row-major order.
+    """The trace of one layer. Patches are named by their grid cell in row-major order.
 
     A token that is in no cell, such as EViT's fused one, has a number after the last cell's.
     """
@@ -47,7 +47,7 @@ class LayerTrace:
 
 @dataclass(frozen=True)
 class Trace:
-    """What became of the patches of each image."""
+    """The trace of a forward pass: where the patches of each image went."""
 
     grid: tuple[int, int]
     layers: tuple[LayerTrace, ...]

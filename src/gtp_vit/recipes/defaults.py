@@ -1,4 +1,4 @@
-"""Which settings a name, a recipe or nothing stands for: the defaults of a model need its MACs."""
+"""The settings that a name, a recipe or nothing stands for: the defaults of a model need its MACs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the settings of a recipe are from, and what was measured with them: the typed halves of a recipe's JSON.
+"""Provenance and measurements of a recipe's settings: the typed halves of its JSON.
 
 A field that has its default is left out of the file.
 """
@@ -21,7 +21,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Finetuning:
-    """How a model was trained with the settings."""
+    """The finetuning of a model with the settings."""
 
     settings: Mapping[str, object] = field(default_factory=dict)  # of the training
     step: int = 0  # done when this was written
@@ -30,7 +30,7 @@ class Finetuning:
 
 @dataclass(frozen=True)
 class Provenance:
-    """How the settings of a recipe were made; what does not apply to a recipe has its default."""
+    """The origin of a recipe's settings; what does not apply to a recipe has its default."""
 
     by: str = ""  # which program
     version: str = ""  # of this package
@@ -67,7 +67,7 @@ class EngineFigures(SampleFigures):
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times as fast as the unreduced model."""
+    """The speed relative to the unreduced model."""
 
     median: float
     quartiles: tuple[float, float]
@@ -79,7 +79,7 @@ class SpeedUp:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured with the settings of a recipe: costs, and the figures of its measure."""
+    """The measurements of a recipe's settings: costs, and the figures of its measure."""
 
     macs: int | None = None  # for one image
     fraction: float | None = None  # of the unreduced model's

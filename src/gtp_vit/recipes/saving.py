@@ -39,7 +39,7 @@ def save_recipe_beside(host: Host, tower: PatchedModel, folder: Path) -> None:
 
 
 def _provenance(recipe_provenance: object, host: Host) -> tuple[Provenance, Measurements]:
-    """Where settings are from, and what was measured with them: nothing, once the model has other weights."""
+    """The provenance and measurements of settings: nothing, once the model has other weights."""
     if not isinstance(recipe_provenance, Origin):
         return Provenance(), Measurements()
     is_same = torch.equal(recipe_provenance.weights, weight_fingerprint(host.fingerprint))

@@ -40,7 +40,7 @@ def comparison_rows(
 
 
 def _distance_to_best(rows: Sequence[ComparisonRow], evaluation: Evaluation) -> dict[str, dict[str, object]]:
-    """How far each is from the plan with the least damage at the same budget, with paired intervals."""
+    """The distance of each entry to the one with the least damage at the same budget, with paired intervals."""
     damage = {score.name: math.inf if score.not_finite else score.damage.value for score in evaluation.scores}
     plans = [row.entry for row in rows]
     best = {}

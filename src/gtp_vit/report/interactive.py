@@ -1,4 +1,4 @@
-"""What a page does in a browser: tables that sort, and the figures of a point. It reads well without, too."""
+"""Scripts of a page: tables that sort, and the figures of a point. It reads well without, too."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from gtp_vit.report.results import Table
 
 @dataclass(frozen=True)
 class ModelColumns:
-    """What a results file says of a model and of how its images were prepared."""
+    """The columns of a results file about a model and its image preprocessing."""
 
     model: str  # its name
     param_count: float  # in millions
@@ -80,7 +80,7 @@ def figure_text(score: Score, figure: Metric) -> str:
 
 
 def explain_scores(evaluation: Evaluation) -> str:
-    """What the intervals mean, and what was not counted."""
+    """A note on the intervals, and on what was not counted."""
     count = evaluation.scores[0].images
     text = (
         f"{plural(count, 'image', 'images')}; brackets are paired 95 % intervals over images. "

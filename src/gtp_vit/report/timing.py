@@ -53,7 +53,7 @@ def timing_table(timed: Sequence[BatchTiming]) -> Table:
 
 
 def verdict(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
-    """What the figures mean, in one sentence, and why there is no gain where there is none.
+    """The meaning of the figures in one sentence, and why there is no gain where there is none.
 
     `kernels` says which kernels ran, as `kernels` of a patched model does.
     """

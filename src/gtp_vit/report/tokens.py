@@ -25,7 +25,7 @@ SPACE = 10
 
 
 def default_layers(depth: int) -> tuple[int, ...]:
-    """Which layers are drawn by default."""
+    """The layers that are drawn by default."""
     return depth // 4, depth // 2, 3 * depth // 4, depth - 1
 
 
@@ -59,7 +59,7 @@ def panels(image: Image, trace: Trace, layers: Sequence[int], which: int = 0) ->
 
 
 def token_picture(image: Image, trace: Trace, caption: str) -> str:
-    """What is left of an image after some of the layers, as part of a page."""
+    """The patches left of an image after some of the layers, as part of a page."""
     return picture(png(panels(image, trace, default_layers(len(trace.layers)))), caption)
 
 

@@ -11,7 +11,7 @@ from gtp_vit.report.results import Table
 
 
 class LogEntry(Protocol):
-    """What is shown of a `training.log.LogEntry`."""
+    """The shown fields of a `training.log.LogEntry`."""
 
     @property
     def kind(self) -> str: ...
@@ -40,7 +40,7 @@ def validation_table(log: Entries) -> Table | None:
 
 
 def training_text(log: Entries) -> str:
-    """What the run did, in a sentence."""
+    """A summary of the run, in a sentence."""
     steps, passes = _entries_of_kind(log, "step"), _entries_of_kind(log, "validation")
     text = f"{steps[-1].step} steps, loss {steps[-1].figures['loss']:.4f} at the end"
     text += f" and {steps[0].figures['loss']:.4f} at the beginning." if len(steps) > 1 else "."

@@ -26,7 +26,7 @@ from gtp_vit.version import __version__
 
 @dataclass(frozen=True)
 class ImagesIdentity:
-    """Which images, and what is done to each before a model gets it; empty if they are prepared already."""
+    """The images of a run and their preprocessing; empty if they are tensors already."""
 
     images: str
     preprocessing: str = ""
@@ -45,7 +45,7 @@ class HasIdentity(Protocol):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What must be equal for a run to be resumed."""
+    """The values that must be equal for a run to be resumed."""
 
     model: str  # name and sizes
     weights: str  # fingerprint
@@ -96,7 +96,7 @@ def run_identity(
 
 
 def images_identity(dataset: object) -> ImagesIdentity:
-    """Which images, and how they are prepared."""
+    """The images of a run, and their preprocessing."""
     if isinstance(dataset, Tensor):
         return ImagesIdentity(f"{len(dataset)}, {tensors_fingerprint({'images': dataset})}")
     if isinstance(dataset, Subset):
@@ -148,7 +148,7 @@ def _files_of_methods(settings: object) -> dict[str, str]:
 
 
 def differences(stored: Mapping[str, object], present: Mapping[str, object], prefix: str = "") -> str:
-    """How two identities differ, as text: the stored value, then the present one.
+    """The differences of two identities, as text: the stored value, then the present one.
 
     >>> differences({"model": "a", "method": {"r": 8}}, {"model": "a", "method": {"r": 9}})
     'method r was 8 and is 9'

@@ -76,7 +76,7 @@ def calibration(registers: tuple[int, ...] = (0,)) -> str:
 
 
 def output(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """What a model returns, or the part of it that people read; with gradients."""
+    """The output of a model, or the part of it that people read; with gradients."""
     return primary(model(images))
 
 

@@ -1,4 +1,4 @@
-"""What a reduced model promises: one function for each promise, which raises AssertionError where it is broken.
+"""The promises of a reduced model: one function each, which raises AssertionError where the promise is broken.
 
 A promise is added by writing its function and naming it in PROMISES, or in SLOW_PROMISES if it takes seconds.
 """

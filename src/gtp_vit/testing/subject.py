@@ -1,4 +1,4 @@
-"""What a check is about: one method on one small model. What several promises look at is computed once."""
+"""The subject of a check: one method on one small model. What several promises look at is computed once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gtp_vit.profiling.trace import Trace, trace
 
 
 def primary(result: Any) -> Tensor:
-    """What a model returns, or the part of it that people read."""
+    """The output of a model, or the part of it that people read."""
     if isinstance(result, Tensor):
         return result
     names = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
@@ -87,7 +87,7 @@ class Original:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """What its parts cost, measured."""
+        """The measured costs of its parts."""
         return host_of(self.model).costs()
 
     @functools.cached_property
@@ -97,12 +97,12 @@ class Original:
 
     @functools.cached_property
     def output(self) -> Tensor:
-        """What it makes of the batch."""
+        """The unreduced model's output for the batch."""
         return output(self.model, self.images)
 
     @functools.cached_property
     def features(self) -> Tensor | None:
-        """What timm's `forward_features` makes of it; other libraries have entry points of their own."""
+        """The output of timm's `forward_features`; other libraries have entry points of their own."""
         forward_features = getattr(self.model, "forward_features", None)
         with torch.no_grad():
             return None if forward_features is None else forward_features(self.images)
@@ -129,7 +129,7 @@ class Subject:
 
     @functools.cached_property
     def output(self) -> Tensor:
-        """What the reduced model computes."""
+        """The output of the reduced model."""
         return output(self.fast, self.images)
 
     @functools.cached_property

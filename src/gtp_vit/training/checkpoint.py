@@ -42,7 +42,7 @@ def write_state(folder: Path, state: RunState) -> None:
 
 
 def read_state(folder: Path, run: dict[str, object]) -> RunState | None:
-    """What `write_state` wrote, or None; raises GTPError if it is of a different run than `run`.
+    """The state that `write_state` wrote, or None; raises GTPError if it is of a different run than `run`.
 
     Tensors stay in the file until they are copied from it.
     """

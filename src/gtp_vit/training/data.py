@@ -1,4 +1,4 @@
-"""Which images a step sees, in which order, and how they are mixed: functions of (seed, epoch, step, part) alone."""
+"""The images of a step, their order and mixing: functions of (seed, epoch, step, part) alone."""
 
 from __future__ import annotations
 

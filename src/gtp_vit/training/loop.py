@@ -155,7 +155,7 @@ def check_processes(settings: TrainingConfig) -> None:
 def finetune_identity(
     model: nn.Module, name: str, method: Method, settings: TrainingConfig, dataset: object, validation: object
 ) -> dict[str, object]:
-    """What must be equal for a run to be resumed; the number of processes may differ."""
+    """The settings that must be equal for a run to be resumed; the number of processes may differ."""
     hyperparameters = {
         key: value for key, value in settings.to_dict().items() if key not in ("log_every", "save_every")
     }
@@ -168,7 +168,7 @@ def finetune_identity(
 
 @dataclass(frozen=True)
 class FinetuneImages:
-    """What is trained on, and what is evaluated on after each epoch."""
+    """The images to train on, and those to evaluate on after each epoch."""
 
     training: Dataset[Item]
     validation: Dataset[Item] | None

@@ -1,4 +1,4 @@
-"""How each method is finetuned by its authors where that differs: learning rates, mode, heads, losses.
+"""The authors' finetuning protocol of each method, where it differs: learning rates, mode, heads, losses.
 
 A new one is a class here and a line in PROTOCOLS; methods without one are finetuned as the paper finetunes GTP.
 """

@@ -1,4 +1,4 @@
-"""What can be set in finetuning; the defaults are the paper's: DeiT's augmentation and regularisation, 30 epochs.
+"""The settings of finetuning; the defaults are the paper's: DeiT's augmentation and regularisation, 30 epochs.
 
 A step of the optimiser sees `batch_size` images over all processes, in parts of `micro_batch` images; which process
 computes which part changes nothing. None means: as the method's authors did (protocols.py).

@@ -38,7 +38,7 @@ class Student(nn.Module):
 
 
 class TrainerState(TypedDict):
-    """What a run resumes from, as state dictionaries."""
+    """The state that a run resumes from, as state dictionaries."""
 
     student: dict[str, Tensor]
     optimizer: dict[str, Any]

@@ -17,7 +17,7 @@ from gtp_vit.tuning.tune import tune
 
 
 def tunable_methods(methods: Sequence[str]) -> list[str]:
-    """Of these methods, () = all, those with a schedule that can be searched."""
+    """The methods among these, () = all, with a schedule that can be searched."""
     return [name for name in methods or known_methods() if method_class(name).schedule_field is not None]
 
 

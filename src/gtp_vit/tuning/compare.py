@@ -165,7 +165,7 @@ def with_timings(
 def traces_at_tightest_budget(
     model: nn.Module, rows: Sequence[ComparisonRow], image: Tensor
 ) -> list[tuple[Method, Trace]]:
-    """What each method leaves of an image, [1, C, H, W], at the smallest budget."""
+    """Traces of an image, [1, C, H, W], with each method at the smallest budget."""
     reduced = [(row.entry.budget, row.entry.method) for row in rows if row.entry.method is not None]
     tightest = min(budget for budget, _ in reduced)
     methods = [method for budget, method in reduced if budget == tightest]

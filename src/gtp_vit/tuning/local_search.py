@@ -37,7 +37,7 @@ SEARCH_STAGES = ((0.25, 3), (0.4, 2), (2.0, 1))  # (share of the search, number 
 
 
 def min_images(measure: Measure) -> int:
-    """How many images a search needs: so many that even the held-out ones are more than an image has neighbours."""
+    """The number of images a search needs: even the held-out ones must be more than an image has neighbours."""
     return max(MIN_IMAGES, math.ceil(measure.min_images / HELD_OUT_FRACTION))
 
 
@@ -193,7 +193,7 @@ def evaluate_or_abandon(evaluator: DamageEvaluator, method: Method, images: int,
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may use: passes over its images, which are the ruler's first, and time; whichever is first."""
+    """The budget of a search: passes over its images, which are the evaluator's first, or time."""
 
     images: int
     passes: float

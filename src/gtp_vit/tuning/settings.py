@@ -1,4 +1,4 @@
-"""What a search is asked for: a target, how it searches, what a schedule must respect, where speed is measured.
+"""Settings of a search: the target, the search, the limits of a schedule, and where speed is measured.
 
 The flags of `gtp-vit tune` are made from these classes: their fields, defaults, ranges and docstrings.
 """
@@ -69,7 +69,7 @@ class Target:
         return measure
 
     def bound(self, measure: Measure) -> Bound:
-        """What is bounded, where outputs are measured so."""
+        """The bounded figure, for outputs with this measure."""
         bounds = {bound.name: bound for bound in (*COSTS, *measure.bounds)}
         if self.name not in bounds:
             raise SettingError(
@@ -85,7 +85,7 @@ DEFAULT_TARGET = Target("macs", DEFAULT_FRACTION)
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How a search goes about it, and how long."""
+    """Length, seed and first step of a search."""
 
     passes: Annotated[int, Range(1, 10**6)] = 150
     """Passes of the search over its images."""
@@ -119,7 +119,7 @@ class TimingConfig:
 
 @dataclass(frozen=True)
 class Progress:
-    """What `tune` reports while the search runs."""
+    """A report of `tune` while the search runs."""
 
     done: float  # share of the search
     best: Method

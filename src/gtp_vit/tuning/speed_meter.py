@@ -59,7 +59,7 @@ class SpeedMeter:
         return self.engine == TORCH
 
     def figures(self, method: Method, images: Tensor, num_search_images: int) -> EngineFigures:
-        """How far the reduced model in the engine is from the unreduced one in torch, on images the search did not see.
+        """The damage of the reduced model in the engine against the unreduced one in torch, on held-out images.
 
         The first `num_search_images` images are those of the search; ranges of 8-bit numbers come from them.
         """

@@ -1,4 +1,4 @@
-"""How each kind of target is met: by one search at a share of the MACs, or by several at shares that close in on it."""
+"""Searches for each kind of target: one at a fraction of the MACs, or several at fractions that close in on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gtp_vit.tuning.speed_meter import SpeedMeter
 
 @dataclass(frozen=True)
 class SearchTask:
-    """What every search for one target needs."""
+    """The inputs of every search for one target."""
 
     target: Target
     measure: Measure

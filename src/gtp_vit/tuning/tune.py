@@ -120,7 +120,7 @@ def check_request(
 
 
 def measurements(task: SearchTask, best: SearchResult) -> Measurements:
-    """What the best settings cost and change, on the images of the search and on those that were held out."""
+    """Cost and damage of the best settings, on the images of the search and on the held-out ones."""
     ruler, space, searched = task.evaluator, task.space, task.num_search_images
     cost = space.cost(space.plan_of(best.method))
     held_out = ruler.damage(best.method, searched, len(ruler.images))

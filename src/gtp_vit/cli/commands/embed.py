@@ -97,7 +97,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
 
 @dataclass(frozen=True)
 class EmbedJob:
-    """What embeds, what is embedded, and how both are known again."""
+    """Embedder, data set and run identity of one `embed` run."""
 
     embedder: BatchEmbedder
     dataset: Images

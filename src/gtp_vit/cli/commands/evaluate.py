@@ -44,7 +44,7 @@ from gtp_vit.runs.files import check_writable
 
 @dataclass(frozen=True)
 class Evaluate(OutputFlags, MethodFlags, MeasureFlags, ResumeFlags, DataFlags):
-    """How far a reduced model is from the unreduced one on your images, by the measure for its kind of output.
+    """Compare a reduced model with the unreduced one on your images, by the measure for its kind of output.
 
     Classes: top-1 and top-5 accuracy, agreement and KL divergence. Embeddings (CLIP, DINOv2, any model without a
     classifier): cosines, whether images keep their nearest neighbours, k-NN accuracy. Differences have paired 95 %

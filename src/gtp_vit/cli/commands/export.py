@@ -132,7 +132,7 @@ def _prepare_converter(flags: Export, engine: Engine) -> None:
 
 
 def _summary(result: ExportResult) -> str:
-    """What was written, in sentences."""
+    """A summary of the export, in sentences."""
     metadata, size = result.metadata, sum(path.stat().st_size for path in result.files) / 1e6
     unknown = metadata.classes is None and metadata.output.kind == "classes"
     return (

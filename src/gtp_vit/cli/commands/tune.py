@@ -131,7 +131,7 @@ def targets_of(flags: Tune) -> list[Target]:
 
 
 def schedule_limits(flags: Tune) -> ScheduleLimits:
-    """What the schedule must respect: in an engine few layers and aligned numbers, unless the flags say otherwise."""
+    """Limits of the schedule: in an engine few layers and aligned numbers, unless the flags say otherwise."""
     if flags.engine == TORCH:
         return flags.limits
     return ScheduleLimits(flags.limits.max_layers or DEPLOY_LAYERS, flags.limits.multiple_of or DEPLOY_MULTIPLE)
@@ -142,7 +142,7 @@ def timing_of(flags: Tune) -> TimingConfig:
 
 
 def identity_of(flags: Tune, targets: Sequence[Target]) -> dict[str, Any]:
-    """What must be equal for a search to be resumed. A longer one may reuse what a shorter one measured."""
+    """Settings that must be equal for a search to be resumed. A longer one may reuse a shorter one's figures."""
     run: dict[str, Any] = {
         "target": {target.name: target.value for target in targets} if not flags.curve else {},
         "curve": flags.curve,
@@ -157,7 +157,7 @@ def identity_of(flags: Tune, targets: Sequence[Target]) -> dict[str, Any]:
 
 
 def recipe_files(flags: Tune, recipes: Sequence[Recipe]) -> dict[Path, Recipe]:
-    """Which recipe goes into which file; those of a curve have their share of the MACs in the name."""
+    """Recipes by the file they go into; those of a curve have their fraction of the MACs in the name."""
     if flags.output is None:
         return {}
     if not flags.curve:

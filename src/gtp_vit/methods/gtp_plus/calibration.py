@@ -1,4 +1,4 @@
-"""What GTP+ learns of a model: how sensitive its output is to each token, and which cells it uses as registers.
+"""GTP+'s calibration of a model: the sensitivity of its output to each token, and the cells it uses as registers.
 
 A `Calibration` belongs to the weights it was learned on. As a text it is a setting of GTP+, so recipes hold it.
 

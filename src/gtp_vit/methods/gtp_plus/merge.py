@@ -23,7 +23,7 @@ from gtp_vit.tensors import at_least_float32, batch_index, full_precision, selec
 
 
 class MergeInputs(NamedTuple):
-    """What merging is decided by."""
+    """The arguments of merging."""
 
     x: Tensor  # features with the attention branch, [B, N, C]
     importance: Tensor  # of the image tokens, [B, M]
@@ -51,7 +51,7 @@ def row_blocks(tokens: int) -> list[tuple[int, int]]:
 
 
 def num_similarities(tokens: int) -> int:
-    """How many pairs of tokens are compared."""
+    """The number of pairs of tokens that are compared."""
     return sum((last - first) * last for first, last in row_blocks(tokens))
 
 
@@ -76,7 +76,7 @@ def relative_importance(importance: Tensor, protected: Tensor | None) -> Tensor:
 
 
 def merge_cost(similarity: Tensor, importance: Tensor, size: Tensor, importance_floor: float) -> Tensor:
-    """What it would cost to merge each token into an earlier one, [B, M]; infinite for the first.
+    """The cost of merging each token into an earlier one, [B, M]; infinite for the first.
 
     (relative importance + floor) times the least (1 - cosine) sqrt(s s' / (s + s')) over the tokens before it: how much
     it matters, times how far two clusters of these sizes move when they become one (Ward's criterion).
@@ -128,7 +128,7 @@ def _merge_inputs(
 
 
 def importance_and_weight(unit: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What a probe predicts of unit vectors [B, M, C], and by what their features are averaged, both [B, M]."""
+    """A probe's prediction for unit vectors [B, M, C], and the weights their features are averaged with, both [B, M]."""
     importance = importance_of_units(unit, probe, size)
     return importance, size * (relative_importance(importance, protected) + WEIGHT_FLOOR).pow(WEIGHT_POWER)
 
@@ -216,7 +216,7 @@ def merge_by_cost_with_probe_portable(inputs: GTPPlusMergeByProbeInputs) -> GTPP
 
 
 def _merge_portable(inputs: MergeInputs, unit: Tensor, length: Tensor) -> GTPPlusMergeResult:
-    """What `_merge` gives, from unit vectors and lengths of all tokens, too."""
+    """The result of `_merge`, computed from unit vectors and lengths of all tokens."""
     x, importance, size, weight, protected, removed, floor, keep_norm = inputs
     count, prefix = importance.shape[1], x.shape[1] - importance.shape[1]
     left = count - removed
@@ -262,7 +262,7 @@ def _merge_portable(inputs: MergeInputs, unit: Tensor, length: Tensor) -> GTPPlu
 def _merge_weights(
     weight: Tensor | None, rows: Tensor, drop: Tensor, goes: Tensor, prefix: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What tokens in `rows` weigh, what each is given by those that go, [B, c + K, P], and both together."""
+    """Weights of the tokens in `rows`, of what each receives [B, c + K, P], and of both together."""
     if weight is None:
         own, incoming = torch.ones((), dtype=goes.dtype, device=goes.device), goes
     else:

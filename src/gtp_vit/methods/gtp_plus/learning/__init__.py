@@ -1,1 +1,1 @@
-"""What GTP+ learns of a model: from backward passes, before any search."""
+"""Learning the calibration of GTP+ from backward passes, before any search."""

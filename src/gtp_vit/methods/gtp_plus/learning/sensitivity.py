@@ -1,4 +1,4 @@
-"""How much a model's output depends on each token, learned from a few hundred images without labels.
+"""The sensitivity of a model's output to each token, learned from a few hundred images without labels.
 
 One backward pass per image through the unreduced model gives the gradient of its output at every token of every layer.
 A ridge regression then predicts the logarithm of its square from the token itself: a probe for each layer. Cells whose
@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]  # images done, of how many
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """What was learned of a model, and how well it predicts."""
+    """A calibration, and how well it predicts."""
 
     calibration: Calibration
     fit: tuple[float | None, ...]  # share of the variance that each layer's probe explains on images it was not
@@ -183,7 +183,7 @@ def _gradients(
 
 
 class Sums:
-    """What is added up over the images, layer by layer."""
+    """Sums over the images, layer by layer."""
 
     def __init__(self, vit: ViTInfo) -> None:
         self.vit = vit
