@@ -128,7 +128,7 @@ def _merge_inputs(
 
 
 def importance_and_weight(unit: Tensor, probe: Tensor, size: Tensor, protected: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A probe's prediction for unit vectors [B, M, C], and the weights their features are averaged with, both [B, M]."""
+    """A probe's prediction for unit vectors [B, M, C], and the weights to average their features with, both [B, M]."""
     importance = importance_of_units(unit, probe, size)
     return importance, size * (relative_importance(importance, protected) + WEIGHT_FLOOR).pow(WEIGHT_POWER)
 
