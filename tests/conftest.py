@@ -39,6 +39,15 @@ def pytest_configure(config):
         assert native.LOAD_ERROR is None, native.LOAD_ERROR
 
 
+SLOW_EXAMPLES = {"gtp_vit.engines.export.export"}  # docstrings whose example takes over two seconds
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = unless_it_must_run((yield), os.environ.get("GTP_VIT_MUST_RUN", ""))

@@ -58,6 +58,14 @@ def patch(
             gradients, and in exported programs, torch operators run.
         quiet: do not warn of settings that cannot give good results, such as untrained predictors.
 
+    Returns:
+        The patched model, of a subclass of the model's class; its attribute `reduction` has the method.
+
+    Raises:
+        UnsupportedModelError: the model, or a module in it, is not supported.
+        SettingError: the settings do not fit the model.
+        UnknownNameError: there is no method or recipe of this name.
+
     >>> import timm, torch, gtp_vit
     >>> model = timm.create_model("test_vit").eval()
     >>> fast = patch(model, gtp_vit.GTP(propagate=8))
@@ -77,7 +85,7 @@ def patch(
     if host.needs_all_patches is not None and not restore:
         raise UnsupportedModelError(
             f"{host.needs_all_patches}; patch it with restore=True, which gives every patch a feature. The model was "
-            "left as it is"
+            "not changed"
         )
     root: Any = _shallow_copies(host.model, host.path)
     tower: Any = root.get_submodule(host.path)
@@ -116,7 +124,19 @@ def _settings(method: object) -> Method:
 
 
 def unpatch(model: Model) -> Model:
-    """The original of a patched model, sharing the weights; other models are returned as they are."""
+    """The original of a patched model, sharing the weights; other models are returned as they are.
+
+    Args:
+        model: a patched model, or any other.
+
+    Returns:
+        A model of the original's class.
+
+    >>> import gtp_vit
+    >>> model = gtp_vit.create_model("test_vit")
+    >>> type(unpatch(gtp_vit.patch(model))) is type(model)
+    True
+    """
     if not is_patched(model):
         return model
     root: Any = _shallow_copies(model, model.path)
@@ -133,7 +153,19 @@ def host_of(model: nn.Module) -> Host:
 
 
 def is_patched(model: nn.Module) -> TypeGuard[Patched]:
-    """Was this model made by `patch`?"""
+    """Whether `patch` made this model.
+
+    Args:
+        model: any model.
+
+    Returns:
+        True for a model that `patch` returned, and for a copy of it; False for a model around one.
+
+    >>> import gtp_vit
+    >>> model = gtp_vit.create_model("test_vit")
+    >>> is_patched(model), is_patched(gtp_vit.patch(model))
+    (False, True)
+    """
     return isinstance(model, Patched)
 
 

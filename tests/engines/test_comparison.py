@@ -96,8 +96,8 @@ def test_an_engine_that_fails_is_a_line_and_an_exit_code(short, capsys, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--engine", "openvino"), "--engine is for one engine; leave it out with --engines"),
-        (("--compile",), "--compile is for one engine; leave it out with --engines"),
+        (("--engine", "openvino"), "--engine is for one engine; remove it with --engines"),
+        (("--compile",), "--compile is for one engine; remove it with --engines"),
         (("-b", "1", "8"), "--batch-size has several numbers; give one with --engines"),
         (("x.onnx",), "x.onnx is for one engine; name the model it was made from"),
     ],

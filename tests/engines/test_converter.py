@@ -135,8 +135,8 @@ def test_a_disk_without_room_is_said_before_anything_is_installed(monkeypatch):
         (("--format", "executorch"), "1.5 GB, about 5 minutes): gtp-vit export --format executorch --install-conv"),
         (("--format", "executorch", "--converter-python", "nowhere"), "executorch has no Python at"),
         (("--format", "executorch", "--converter-python", "x", "--install-converter"), "give one of them"),
-        (("--format", "onnx", "--converter-python", "x"), "onnxruntime converts in this Python; leave out --converter"),
-        (("--format", "onnx", "--install-converter"), "onnxruntime converts in this Python; leave out --install-conv"),
+        (("--format", "onnx", "--converter-python", "x"), "onnxruntime converts in this Python; remove --converter"),
+        (("--format", "onnx", "--install-converter"), "onnxruntime converts in this Python; remove --install-conv"),
     ],
     ids=["missing", "nowhere", "both", "named for nothing", "installed for nothing"],
 )

@@ -450,7 +450,7 @@ def test_predictors_that_do_not_fit_are_refused(tmp_path):
         (ToFu(variant="q"), "Allowed: paper, pitome"),
         (ToFu(norm="mlrp"), "did you mean 'mlerp'"),
         (ToFu(first_merging_layer=5), "first_merging_layer is 5"),
-        (ToFu(variant="pitome", track_sizes=True), "leave out track_sizes"),
+        (ToFu(variant="pitome", track_sizes=True), "remove track_sizes"),
         (ATC(linkage="ward"), "Allowed: average, complete, single"),
         (ATC(variant="originl"), "did you mean 'original'"),
         (ATC(track_sizes=False), "track_sizes=False keeps no sizes"),

@@ -211,7 +211,7 @@ def test_an_empty_batch_and_one_without_an_image_have_the_columns(embed):
 def test_a_column_that_is_missing_or_there_already_is_an_error(embed):
     with pytest.raises(GTPError, match=r"^the table has no column 'image', but 'id', 'picture'$"):
         embed({"id": [1], "picture": [b""]})
-    with pytest.raises(GTPError, match="'embedding_error' already; leave it out, or give output another name"):
+    with pytest.raises(GTPError, match="'embedding_error' already; remove it, or give output another name"):
         embed({"image": [b""], "embedding_error": [None]})
     with pytest.raises(GTPError, match="a batch is a list; give a dict of columns"):
         embed([b""])
@@ -222,7 +222,7 @@ def test_settings_are_checked_where_it_is_made(folder):
         make(folder, dtype="int8")
     with pytest.raises(GTPError, match="unknown model 'test_vitt'"):
         Embedder("test_vitt")
-    with pytest.raises(GTPError, match="unreduced leaves out every method"):
+    with pytest.raises(GTPError, match="unreduced cannot be combined with method"):
         Embedder("test_vit", "gtp", unreduced=True)
     with pytest.raises(GTPError, match="are both 'image'"):
         Embedder("test_vit", output="image")

@@ -44,7 +44,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 class HuggingFaceViT(Backbone):
     """Backbone of Hugging Face's plain vision transformers."""
 
-    classes = tuple(each.name for each in FAMILIES)
+    classes = tuple(spec.name for spec in FAMILIES)
 
     def library(self) -> Library:
         from gtp_vit.backbones.hf_library import HUGGING_FACE

@@ -197,7 +197,7 @@ class LVViTLibrary(Library):
         if pretrained and checkpoint is None:
             raise GTPError(f"pre-trained weights of {name} are not in timm; download them and give their file")
         if sizes.get("num_classes") == 0:
-            raise GTPError(f"{name} needs classes, as both of its heads are read; leave out num_classes=0")
+            raise GTPError(f"{name} needs classes, as both of its heads are read; remove num_classes=0")
         with torch.device("meta") if meta else nullcontext():
             return create(name, checkpoint_path=checkpoint, **sizes)
 

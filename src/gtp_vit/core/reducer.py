@@ -119,7 +119,15 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Method:
-    """Settings of a method: frozen, comparable, hashable, and the only place where a default is written."""
+    """Settings of a method: frozen, comparable, hashable, and the only place where a default is written.
+
+    >>> from gtp_vit import ToMe
+    >>> method = ToMe(r=14)
+    >>> method
+    ToMe(r=14)
+    >>> method == ToMe(r=14), method.to_dict()["r"]
+    (True, 14)
+    """
 
     name: ClassVar[str]
     source: ClassVar[Source]

@@ -177,5 +177,5 @@ def _class_number(label: int | None) -> int:
 
 
 def orientation_words(ignore_exif: bool) -> str:
-    """What identities say of it."""
+    """Its part of a run's identity."""
     return "as stored" if ignore_exif else "as EXIF says"

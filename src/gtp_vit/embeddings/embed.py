@@ -22,7 +22,10 @@ from gtp_vit.runs import distributed
 
 @dataclass(frozen=True)
 class PictureFolder:
-    """A folder of pictures, and how they are read."""
+    """A folder of pictures, and how they are read.
+
+    >>> folder = PictureFolder("photos", ignore_exif=True)
+    """
 
     path: str | Path
     transform: Transform | None = None
@@ -50,11 +53,6 @@ def embed(
     What a model returns is its embedding: pooled features (num_classes=0), an image embedding as CLIP's, or class
     scores if it has classes. Where torch.distributed runs, every process gets its own batches, and no two the same.
 
-    >>> import gtp_vit
-    >>> fast = gtp_vit.patch(gtp_vit.create_model("vit_tiny_patch16_224", num_classes=0))
-    >>> [tuple(part.embeddings.shape) for part in embed(fast, torch.zeros(3, 3, 224, 224), batch_size=2)]
-    [(2, 192), (1, 192)]
-
     Args:
         model: patched or not; it runs in eval mode, where it is, in its own precision.
         images: a folder, prepared as the model's weights want it, or a `PictureFolder`, which says more; prepared
@@ -66,6 +64,17 @@ def embed(
             was patched with restore=True.
         normalise: scale every vector to length 1.
         dtype: float32 or float16.
+
+    Yields:
+        Batches: the embeddings, with indices, names and labels of their images.
+
+    Raises:
+        GTPError: the model's output is not an embedding, or the images cannot be opened.
+
+    >>> import gtp_vit
+    >>> fast = gtp_vit.patch(gtp_vit.create_model("vit_tiny_patch16_224", num_classes=0))
+    >>> [tuple(part.embeddings.shape) for part in embed(fast, torch.zeros(3, 3, 224, 224), batch_size=2)]
+    [(2, 192), (1, 192)]
     """
     check_range("batch_size", batch_size, 1, 65536, integer=True)
     check_range("workers", workers, 0, 256, integer=True)

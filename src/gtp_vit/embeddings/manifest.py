@@ -198,9 +198,25 @@ def delete_unused_manifest(folder: Path) -> None:
 
 
 def read_embeddings(folder: str | Path) -> Iterator[Shard]:
-    """What `gtp-vit embed` wrote, file by file in the order of the data set.
+    """Read the embeddings that `gtp-vit embed` wrote, file by file in the order of the data set.
 
-    Of each file all is checked to be as it was written: vectors, names, places, labels, and what it says of itself.
+    Every file is checked to be as it was written: vectors, names, indices, labels and header.
+
+    Args:
+        folder: the --output of `gtp-vit embed`.
+
+    Yields:
+        Shards with `embeddings`, `indices`, `names` and `labels`.
+
+    Raises:
+        GTPError: the run has not finished, or a file is missing, damaged or of another run.
+
+    >>> from gtp_vit.cli.app import main
+    >>> folder = getfixture("tmp_path") / "vectors"
+    >>> code = main(["embed", "--limit", "5", "--workers", "0", "--output", str(folder)])  # doctest: +ELLIPSIS
+    fashion_vit with ...
+    >>> [tuple(shard.embeddings.shape) for shard in read_embeddings(folder)]
+    [(5, 64)]
     """
     folder = Path(folder)
     manifest = _finished_manifest(folder)

@@ -1,4 +1,4 @@
-"""What a compiled file says of itself, in a zip archive at its end, which any unzip reads and engines ignore.
+"""The metadata of a compiled file, in a zip archive at its end, which any unzip reads and engines ignore.
 
 Compiled programs have no operators left that could be counted. So the graph that they were compiled from is described
 there, too: inputs, outputs, multiply-accumulates.
@@ -31,7 +31,7 @@ def attach(path: Path, metadata: str, graph: Graph) -> None:
 
 
 def read_attachment(path: Path) -> StoredFile:
-    """What was attached; raises zipfile.BadZipFile if the end of the file is missing."""
+    """The attached metadata; raises zipfile.BadZipFile if the end of the file is missing."""
     with zipfile.ZipFile(path) as archive:
         folder, names = _folder(archive), archive.namelist()
         metadata = archive.read(f"{folder}{METADATA}.json").decode() if f"{folder}{METADATA}.json" in names else None

@@ -70,7 +70,7 @@ class EngineComparison:
             yield EngineRow(TORCH, "f32", self._figures(runs, None, None))
             return
         engine = ENGINES[name]
-        for precision in (each for each in PRECISIONS if each in engine.precisions):
+        for precision in (p for p in PRECISIONS if p in engine.precisions):
             missing = self._missing(engine, precision)
             if missing is not None:
                 yield EngineRow(name, precision, None, missing)
@@ -114,9 +114,9 @@ class EngineComparison:
         calls = {name: lambda run=run: run(some) for name, run in runs.items()}
         _, time = speedups_over(interleave(calls, rounds=self.rounds, pause=PAUSE_SECONDS), UNREDUCED)
         classes = output_spec(self.model).kind == "classes"
-        found = self._outputs(runs[REDUCED])
-        own = compare_outputs(self._outputs(self._in_torch(self.fast)), found, classes)
-        unreduced = compare_outputs(self._outputs(self._in_torch(self.model)), found, classes)
+        outputs = self._outputs(runs[REDUCED])
+        own = compare_outputs(self._outputs(self._in_torch(self.fast)), outputs, classes)
+        unreduced = compare_outputs(self._outputs(self._in_torch(self.model)), outputs, classes)
         return EngineFigures(
             megabytes=megabytes,
             max_difference=own.max_difference,

@@ -49,7 +49,7 @@ class Converter:
         return _python_of(self.folder) if (self.folder / READY).is_file() else None
 
     def missing(self) -> str | None:
-        """What is missing, and what installs it; None if it can run."""
+        """The missing packages, and the command that installs them; None if it can run."""
         python = self.python()
         if python is None:
             return (
@@ -123,7 +123,7 @@ def _python_of(folder: Path) -> Path:
 
 
 def _ending(done: subprocess.CompletedProcess[str]) -> str:
-    """How a process ended that did not end well."""
+    """The error of a process that did not end well."""
     if done.returncode < 0:
         return f"was ended by signal {-done.returncode}"
     lines = [line for line in done.stderr.strip().splitlines() if line.strip()]

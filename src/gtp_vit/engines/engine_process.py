@@ -72,8 +72,8 @@ class EngineProcess:
             status = Path(f"/proc/{self.process.pid}/status").read_text()
         except OSError:
             return None
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-        return None if found is None else int(found[1]) * 1024 / 1e6
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return None if match is None else int(match[1]) * 1024 / 1e6
 
     def _receive(self) -> Array:
         array = _read(self.answers)

@@ -89,6 +89,18 @@ def export(
         info: for the metadata.
         overwrite: replace files that exist.
         progress: called with what is being done.
+
+    Returns:
+        The files, the metadata in them, and the comparisons with torch.
+
+    Raises:
+        GTPError: the model cannot be exported, the engine is not installed, or the file fails the comparison.
+
+    >>> import gtp_vit
+    >>> fast = gtp_vit.patch(gtp_vit.create_model("test_vit"), gtp_vit.ToMe(r=4))
+    >>> result = export(fast, getfixture("tmp_path") / "vit.onnx")
+    >>> [file.name for file in result.files]
+    ['vit.onnx', 'vit.onnx.md']
     """
     path = Path(path)
     engine = engine_of(path)

@@ -81,12 +81,12 @@ class LiteRT(Engine):
         source, result = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
 
         def run(images: Array) -> Array:
-            found = []
+            results = []
             for image in images:
                 interpreter.set_tensor(source, image[None])
                 interpreter.invoke()
-                found.append(interpreter.get_tensor(result))
-            return np.concatenate(found)
+                results.append(interpreter.get_tensor(result))
+            return np.concatenate(results)
 
         return run
 

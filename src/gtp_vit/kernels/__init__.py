@@ -126,7 +126,7 @@ def status() -> str:
 
 
 def describe(kernels: Kernels, weight: Tensor) -> str:
-    """Which kernels a model with this weight would use now, and if torch operators, why."""
+    """The kernels a model with this weight would use now, and if torch operators, why."""
     on_gpu = kernels == "triton" or weight.device.type == "cuda"
     try:
         reason = why_not_triton(kernels, weight.flatten()) if on_gpu else why_not_native(kernels, weight)

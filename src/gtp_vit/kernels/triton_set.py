@@ -68,8 +68,8 @@ def why_not_here(index: int | None = None, *, on_cpu: bool = False) -> str | Non
     version = importlib.metadata.version("triton")
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if not OLDEST <= numbers <= NEWEST:
-        wanted = ".".join(map(str, OLDEST)) + ("" if NEWEST == OLDEST else " to " + ".".join(map(str, NEWEST)))
-        return f"Triton {version} is installed; the kernels are checked with {wanted}, which torch 2.15 brings"
+        versions = ".".join(map(str, OLDEST)) + ("" if NEWEST == OLDEST else " to " + ".".join(map(str, NEWEST)))
+        return f"Triton {version} is installed; the kernels are checked with {versions}, which torch 2.15 brings"
     if not on_cpu:
         if torch.version.hip is not None:
             return "this torch is for ROCm; the kernels are checked for CUDA"
@@ -77,8 +77,8 @@ def why_not_here(index: int | None = None, *, on_cpu: bool = False) -> str | Non
             return "torch finds no CUDA GPU"
         capability = torch.cuda.get_device_capability(index)
         if capability < CAPABILITY:
-            found, least = (".".join(map(str, each)) for each in (capability, CAPABILITY))
-            return f"the GPU has compute capability {found}; Triton kernels need {least} or higher"
+            actual, least = (".".join(map(str, numbers)) for numbers in (capability, CAPABILITY))
+            return f"the GPU has compute capability {actual}; Triton kernels need {least} or higher"
     try:
         _gpu()
     except Exception as error:  # whatever Triton raises on import

@@ -63,6 +63,17 @@ def method_class(name: str) -> type[Method]:
 def make_method(name: str, **settings: Any) -> Method:
     """A method by its registry name.
 
+    Args:
+        name: of a method, such as "gtp_plus"; `gtp-vit methods` lists them.
+        **settings: of the method; the others have their defaults.
+
+    Returns:
+        The settings.
+
+    Raises:
+        UnknownNameError: there is no method of this name.
+        SettingError: a setting is unknown, or its value is not allowed.
+
     >>> make_method("gtp", propagate=4).propagate
     4
     """
@@ -74,7 +85,22 @@ def make_method(name: str, **settings: Any) -> Method:
 
 
 def method_from_dict(stored: object) -> Method:
-    """The inverse of `Method.to_dict`, for settings read back from a results file."""
+    """The inverse of `Method.to_dict`, for settings read back from a results file.
+
+    Args:
+        stored: the dictionary, with the method's name under "method".
+
+    Returns:
+        The settings.
+
+    Raises:
+        SettingError: it is not a dictionary, or a setting is unknown or not allowed.
+        UnknownNameError: there is no method of this name.
+
+    >>> from gtp_vit import ToMe
+    >>> method_from_dict(ToMe(r=4).to_dict())
+    ToMe(r=4)
+    """
     if not isinstance(stored, dict) or not isinstance(stored.get("method"), str):
         raise SettingError(f"a method is stored as {short_repr(stored)}; it must be a dictionary that names its method")
     settings = {str(key): value for key, value in stored.items()}

@@ -32,7 +32,12 @@ MERGED_DISTANCE = 4.0  # the distance of tokens that are NaN; that of opposite o
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ATC(Method):
-    """Cluster the tokens of each layer by their keys, joining the two nearest clusters until enough are gone."""
+    """Cluster the tokens of each layer by their keys, joining the two nearest clusters until enough are gone.
+
+    >>> from gtp_vit import ATC, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), ATC(r=8)))
+    0.945 GMACs
+    """
 
     name: ClassVar[str] = "atc"
     source: ClassVar[Source] = Source("arXiv 2409.11923 (ECCV 2024)", "JoakimHaurum/ATC", "MIT")

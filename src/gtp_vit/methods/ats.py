@@ -32,7 +32,12 @@ Minimum = Literal["lowest", "zero"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ATS(Method):
-    """Keep the tokens that equal steps through the cumulative distribution of their scores hit."""
+    """Keep the tokens that equal steps through the cumulative distribution of their scores hit.
+
+    >>> from gtp_vit import ATS, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), ATS(budget=8)))
+    0.916 GMACs
+    """
 
     name: ClassVar[str] = "ats"
     source: ClassVar[Source] = Source("arXiv 2111.15667 (ECCV 2022)", "adaptivetokensampling/ATS", "Apache-2.0")

@@ -26,7 +26,12 @@ from gtp_vit.tensors import argsort_descending, full_precision, select_rows
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DiffRate(Method):
-    """Sort tokens by class attention; drop the last ones, and merge those before them into the most similar ones."""
+    """Sort tokens by class attention; drop the last ones, and merge those before them into the most similar ones.
+
+    >>> from gtp_vit import DiffRate, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), DiffRate(prune=3, merge=5)))
+    0.928 GMACs
+    """
 
     name: ClassVar[str] = "diffrate"
     source: ClassVar[Source] = Source("arXiv 2305.17997 (ICCV 2023)", "OpenGVLab/DiffRate", "no licence given")

@@ -26,7 +26,12 @@ from gtp_vit.tensors import at_least_float32, split_by_score
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DynamicViT(Method):
-    """Drop tokens in three stages, chosen by predictors that must be trained."""
+    """Drop tokens in three stages, chosen by predictors that must be trained.
+
+    >>> from gtp_vit import DynamicViT, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), DynamicViT(keep_ratio=0.7)))
+    0.801 GMACs
+    """
 
     name: ClassVar[str] = "dynamicvit"
     source: ClassVar[Source] = Source("arXiv 2106.02034 (NeurIPS 2021)", "raoyongming/DynamicViT", "MIT")

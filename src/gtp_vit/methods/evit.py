@@ -21,7 +21,12 @@ from gtp_vit.tensors import full_precision, select_rows, split_by_score
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EViT(Method):
-    """Keep the tokens that the class token attends to, fuse the inattentive ones into one token."""
+    """Keep the tokens that the class token attends to, fuse the inattentive ones into one token.
+
+    >>> from gtp_vit import EViT, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), EViT(keep_rate=0.7)))
+    0.821 GMACs
+    """
 
     name: ClassVar[str] = "evit"
     source: ClassVar[Source] = Source("arXiv 2202.07800 (ICLR 2022)", "youweiliang/evit", "Apache-2.0")

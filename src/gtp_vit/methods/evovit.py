@@ -26,7 +26,12 @@ Head = Literal["class", "pooled"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EvoViT(Method):
-    """Let only the informative tokens go through a stage; the others skip it and may be chosen again."""
+    """Let only the informative tokens go through a stage; the others skip it and may be chosen again.
+
+    >>> from gtp_vit import EvoViT, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), EvoViT(keep_ratio=0.5)))
+    0.818 GMACs
+    """
 
     name: ClassVar[str] = "evovit"
     source: ClassVar[Source] = Source("arXiv 2108.01390 (AAAI 2022)", "YifanXu74/Evo-ViT", "MIT")

@@ -42,7 +42,12 @@ def max_fusible(tokens: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MCTF(Method):
-    """Merge tokens that are similar, unimportant and small, judged by the attention that is about to use them."""
+    """Merge tokens that are similar, unimportant and small, judged by the attention that is about to use them.
+
+    >>> from gtp_vit import MCTF, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), MCTF(r=8)))
+    0.934 GMACs
+    """
 
     name: ClassVar[str] = "mctf"
     source: ClassVar[Source] = Source("arXiv 2403.10030 (CVPR 2024)", "mlvlab/MCTF", "MIT")

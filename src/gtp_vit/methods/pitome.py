@@ -31,7 +31,12 @@ ModeOrder = Literal["bsm_first", "energy_first", "bsm", "energy"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PiToMe(Method):
-    """Merge tokens that many others resemble, and protect those that few do."""
+    """Merge tokens that many others resemble, and protect those that few do.
+
+    >>> from gtp_vit import PiToMe, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), PiToMe(r=8)))
+    0.948 GMACs
+    """
 
     name: ClassVar[str] = "pitome"
     source: ClassVar[Source] = Source("arXiv 2405.16148 (NeurIPS 2024)", "hchautran/PiToMe", "CC-BY-NC-4.0")

@@ -28,7 +28,12 @@ from gtp_vit.tensors import argsort_descending
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PPT(Method):
-    """Merge tokens of images whose scores hardly vary, drop the unimportant ones of the others."""
+    """Merge tokens of images whose scores hardly vary, drop the unimportant ones of the others.
+
+    >>> from gtp_vit import PPT, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), PPT(r=50)))
+    0.802 GMACs
+    """
 
     name: ClassVar[str] = "ppt"
     source: ClassVar[Source] = Source("arXiv 2310.01812", "xjwu1024/PPT", "Apache-2.0")

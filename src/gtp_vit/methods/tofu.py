@@ -30,7 +30,12 @@ Norm = Literal["mlerp", "mean"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ToFu(Method):
-    """Drop the most similar tokens in early layers, merge them in late ones without losing their norm."""
+    """Drop the most similar tokens in early layers, merge them in late ones without losing their norm.
+
+    >>> from gtp_vit import ToFu, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), ToFu(r=8)))
+    0.930 GMACs
+    """
 
     name: ClassVar[str] = "tofu"
     source: ClassVar[Source] = Source("arXiv 2312.01026 (WACV 2024)", "none released", "none")

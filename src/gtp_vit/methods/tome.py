@@ -23,7 +23,12 @@ from gtp_vit.kernels import Ops, triton_set
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ToMe(Method):
-    """Merge the most similar tokens of each layer, judged by their keys."""
+    """Merge the most similar tokens of each layer, judged by their keys.
+
+    >>> from gtp_vit import ToMe, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), ToMe(r=8)))
+    0.932 GMACs
+    """
 
     name: ClassVar[str] = "tome"
     source: ClassVar[Source] = Source("arXiv 2210.09461 (ICLR 2023)", "facebookresearch/ToMe", "CC-BY-NC-4.0")
@@ -54,14 +59,14 @@ class ToMeReducer(PairReducer):
         if removed == 0 or tokens.ops is not Ops.TRITON:
             return super().reduce(attention)
         keys, norm = attention.keys, attention.mlp_norm
-        given = (tokens.x, attention.branch(), tokens.size)
-        merged = triton_set.merge_similar(given, keys, removed, self.vit.class_token, norm)
+        inputs = (tokens.x, attention.branch(), tokens.size)
+        merged = triton_set.merge_similar(inputs, keys, removed, self.vit.class_token, norm)
         return tokens.replace(
             x=merged.x,
-            cell=tokens.cell.gather(1, merged.kept),
-            token_id=None if tokens.token_id is None else tokens.token_id.gather(1, merged.kept),
+            cell=tokens.cell.gather(1, merged.keep),
+            token_id=None if tokens.token_id is None else tokens.token_id.gather(1, merged.keep),
             size=merged.size,
-            owner=tokens.owners_after(merged.kept, merged.gone, merged.target),
+            owner=tokens.owners_after(merged.keep, merged.drop, merged.target),
             normed=None if norm.weight is None else merged.normed,
         )
 

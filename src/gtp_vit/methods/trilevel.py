@@ -27,7 +27,12 @@ from gtp_vit.tensors import select_rows, split_by_score
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TriLevel(Method):
-    """Drop inattentive tokens in a few layers, and let those that stay attend only to what they attended to most."""
+    """Drop inattentive tokens in a few layers, and let those that stay attend only to what they attended to most.
+
+    >>> from gtp_vit import TriLevel, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), TriLevel(keep_ratio=0.7)))
+    0.812 GMACs
+    """
 
     name: ClassVar[str] = "trilevel"
     source: ClassVar[Source] = Source("arXiv 2211.10801 (AAAI 2023)", "ZLKong/Tri-Level-ViT", "MIT")

@@ -20,7 +20,24 @@ def sizes_of_model(model: nn.Module) -> Sizes:
 
 
 def save_checkpoint(model: nn.Module, path: str | Path, recipe: Recipe) -> None:
-    """Save the unpatched model's weights, which timm can load, with the recipe in the metadata."""
+    """Save the unpatched model's weights, which timm can load, with the recipe in the metadata.
+
+    Args:
+        model: patched or not; its original's weights are written.
+        path: a safetensors file.
+        recipe: goes into the file's metadata, where `read_recipe` finds it.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    >>> import torch, gtp_vit
+    >>> model, images = gtp_vit.create_model("test_vit"), torch.rand(40, 3, 160, 160)
+    >>> recipe = gtp_vit.calibrate(model, images)
+    >>> path = getfixture("tmp_path") / "model.safetensors"
+    >>> save_checkpoint(gtp_vit.patch(model, recipe), path, recipe)
+    >>> gtp_vit.read_recipe(path) == recipe
+    True
+    """
     from safetensors.torch import save
 
     host = host_of(model)

@@ -109,6 +109,13 @@ def create_model(
         resample_positions: the checkpoint is of the model's own size; resample its positions to img_size, as timm does.
         meta: without weights, for counting.
 
+    Returns:
+        The model in eval mode, on the CPU; with `meta` on the meta device.
+
+    Raises:
+        UnknownNameError: there is no model of this name; the message suggests similar ones.
+        GTPError: the checkpoint does not fit the model, or its library is not installed.
+
     >>> sum(p.numel() for p in create_model("lvvit_s", meta=True).parameters())
     26151824
     """

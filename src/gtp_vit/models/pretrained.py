@@ -31,6 +31,21 @@ def load_pretrained(
         kernels: as for `patch`.
         quiet: as for `patch`.
         **options: as for transformers' `from_pretrained`.
+
+    Returns:
+        The patched model, as `patch` returns it.
+
+    Raises:
+        GTPError: the folder has no recipe, or transformers cannot load the model in it.
+
+    >>> from transformers import ViTConfig, ViTModel
+    >>> import gtp_vit
+    >>> config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    >>> fast = gtp_vit.patch(ViTModel(config).eval(), gtp_vit.ToMe(r=4))
+    >>> folder = getfixture("tmp_path")
+    >>> fast.save_pretrained(folder)
+    >>> load_pretrained(folder).reduction.method
+    ToMe(r=4)
     """
     library = transformers_library()
     where = {key: value for key, value in options.items() if key in LOOKUP_OPTIONS}

@@ -15,7 +15,18 @@ Processor = TypeVar("Processor")
 
 
 def adapt_processor(processor: Processor, fast: nn.Module) -> Processor:
-    """A copy of a LLaVA's or PaliGemma's processor for a patched model; the processor itself stays as it is.
+    """A copy of a LLaVA's or PaliGemma's processor with as many image placeholders as the patched model needs.
+
+    Args:
+        processor: the model's LlavaProcessor or PaliGemmaProcessor; it is not changed.
+        fast: the patched model.
+
+    Returns:
+        The copy, for prompts to the patched model.
+
+    Raises:
+        GTPError: the model is not patched, keeps a different number of tokens in each image, or belongs to another
+            processor.
 
     >>> inputs = adapt_processor(processor, fast)(images=image, text=prompt)  # doctest: +SKIP
     """

@@ -114,7 +114,7 @@ class Embedder:
         if crop_pct is not None:
             check_range("crop_pct", crop_pct, 0, 1, exclude_low=True)
         if unreduced and method is not None:
-            raise SettingError("unreduced leaves out every method; leave out method, or unreduced")
+            raise SettingError("unreduced cannot be combined with method; remove one of them")
         if image in (output, f"{output}_error"):
             raise SettingError(f"image and output are both {image!r}; the images stay, so give output another name")
         self.settings = ModelSettings(
@@ -149,7 +149,7 @@ class Embedder:
 
     @property
     def dimensions(self) -> int:
-        """How many numbers an embedding has; known without weights."""
+        """The length of an embedding; known without weights."""
         if self._model is not None:
             self._spec = self._model.embedder.spec
         if self._spec is None:
@@ -161,7 +161,7 @@ class Embedder:
         return tables.arrow_schema(self.output, self.error_column, self.dimensions, self.settings.dtype, table)
 
     def identity(self) -> dict[str, object]:
-        """What decides the numbers: version, weights, method, preparation of the images; loads the model.
+        """The settings that decide the numbers: version, weights, method, image preprocessing; loads the model.
 
         As in the manifest of `gtp-vit embed`, without what is of its images and files.
         """
@@ -205,7 +205,7 @@ class Embedder:
             raise GTPError(f"the table has no column {self.image!r}, but {', '.join(map(repr, names)) or 'none'}")
         for name in (self.output, self.error_column):
             if name in names:
-                raise GTPError(f"the table has a column {name!r} already; leave it out, or give output another name")
+                raise GTPError(f"the table has a column {name!r} already; remove it, or give output another name")
         return kind.add(batch, self.image, self.output, self.error_column, self.vectors(kind.images(batch, self.image)))
 
     def __getstate__(self) -> dict[str, object]:

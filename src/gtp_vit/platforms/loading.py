@@ -30,7 +30,7 @@ from gtp_vit.version import __version__
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model, and what is taken of it; names as in `gtp-vit embed`."""
+    """The model and the output to take; names as in `gtp-vit embed`."""
 
     model: str
     method: Method | Recipe | str | Path | None = None
@@ -52,9 +52,9 @@ class ModelSettings:
         fixed = ("method", "unreduced", "checkpoint", "num_classes", "img_size", "logits")
         for name in fixed:
             if getattr(self, name):
-                raise SettingError(f"{name} was fixed when {Path(self.model).name} was exported; leave it out")
+                raise SettingError(f"{name} was fixed when {Path(self.model).name} was exported; remove it")
         if self.device != "cpu":
-            raise SettingError(f"device is {self.device}; exported files run on a CPU, leave it out")
+            raise SettingError(f"device is {self.device}; exported files run on a CPU; remove it")
 
     @property
     def changes(self) -> dict[str, float | str]:
@@ -74,7 +74,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a worker has."""
+    """The objects of a worker."""
 
     embedder: BatchEmbedder
     transform: Transform
@@ -84,7 +84,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class _Preparation:
-    """How images are prepared, whichever they are."""
+    """The preprocessing of any image."""
 
     identity_of_images: ImagesIdentity
 
@@ -93,7 +93,7 @@ class _Preparation:
 
 
 def spec_without_weights(settings: ModelSettings) -> EmbeddingSpec:
-    """What an embedding is, from the name of the model, or the description in an exported file."""
+    """The shape of an embedding, from the name of the model, or the description in an exported file."""
     if is_exported(settings.model):
         output = ExportedFile.read(Path(settings.model)).metadata.output
         spec = BatchEmbedder(torch.nn.Module(), output=output).spec
@@ -136,7 +136,9 @@ def _from_model(settings: ModelSettings) -> LoadedModel:
     if transform is None:
         transform = make_transform(preprocessing_of(model, settings.changes))
     elif settings.crop_pct or settings.interpolation:
-        raise SettingError(f"{settings.model} prepares images by its own transform; leave out crop_pct, interpolation")
+        raise SettingError(
+            f"{settings.model} preprocesses images with its own transform; remove crop_pct, interpolation"
+        )
     if not settings.logits:
         remove_classifier(model)
     runs = model if settings.unreduced else patch(model, settings.method)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Added(Protocol):
-    """What is added to a batch."""
+    """The columns that are added to a batch."""
 
     @property
     def vectors(self) -> npt.NDArray[np.floating]: ...
@@ -114,7 +114,7 @@ def kind_of(batch: object) -> Kind:
     """The kind of a batch; raises InputError for what is none."""
     for name, classes, kind in _KINDS:
         library = sys.modules.get(name)
-        if library is not None and isinstance(batch, tuple(getattr(library, each) for each in classes)):
+        if library is not None and isinstance(batch, tuple(getattr(library, cls) for cls in classes)):
             return kind
     if isinstance(batch, Mapping):
         return DictKind()

@@ -49,6 +49,13 @@ def macs(
         grid: rows and columns of the patch grid; None = the model's own.
         images: count for these: their size and, if a method keeps a different number of tokens in each, the mean.
 
+    Returns:
+        The MACs of the model's parts: `total`, `overhead` of the method, and others.
+
+    Raises:
+        GTPError: the model is not supported, or the method keeps a different number of tokens in each image and there
+            are no `images`.
+
     >>> import timm
     >>> print(macs(timm.create_model("deit_small_patch16_224")))
     4.599 GMACs

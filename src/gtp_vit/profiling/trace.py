@@ -63,6 +63,16 @@ class Trace:
 def trace(model: nn.Module, images: Tensor) -> Trace:
     """Follow the tokens of `images` through a patched model in eval mode; no layer is shortened.
 
+    Args:
+        model: a patched model.
+        images: [B, channels, height, width].
+
+    Returns:
+        The grid of patches, and for each layer which patches are left, which it removed, and the tokens they went to.
+
+    Raises:
+        GTPError: the model is not patched, or keeps a different number of tokens in each of several images.
+
     >>> import timm, torch, gtp_vit
     >>> fast = gtp_vit.patch(timm.create_model("test_vit").eval(), gtp_vit.GTP(propagate=8))
     >>> found = trace(fast, torch.zeros(1, 3, 160, 160))

@@ -44,7 +44,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings for one model, where they are from and what was measured with them."""
+    """Settings for one model, where they are from and what was measured with them.
+
+    >>> recipe = read_recipe("deit_tiny_patch16_224-0.65")
+    >>> recipe.method.name, recipe.provenance.target
+    ('gtp_plus', {'macs': 0.65})
+    """
 
     model: str
     sizes: Sizes
@@ -90,7 +95,20 @@ def sizes_of_vit(vit: ViTInfo) -> Sizes:
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """The recipe in a JSON file, in the metadata of a safetensors checkpoint, or of this name in the package."""
+    """The recipe in a JSON file, in the metadata of a safetensors checkpoint, or of this name in the package.
+
+    Args:
+        path: a file that `gtp-vit tune` or `save_checkpoint` wrote, or the name of a recipe in the package.
+
+    Returns:
+        The recipe, whose every field was checked.
+
+    Raises:
+        GTPError: there is no such file or recipe, or it is not a recipe that this version reads.
+
+    >>> read_recipe("deit_tiny_patch16_224-0.65").model
+    'deit_tiny_patch16_224'
+    """
     from gtp_vit.recipes.files import read_json
 
     path = Path(path)

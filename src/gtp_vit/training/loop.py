@@ -100,6 +100,22 @@ def finetune(
         validation: images for a pass before training and after each epoch.
         workers: processes that read images, for each process that computes.
         progress: called after every step.
+
+    Returns:
+        The finetuned model, patched and in eval mode; the log; and images that could not be read.
+
+    Raises:
+        SettingError: the settings do not fit the method, the images or the processes.
+        NonFiniteError: the loss or a weight is not finite; the last checkpoint is kept.
+        GTPError: the folder has a different run, or the model cannot be finetuned.
+
+    >>> import torch, gtp_vit
+    >>> from gtp_vit.data.dataset import InMemoryDataset
+    >>> model, images = gtp_vit.create_model("test_vit"), InMemoryDataset(torch.rand(8, 3, 160, 160), torch.arange(8))
+    >>> settings = gtp_vit.TrainingConfig(epochs=1, batch_size=8, micro_batch=8, repeats=1)
+    >>> result = finetune(model, gtp_vit.ToMe(r=4), images, settings, output=getfixture("tmp_path"), workers=0)
+    >>> gtp_vit.is_patched(result.model)
+    True
     """
     settings = settings or TrainingConfig()
     settings.check()

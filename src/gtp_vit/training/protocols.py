@@ -29,7 +29,7 @@ TeacherOutputs = Tensor | dynamicvit.Outputs
 
 
 class TrainingInputs(NamedTuple):
-    """What one loss is computed from."""
+    """The inputs of a loss."""
 
     images: Tensor
     labels: Tensor  # soft, [B, classes]

@@ -18,7 +18,11 @@ Precision = Literal["off", "bfloat16"]
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings of a run; names are timm's where timm has one."""
+    """Settings of a run; names are timm's where timm has one.
+
+    >>> TrainingConfig(epochs=5).batch_size
+    512
+    """
 
     epochs: int = 30
     """Passes over the data."""

@@ -38,7 +38,7 @@ def target_bounds() -> dict[str, list[tuple[str, Bound]]]:
 
 @dataclass(frozen=True)
 class Target:
-    """What a search is to reach: a share of the MACs, a speed-up, or a bound on the damage, such as max_kl.
+    """The target of a search: a fraction of the MACs, a speed-up, or a bound on the damage, such as max_kl.
 
     At a share or a speed-up the search does as little damage as it can; within a bound it saves as much as it can.
 
@@ -85,7 +85,11 @@ DEFAULT_TARGET = Target("macs", DEFAULT_FRACTION)
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Length, seed and first step of a search."""
+    """Length, seed and first step of a search.
+
+    >>> SearchConfig(passes=20, minutes=5).passes
+    20
+    """
 
     passes: Annotated[int, Range(1, 10**6)] = 150
     """Passes of the search over its images."""
@@ -104,7 +108,11 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class TimingConfig:
-    """Where speed is measured, and the result is checked. Damage is always that of the model in torch."""
+    """The engine that speed is measured in, and the result is checked in. Damage is always that of the model in torch.
+
+    >>> TimingConfig(engine="onnxruntime").precision
+    'f32'
+    """
 
     engine: str = TORCH
     """torch, or the name of an engine."""
@@ -130,7 +138,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Who is told how a search goes, and where its figures are stored."""
+    """Callback for the progress of a search, and the journal that stores its figures.
+
+    >>> reports = []
+    >>> tracking = Tracking(progress=reports.append)
+    """
 
     progress: Callable[[Progress], None] | None = None  # called with the best so far
     journal: Journal | None = None  # of this run; figures in it are reused

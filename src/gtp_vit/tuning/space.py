@@ -24,7 +24,11 @@ DIFFRATE_SHAPE = (0, 0.02, 0.05, 0.09, 0.14, 0.14, 0.14, 0.13, 0.11, 0.09, 0.06,
 
 @dataclass(frozen=True)
 class ScheduleLimits:
-    """What a schedule must respect to be deployed."""
+    """Limits that a schedule must respect to be deployed.
+
+    >>> ScheduleLimits(max_layers=3, multiple_of=8)
+    ScheduleLimits(max_layers=3, multiple_of=8)
+    """
 
     max_layers: Annotated[int | None, Range(1, 1000)] = None
     """Largest number of layers that remove tokens; by default all, and 3 with --engine, where each costs time of its

@@ -65,6 +65,19 @@ def tune(
         tracking: who is told how it goes, and where figures are stored.
 
     Ctrl-C ends the search early with the best so far.
+
+    Returns:
+        The settings, their provenance, and their MACs and damage on the images of the search and on held-out ones.
+
+    Raises:
+        GTPError: the target cannot be met, or the images or the model do not allow a comparison.
+
+    >>> import torch, gtp_vit
+    >>> model, images = gtp_vit.create_model("test_vit"), torch.rand(40, 3, 160, 160)
+    >>> recipe = tune(model, images, Target("macs", 0.7), method="tome", search=SearchConfig(passes=1))
+    >>> fast = gtp_vit.patch(model, recipe)
+    >>> round(gtp_vit.macs(fast).total / gtp_vit.macs(model).total, 2)
+    0.7
     """
     plain: Any = unpatch(model)
     host, measure = host_of(plain), target.measure_of(plain)
@@ -183,6 +196,28 @@ def tune_and_patch(
     """Tune a model on a few hundred unlabelled images and patch it, in one call; settings as in `tune`.
 
     With a target that is measured as dense the model gives back the full grid (`patch`, restore).
+
+    Args:
+        model: as in `tune`; it is not changed.
+        images: as in `tune`.
+        target: as in `tune`.
+        method: as in `tune`.
+        search: as in `tune`.
+        limits: as in `tune`.
+        timing: as in `tune`.
+        tracking: as in `tune`.
+
+    Returns:
+        The patched model, as `patch` returns it; its method is `model.reduction.method`.
+
+    Raises:
+        GTPError: as in `tune`.
+
+    >>> import torch, gtp_vit
+    >>> model, images = gtp_vit.create_model("test_vit"), torch.rand(40, 3, 160, 160)
+    >>> fast = tune_and_patch(model, images, method="tome", search=SearchConfig(passes=1))
+    >>> gtp_vit.is_patched(fast)
+    True
     """
     recipe = tune(model, images, target, method=method, search=search, limits=limits, timing=timing, tracking=tracking)
     return patch(model, recipe, restore=MEASURES[recipe.measured.measure].restores)

@@ -44,7 +44,7 @@ OF_A_FILE = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", 
 
 
 def all_or_engines() -> tuple[str, ...]:
-    """What --engines takes."""
+    """The values of --engines."""
     return (ALL, *engine_names())
 
 
@@ -121,14 +121,14 @@ def main(arguments: Sequence[str]) -> None:
 
 def _compare_engines(flags: Benchmark, chosen: MethodChoice, arguments: Sequence[str]) -> None:
     """Answer with one table of the engines."""
-    given = {word.partition("=")[0] for word in arguments}
+    flags_given = {word.partition("=")[0] for word in arguments}
     for word in ("--engine", "--precision", "--compile", "--dtype"):
-        if word in given:
-            raise GTPError(f"{word} is for one engine; leave it out with --engines")
+        if word in flags_given:
+            raise GTPError(f"{word} is for one engine; remove it with --engines")
     if is_exported(flags.model):
         raise GTPError(f"{flags.model} is for one engine; name the model it was made from with --engines")
     if flags.device != "cpu":
-        raise GTPError(f"--device is {flags.device}; engines run on a CPU here, leave it out")
+        raise GTPError(f"--device is {flags.device}; engines run on a CPU here; remove it")
     if len(flags.batch_size) > 1:
         raise GTPError("--batch-size has several numbers; give one with --engines")
     names = engine_names() if ALL in flags.engines else tuple(dict.fromkeys(flags.engines))

@@ -121,7 +121,7 @@ def _prepare_converter(flags: Export, engine: Engine) -> None:
     if converter is None:
         if flags.converter_python is not None or flags.install_converter:
             word = "--install-converter" if flags.install_converter else "--converter-python"
-            raise GTPError(f"{engine.name} converts in this Python; leave out {word}")
+            raise GTPError(f"{engine.name} converts in this Python; remove {word}")
     elif flags.converter_python is not None:
         if flags.install_converter:
             raise GTPError("--converter-python names a converter and --install-converter makes one; give one of them")

@@ -103,10 +103,10 @@ def cost_kernel(
         nearest = tl.minimum(nearest, tl.min(tl.where(before, apart, float("inf")), axis=1))
         total += tl.sum(tl.where(free, given_j, 0.0))
         counted += tl.sum(free.to(tl.float32))
-    found = (given_i / (total / counted) + floor) * tl.sqrt(nearest)
+    value = (given_i / (total / counted) + floor) * tl.sqrt(nearest)
     if HAS_PROTECTED:
-        found = tl.where(tl.load(protected + b * M + i, mask=here, other=0.0) > 0, float("inf"), found)
-    tl.store(cost + b * M + i, found, mask=here)
+        value = tl.where(tl.load(protected + b * M + i, mask=here, other=0.0) > 0, float("inf"), value)
+    tl.store(cost + b * M + i, value, mask=here)
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def select_kernel(
     HAS_PROTECTED: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr,
     ALL: tl.constexpr, SOME: tl.constexpr, GONE: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Which stay, which go, and where to, by one program an image. Grid: (B,). ALL: a power of two >= M."""
+    """Tokens that stay, that go, and where to, by one program per image. Grid: (B,). ALL: a power of two >= M."""
     b = tl.program_id(0).to(tl.int64)
     x += b * (c + M) * C
     branch += b * (c + M) * C
@@ -166,9 +166,9 @@ def select_kernel(
         highest = tl.max(tl.where(like, matters[None, :], -2147483648), axis=1)
         like = like & (matters[None, :] == highest[:, None])
         chosen = tl.min(tl.where(like, m[None, :], ALL), axis=1)
-        found = tl.sum(tl.where(m[None, :] == chosen[:, None], slot[None, :], 0), axis=1)
-        found = tl.where(best > -1.5, found, 0)  # none only if there is NaN: then the first
-        tl.store(target + b * P + p, found.to(tl.int64), mask=p < P)
+        receiver = tl.sum(tl.where(m[None, :] == chosen[:, None], slot[None, :], 0), axis=1)
+        receiver = tl.where(best > -1.5, receiver, 0)  # none only if there is NaN: then the first
+        tl.store(target + b * P + p, receiver.to(tl.int64), mask=p < P)
 
 
 @triton.jit
@@ -190,7 +190,7 @@ def receiver_kernel(
     factor = power_of_two_below(own_length)
     best = tl.full([GONE], -2.0, tl.float32)
     highest = tl.full([GONE], -2147483648, tl.int32)
-    found = tl.zeros([GONE], tl.int32)
+    receiver = tl.zeros([GONE], tl.int32)
     for j0 in range(0, M, COLUMNS):
         j = j0 + tl.arange(0, COLUMNS)
         there = j < M
@@ -220,14 +220,14 @@ def receiver_kernel(
         here_highest = tl.max(tl.where(like, matters[None, :], -2147483648), axis=1)
         like = like & (matters[None, :] == here_highest[:, None])
         chosen = tl.min(tl.where(like, j[None, :], 2147483647), axis=1)
-        here_found = tl.sum(tl.where(j[None, :] == chosen[:, None], slot[None, :], 0), axis=1)
+        here_receiver = tl.sum(tl.where(j[None, :] == chosen[:, None], slot[None, :], 0), axis=1)
         # columns come in ascending order, so of equal ones the earlier block has the smaller j
         better = (here_best > best) | ((here_best == best) & (here_highest > highest))
-        found = tl.where(better, here_found, found)
+        receiver = tl.where(better, here_receiver, receiver)
         highest = tl.where(better, here_highest, highest)
         best = tl.where(better, here_best, best)
-    found = tl.where(best > -1.5, found, 0)  # none only if there is NaN: then the first
-    tl.store(target + b * P + p, found.to(tl.int64), mask=goes)
+    receiver = tl.where(best > -1.5, receiver, 0)  # none only if there is NaN: then the first
+    tl.store(target + b * P + p, receiver.to(tl.int64), mask=goes)
 
 
 @triton.jit
@@ -261,13 +261,13 @@ def importance_kernel(
     value = tl.load(predicted + b * M + m, mask=here, other=0.0)
     sizes = tl.load(size + b * M + m, mask=here, other=0.0)
     mean = tl.sum(value) / M
-    found = tl.where(here, tl.exp(0.5 * (value - mean)) * tl.sqrt(sizes), 0.0)
-    tl.store(importance + b * M + m, found, mask=here)
+    values = tl.where(here, tl.exp(0.5 * (value - mean)) * tl.sqrt(sizes), 0.0)
+    tl.store(importance + b * M + m, values, mask=here)
     counted = here
     if HAS_PROTECTED:
         counted = counted & (tl.load(protected + b * M + m, mask=here, other=1.0) <= 0)
-    average = tl.sum(tl.where(counted, found, 0.0)) / tl.sum(counted.to(tl.float32))
-    weights = sizes * tl.exp(weight_power * tl.log(found / average + weight_floor))
+    average = tl.sum(tl.where(counted, values, 0.0)) / tl.sum(counted.to(tl.float32))
+    weights = sizes * tl.exp(weight_power * tl.log(values / average + weight_floor))
     tl.store(weight + b * M + m, weights, mask=here)
 
 
@@ -360,7 +360,7 @@ def importance_by_probe(
     weight_floor: float,
     weight_power: float,
 ) -> tuple[Tensor, Tensor]:
-    """What a probe [C] predicts of each image token's importance, and the weight of its features, both [B, M]."""
+    """A probe's [C] prediction of each image token's importance, and the weight of its features, both [B, M]."""
     (batch, tokens, channels), count = x.shape, size.shape[1]
     x, branch, size = x.contiguous(), branch.contiguous(), size.contiguous()
     stuck = size if protected is None else protected.contiguous()

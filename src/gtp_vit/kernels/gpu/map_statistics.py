@@ -58,15 +58,15 @@ def class_row_kernel(
 def _tile(q, k, i, j, Q, N, D, qn, kn, scale, PRECISION: tl.constexpr, WIDEN: tl.constexpr, DEPTH: tl.constexpr,
           ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """scale q_i k_j."""
-    found = tl.zeros([ROWS, COLUMNS], tl.float32)
+    scores = tl.zeros([ROWS, COLUMNS], tl.float32)
     for d0 in range(0, D, DEPTH):
         d = d0 + tl.arange(0, DEPTH)
         rows = tl.load(q + i[:, None] * qn + d[None, :], mask=(i < Q)[:, None] & (d < D)[None, :], other=0.0)
         keys = tl.load(k + j[:, None] * kn + d[None, :], mask=(j < N)[:, None] & (d < D)[None, :], other=0.0)
         if WIDEN:
             rows, keys = rows.to(tl.float32), keys.to(tl.float32)
-        found += tl.dot(rows, tl.trans(keys), input_precision=PRECISION)
-    return found * scale
+        scores += tl.dot(rows, tl.trans(keys), input_precision=PRECISION)
+    return scores * scale
 
 
 @triton.jit
@@ -135,11 +135,15 @@ def statistics_kernel(
                 mask = there[:, None] & (d < D)[None, :]
                 own = tl.load(queries + j[:, None] * qn + d[None, :], mask=mask, other=0.0).to(tl.float32) * scale
                 logit += tl.sum(own * tl.load(keys + j[:, None] * kn + d[None, :], mask=mask, other=0.0), axis=1)
-            found = tl.exp(logit - tl.load(whole + j, mask=there, other=0.0))
+            probability = tl.exp(logit - tl.load(whole + j, mask=there, other=0.0))
             if HEADS == 1:
-                of_diagonal = tl.where(found > of_diagonal, found, tl.where(found == found, of_diagonal, found))
+                of_diagonal = tl.where(
+                    probability > of_diagonal,
+                    probability,
+                    tl.where(probability == probability, of_diagonal, probability),
+                )
             else:
-                of_diagonal += found
+                of_diagonal += probability
         if ROW:
             logit = log_size
             for d0 in range(0, D, DEPTH):
@@ -148,22 +152,26 @@ def statistics_kernel(
                 own = tl.load(queries + d, mask=d < D, other=0.0).to(tl.float32) * scale
                 other = tl.load(keys + j[:, None] * kn + d[None, :], mask=mask, other=0.0).to(tl.float32)
                 logit += tl.sum(own[None, :] * other, axis=1)
-            found = tl.exp(logit - tl.load(whole))
+            probability = tl.exp(logit - tl.load(whole))
             if HEADS == 1:
-                of_row = tl.where(found > of_row, found, tl.where(found == found, of_row, found))
+                of_row = tl.where(
+                    probability > of_row, probability, tl.where(probability == probability, of_row, probability)
+                )
             else:
-                of_row += found
+                of_row += probability
         if SUMS:
-            found = tl.zeros([COLUMNS], tl.float32)
+            probability = tl.zeros([COLUMNS], tl.float32)
             for i0 in range(0, Q, ROWS):
                 i = i0 + tl.arange(0, ROWS)
                 tile = _tile(queries, keys, i, j, Q, N, D, qn, kn, scale, PRECISION, WIDEN, DEPTH, ROWS, COLUMNS)
                 tile += log_size[None, :] - tl.load(whole + i, mask=i < Q, other=0.0)[:, None]
-                found += tl.sum(tl.where((i < Q)[:, None], tl.exp(tile), 0.0), axis=0)
+                probability += tl.sum(tl.where((i < Q)[:, None], tl.exp(tile), 0.0), axis=0)
             if HEADS == 1:
-                of_sums = tl.where(found > of_sums, found, tl.where(found == found, of_sums, found))
+                of_sums = tl.where(
+                    probability > of_sums, probability, tl.where(probability == probability, of_sums, probability)
+                )
             else:
-                of_sums += found
+                of_sums += probability
     at = part.to(tl.int64) * (N - first) + j - first
     mask = there & (j >= first)
     count = (end - begin) if HEADS == 2 else 1
@@ -225,8 +233,8 @@ def attention_statistics(
     )
     parts = [out, out, out]
     place = 0
-    for number, wanted in enumerate((diagonal, column_sums, class_row)):
-        if wanted:
+    for number, is_needed in enumerate((diagonal, column_sums, class_row)):
+        if is_needed:
             parts[number] = out[place]
             place += 1
     blocks = triton.cdiv(tokens, STATISTICS[half]["COLUMNS"])

@@ -1,4 +1,4 @@
-"""What several kernels need: an order without ties, rows with their residual, the LayerNorm that follows.
+"""Common parts of the kernels: an order without ties, rows with their residual, the LayerNorm that follows.
 
 What decides between equal values is a comparison of pairs, so no kernel sorts and none needs atomics: every output
 has one writer and every sum one order, and results are the same in every run.

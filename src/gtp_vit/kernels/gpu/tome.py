@@ -31,8 +31,8 @@ def unit_keys_kernel(
         total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
     total = total / H
     length = at_least(tl.sqrt(tl.sum(total * total, axis=1)), 1e-12)
-    found = total / length[:, None]
-    tl.store(unit + b * M * D + i[:, None] * D + d[None, :], found.to(unit.dtype.element_ty), mask=mask)
+    unit_key = total / length[:, None]
+    tl.store(unit + b * M * D + i[:, None] * D + d[None, :], unit_key.to(unit.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def partner_kernel(
     i = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
     unit += b * M * D
     highest = tl.full([ROWS], -2147483648, tl.int32)
-    found = tl.zeros([ROWS], tl.int32)
+    nearest = tl.zeros([ROWS], tl.int32)
     for j0 in range(0, S, COLUMNS):
         j = j0 + tl.arange(0, COLUMNS)
         dots = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -60,12 +60,12 @@ def partner_kernel(
             dots += tl.dot(own, tl.trans(other), input_precision=PRECISION)
         key = tl.where((j < S)[None, :], ordered(dots), -2147483648)
         here_highest = tl.max(key, axis=1)
-        here_found = tl.min(tl.where(key == here_highest[:, None], j[None, :], 2147483647), axis=1)
+        here_nearest = tl.min(tl.where(key == here_highest[:, None], j[None, :], 2147483647), axis=1)
         better = here_highest > highest
-        found = tl.where(better, here_found, found)
+        nearest = tl.where(better, here_nearest, nearest)
         highest = tl.where(better, here_highest, highest)
     tl.store(best + b * F + i, highest, mask=i < F)
-    tl.store(partner + b * F + i, found, mask=i < F)
+    tl.store(partner + b * F + i, nearest, mask=i < F)
 
 
 @triton.jit
@@ -163,7 +163,7 @@ def merge_pairs(
     """
     (batch, tokens, channels), left, removed = x.shape, kept.shape[1], gone.shape[1]
     count = left + removed
-    x, branch, kept, gone, target = (each.contiguous() for each in (x, branch, kept, gone, target))
+    x, branch, kept, gone, target = (tensor.contiguous() for tensor in (x, branch, kept, gone, target))
     new_size = x.new_empty(batch, left, dtype=torch.float32)
     sizes = new_size if size is None else size.contiguous()
     x_out = x.new_empty(batch, tokens - removed, channels)

@@ -34,7 +34,12 @@ Scores = Literal["edited", "dense"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GTP(Method):
-    """Remove the least important image tokens of each layer and propagate them to their neighbours in a graph."""
+    """Remove the least important image tokens of each layer and propagate them to their neighbours in a graph.
+
+    >>> from gtp_vit import GTP, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), GTP(propagate=8)))
+    0.934 GMACs
+    """
 
     name: ClassVar[str] = "gtp"
     source: ClassVar[Source] = Source("arXiv 2311.03035 (WACV 2024)", "Ackesnal/GTP-ViT", "Apache-2.0")

@@ -38,7 +38,12 @@ from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge, gtp_plus_merge_by_pro
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GTPPlus(Method):
-    """Merge tokens that are unimportant and look like a more important one into the most similar of those."""
+    """Merge tokens that are unimportant and look like a more important one into the most similar of those.
+
+    >>> from gtp_vit import GTPPlus, create_model, macs
+    >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), GTPPlus(remove=8)))
+    0.956 GMACs
+    """
 
     name: ClassVar[str] = "gtp_plus"
     source: ClassVar[Source] = Source("none, our own", "this package", "Apache-2.0")
