@@ -77,6 +77,7 @@ class Embedder:
         logits: bool = False,
         normalise: bool = False,
         dtype: str = "float32",
+        fixed_size: bool = False,
         batch_size: int = 64,
         device: str = "cpu",
         threads: int = 0,
@@ -100,6 +101,8 @@ class Embedder:
             logits: of a classifier, the scores of its classes instead of its features.
             normalise: scale every vector to length 1.
             dtype: of the stored numbers, float32 or float16.
+            fixed_size: in Arrow, lists of fixed length, as Lance's tables and indexes want them. Do not write such to
+                Parquet: pyarrow cannot read lists of fixed length back if one of them is null.
             batch_size: images that the model gets at a time, at most; a larger batch is cut into such parts.
             device: cpu, cuda, or auto: an accelerator if the worker has one.
             threads: CPU threads; 0 leaves torch's choice, which most platforms set.
@@ -138,6 +141,7 @@ class Embedder:
         else:
             require_known_model(name)
         self.image, self.output, self.batch_size, self.fingerprint = image, output, batch_size, fingerprint
+        self.fixed_size = fixed_size
         self.version, self.made_on, self.key = __version__, socket.gethostname(), uuid.uuid4().hex
         self._spec: EmbeddingSpec | None = None
         self._model: LoadedModel | None = None
@@ -158,7 +162,8 @@ class Embedder:
 
     def schema(self, table: pyarrow.Schema | None = None) -> pyarrow.Schema:
         """The columns that are added, as Arrow has them; behind those of a table if one is given. Loads no weights."""
-        return tables.arrow_schema(self.output, self.error_column, self.dimensions, self.settings.dtype, table)
+        length = self.dimensions if self.fixed_size else -1
+        return tables.arrow_schema(self.output, self.error_column, length, self.settings.dtype, table)
 
     def identity(self) -> dict[str, object]:
         """The settings that decide the numbers: version, weights, method, image preprocessing; loads the model.
@@ -199,7 +204,7 @@ class Embedder:
         A batch of another size or composition may differ in the last bits: of the same 64 images it has the numbers
         that `gtp-vit embed --batch-size 64` has of them.
         """
-        kind = tables.kind_of(batch)
+        kind = tables.kind_of(batch, fixed_size=self.fixed_size)
         names = kind.names(batch)
         if self.image not in names:
             raise GTPError(f"the table has no column {self.image!r}, but {', '.join(map(repr, names)) or 'none'}")

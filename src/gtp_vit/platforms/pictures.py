@@ -34,6 +34,8 @@ def picture_of(value: object, *, ignore_exif: bool = False) -> Image:
     """A cell as an RGB picture; raises many exception types."""
     from PIL import Image
 
+    if hasattr(value, "as_py"):  # Arrow's scalars, which LanceDB gives
+        value = value.as_py()
     if isinstance(value, Mapping):  # as Hugging Face's data sets store images
         value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
     if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes NaN

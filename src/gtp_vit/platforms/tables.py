@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -41,8 +42,11 @@ class Kind(Protocol):
         """A new batch with two more columns."""
 
 
+@dataclass(frozen=True)
 class ArrowKind:
-    """pyarrow's Table and RecordBatch: a list of fixed length, null where there is no embedding."""
+    """pyarrow's Table and RecordBatch: lists, null where there is no embedding."""
+
+    fixed_size: bool = False
 
     def names(self, batch: pyarrow.Table) -> list[str]:
         return list(batch.schema.names)
@@ -62,10 +66,11 @@ class ArrowKind:
     def add(self, batch: pyarrow.Table, image: str, output: str, error: str, added: Added) -> pyarrow.Table:
         import pyarrow
 
-        vector, reason = arrow_schema(output, error, added.vectors.shape[1], str(added.vectors.dtype))
+        width = added.vectors.shape[1]
+        vector, reason = arrow_schema(output, error, width if self.fixed_size else -1, str(added.vectors.dtype))
         missing = np.array([text is not None for text in added.errors], bool)
         numbers = pyarrow.array(np.where(missing[:, None], 0, added.vectors).reshape(-1), vector.type.value_type)
-        lists = pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector.type, mask=pyarrow.array(missing))
+        lists = pyarrow.FixedSizeListArray.from_arrays(numbers, width, mask=pyarrow.array(missing)).cast(vector.type)
         batch = batch.append_column(vector, lists)
         return batch.append_column(reason, pyarrow.array(added.errors, reason.type))
 
@@ -107,12 +112,13 @@ class _Loaded(NamedTuple):
     kind: Kind
 
 
-_KINDS = (_Loaded("pyarrow", ("Table", "RecordBatch"), ArrowKind()), _Loaded("pandas", ("DataFrame",), PandasKind()))
-
-
-def kind_of(batch: object) -> Kind:
+def kind_of(batch: object, *, fixed_size: bool = False) -> Kind:
     """The kind of a batch; raises InputError for what is none."""
-    for name, classes, kind in _KINDS:
+    arrow, pandas = ("Table", "RecordBatch"), ("DataFrame",)
+    for name, classes, kind in (
+        _Loaded("pyarrow", arrow, ArrowKind(fixed_size)),
+        _Loaded("pandas", pandas, PandasKind()),
+    ):
         library = sys.modules.get(name)
         if library is not None and isinstance(batch, tuple(getattr(library, cls) for cls in classes)):
             return kind
@@ -125,15 +131,15 @@ def kind_of(batch: object) -> Kind:
 
 
 def arrow_schema(
-    output: str, error: str, dimensions: int, dtype: str, table: pyarrow.Schema | None = None
+    output: str, error: str, length: int, dtype: str, table: pyarrow.Schema | None = None
 ) -> pyarrow.Schema:
-    """The two columns as Arrow has them, behind those of a table."""
+    """The two columns as Arrow has them, behind those of a table; a length of -1 = lists of any."""
     try:
         import pyarrow
     except ImportError as failure:
         raise InputError("an Arrow schema needs pyarrow: pip install 'gtp-vit[parquet]'") from failure
     number = pyarrow.float16() if dtype == "float16" else pyarrow.float32()
-    added = [pyarrow.field(output, pyarrow.list_(number, dimensions)), pyarrow.field(error, pyarrow.string())]
+    added = [pyarrow.field(output, pyarrow.list_(number, length)), pyarrow.field(error, pyarrow.string())]
     return pyarrow.schema([*(table or []), *added], metadata=None if table is None else table.metadata)
 
 
