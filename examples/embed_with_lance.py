@@ -37,7 +37,7 @@ def main() -> int:
     def add(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         return embed(batch).select(embed.schema().names)
 
-    lance.dataset(args.table).add_columns(add, read_columns=["image"], batch_size=args.batch_size, fixed_size=True)
+    lance.dataset(args.table).add_columns(add, read_columns=["image"], batch_size=args.batch_size)
     checkpoint.unlink(missing_ok=True)
     return 0
 
