@@ -32,6 +32,10 @@ class IncompleteError(GTPError):
     """The run finished, but some figures do not cover all images or are missing."""
 
 
+class ChecksFailedError(GTPError):
+    """What was to be checked is not as it should be."""
+
+
 class UnreadableImagesError(IncompleteError):
     """The run finished, but some images could not be read."""
 

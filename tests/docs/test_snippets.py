@@ -155,6 +155,8 @@ def changed(words, fashion):
         return words
     if {"openvino", "int8"} & set(rest) or "--engine" in rest:
         return None
+    if "cuda" in rest:  # tests/profiling/test_verify.py does what can be done without a GPU
+        return None
     if command == "demo":  # it ends by Ctrl+C: tests/demo/test_demo_browser.py
         return None
     if any(map(EXPORTED.fullmatch, rest)):

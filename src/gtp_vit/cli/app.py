@@ -21,7 +21,7 @@ from typing import TextIO
 
 from gtp_vit.cli.help import listing
 from gtp_vit.cli.sources import check_flag_names
-from gtp_vit.errors import GTPError, IncompleteError, check_name, printable, short_repr
+from gtp_vit.errors import ChecksFailedError, GTPError, IncompleteError, check_name, printable, short_repr
 from gtp_vit.version import __version__
 
 COMMANDS = {
@@ -153,6 +153,9 @@ def _run_with_errors(
     except IncompleteError as error:
         _print_error(str(error))
         return ExitCode.INCOMPLETE
+    except ChecksFailedError as error:
+        _print_error(str(error))
+        return ExitCode.FAILED
     except GTPError as error:
         if debug:
             raise

@@ -73,7 +73,7 @@ def select_ops(kernels: Kernels, x: Tensor, prefix: int = 0) -> Ops:
         return Ops.TRITON
     if why_not_native(kernels, x) is None:
         return Ops.NATIVE
-    # Compiled for a GPU the set for engines moves half of the bytes of the other (docs/research/gpu.md).
+    # Compiled for a GPU the set for engines moves half of the bytes of the other.
     compiled_for_gpu = x.device.type == "cuda" and torch.compiler.is_compiling() and not torch.is_grad_enabled()
     return Ops.PORTABLE if is_exporting() or compiled_for_gpu else Ops.TORCH
 

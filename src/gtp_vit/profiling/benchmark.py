@@ -47,6 +47,7 @@ def interleave(
     rounds: int = 30,
     warmup: int = 3,
     pause: float = 0.0,
+    seconds_of: Callable[[Callable[[], object]], float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """Time the candidates in turns.
@@ -57,6 +58,7 @@ def interleave(
         warmup: untimed rounds before that.
         pause: seconds of rest before each, where candidates have threads of their own: some spin for a while when their
             work is done, and take the cores of the next.
+        seconds_of: times a call; None = by this machine's clock, until all devices are done.
         progress: called with the number of rounds done and their total.
     """
     check_range("rounds", rounds, 3, 1e6, integer=True)
@@ -65,20 +67,25 @@ def interleave(
         raise SettingError(f"{len(names)} candidate to time; a speed-up needs a baseline and something to compare")
     seconds: Samples = {name: [] for name in names}
     order = random.Random(0)
-    asynchronous = torch.accelerator.is_available()
+    seconds_of = seconds_of or _seconds_by_clock
     for turn in range(-warmup, rounds):
         for name in order.sample(names, len(names)):
             if pause:
                 time.sleep(pause)
-            begin = time.perf_counter()
-            candidates[name]()
-            if asynchronous:  # without waiting, only the launch would be timed
-                torch.accelerator.synchronize()
+            taken = seconds_of(candidates[name])
             if turn >= 0:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(taken)
         if progress is not None and turn >= 0:
             progress(turn + 1, rounds)
     return seconds
+
+
+def _seconds_by_clock(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    if torch.accelerator.is_available():  # without waiting, only the launch would be timed
+        torch.accelerator.synchronize()
+    return time.perf_counter() - begin
 
 
 def speedups_over(samples: Samples, baseline: str) -> list[Timing]:

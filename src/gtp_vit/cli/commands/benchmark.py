@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -26,17 +29,21 @@ from gtp_vit.engines import TORCH, engine_names, is_exported
 from gtp_vit.engines.comparison import EngineComparison
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.engines.runtime import compile_for_engine, compiled_file
-from gtp_vit.errors import GTPError, IncompleteError
+from gtp_vit.errors import ChecksFailedError, GTPError, IncompleteError
+from gtp_vit.jsonable import jsonable
 from gtp_vit.methods.identity import Identity
 from gtp_vit.models import bundled
 from gtp_vit.patching import host_of, patch, tower_of
 from gtp_vit.profiling.benchmark import PAUSE_SECONDS, interleave, speedups_over
 from gtp_vit.profiling.macs import layer_costs
+from gtp_vit.profiling.operator_equality import worst_of
 from gtp_vit.profiling.slicing import slicing_like
+from gtp_vit.profiling.verify import BATCH_SIZES, kept_gain, verify
 from gtp_vit.report.engines import ENGINE_NOTE, engine_table
 from gtp_vit.report.page import Section, paragraph, table
 from gtp_vit.report.timing import BatchTiming, cost_table, timing_table, verdict
-from gtp_vit.runs.files import check_writable
+from gtp_vit.report.verification import markdown
+from gtp_vit.runs.files import check_writable, write_atomically
 
 ALL = "all"
 EAGER = "eager torch, unreduced"
@@ -63,6 +70,7 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
       gtp-vit benchmark deit_small_patch16_224 --batch-size 1 8 32
       gtp-vit benchmark deit_small_patch16_224 --method tome --r 14 --compile
       gtp-vit benchmark deit_small_patch16_224 --method deploy --engine openvino --precision int8 --batch-size 1 8
+      gtp-vit benchmark deit_small_patch16_224 --device cuda --verify --report gpu.md
       gtp-vit benchmark out/vit_tiny_patch16_224-gtp_plus-int8.xml
       gtp-vit benchmark vit_tiny_patch16_224 --pretrained --method deploy --engines all --data-dir images -b 1
     """
@@ -74,15 +82,21 @@ class Benchmark(OutputFlags, MethodFlags, EngineFlags, DataFlags):
     compile: bool = False
     """Compile both models with torch.compile first."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of weights and images in torch."""
+    """Precision of weights and images in torch; with --verify on a GPU float16, unless given."""
     engines: Annotated[tuple[str, ...], Choices(all_or_engines)] = ()
     """One table of these engines, or of all: file size, difference, damage, time, memory; each file is made for it."""
     images: Annotated[int, Range(8, 10**5)] = 64
     """Images for --engines: outputs are compared on them, and 8 bits get their ranges from them."""
+    verify: bool = False
+    """Check that operators, CUDA graphs and torch.compile are right on this device, then time eager, compiled and CUDA
+    graph at batch 1, 8, 64 and 256 (or -b). Exit code 1 if a check fails."""
+    report: Path | None = None
+    """Write what --verify found here as Markdown, and as JSON beside it."""
 
 
 def main(arguments: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Benchmark, arguments)
+    _check_verify(flags)
     check_writable(flags.html)
     if flags.engines:
         _compare_engines(flags, chosen, arguments)
@@ -93,6 +107,11 @@ def main(arguments: Sequence[str]) -> None:
         flags = flags_with_sizes(flags, file)
         flags = dataclasses.replace(flags, engine=file.engine.name, precision=file.metadata.precision)
     _check(flags)
+    if flags.verify:
+        if file is not None:
+            raise GTPError(f"--verify is for torch; give a model, not the exported file {file.name}")
+        _verify(flags, chosen, arguments)
+        return
     dtype = getattr(torch, flags.dtype)
     model = make_model(flags).to(dtype)
     method = chosen.for_model(model) if file is None else file.metadata.method or Identity()
@@ -117,6 +136,59 @@ def main(arguments: Sequence[str]) -> None:
         Section("Cost of each layer", table(*layers)),
     ]
     write_page(flags, arguments, flags.html, f"{flags.model} with {method}", lead, sections)
+
+
+def _check_verify(flags: Benchmark) -> None:
+    """Refuse flags that --verify does not know, or that only it knows."""
+    if flags.report is not None:
+        if not flags.verify:
+            raise GTPError("--report is for --verify; give that, too")
+        if flags.report.suffix != ".md":
+            raise GTPError(f"--report is {flags.report}; its name must end in .md")
+        check_writable(flags.report)
+    if not flags.verify:
+        return
+    if flags.engine != TORCH:
+        raise GTPError(f"--verify is for torch; leave out --engine {flags.engine}")
+    if flags.engines:
+        raise GTPError("--verify is for torch; leave out --engines")
+    if flags.compile:
+        raise GTPError("--verify times eager and compiled models; leave out --compile")
+    if flags.html is not None:
+        raise GTPError("--verify has a report in Markdown; give --report FILE.md, not --html")
+    if flags.data_dir is not None or flags.dataset:
+        raise GTPError("--verify needs no images; leave out --data-dir and --dataset")
+
+
+def _verify(flags: Benchmark, chosen: MethodChoice, arguments: Sequence[str]) -> None:
+    """Check and time the model on this device, and report."""
+    model = make_model(flags)
+    device = next(model.parameters()).device
+    named = {word.partition("=")[0] for word in arguments}
+    sizes = flags.batch_size if named & {"-b", "--batch-size"} else BATCH_SIZES if device.type == "cuda" else (1, 8)
+    half = device.type == "cuda" and "--dtype" not in named
+    dtype = torch.float16 if half else getattr(torch, flags.dtype)
+    model = model.to(dtype)
+    fast: Any = patch(model, chosen.for_model(model))
+    inputs = host_of(model).inputs
+    images = torch.randn(max(sizes), inputs.channels, *inputs.size, dtype=dtype, device=device)
+    with render.status("verifying") as step:
+        report = verify(model, fast, images, batch_sizes=sizes, rounds=flags.rounds, progress=step)
+    text = markdown(report, worst_of(report.operators), kept_gain(report.speeds))
+    if flags.report is not None:
+        write_atomically(flags.report, text)
+        result = {"command": shlex.join(["gtp-vit", "benchmark", *arguments]), **jsonable(report)}
+        write_atomically(flags.report.with_suffix(".json"), json.dumps(result, indent=2) + "\n")
+    if flags.json:
+        render.print_json(report)
+    else:
+        render.print_text(text)
+    if report.failed:
+        names = ", ".join(f"{check.name} ({check.detail})" for check in report.failed)
+        made = sum(check.passed is not None for check in report.checks)
+        raise ChecksFailedError(
+            f"{len(report.failed)} of {len(report.checks)} checks failed: {names}" if made else names
+        )
 
 
 def _compare_engines(flags: Benchmark, chosen: MethodChoice, arguments: Sequence[str]) -> None:
