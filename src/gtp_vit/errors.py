@@ -33,7 +33,7 @@ class IncompleteError(GTPError):
 
 
 class ChecksFailedError(GTPError):
-    """What was to be checked is not as it should be."""
+    """Checks that a command was asked for have failed."""
 
 
 class UnreadableImagesError(IncompleteError):

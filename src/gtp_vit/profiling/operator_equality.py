@@ -40,7 +40,7 @@ EXACT = ("ties", "zeros")  # cosines and sums of these are exact in every precis
 
 
 class Sizes(NamedTuple):
-    """How large the operands are."""
+    """Sizes of the operands."""
 
     side: int = 14  # of the patch grid
     channels: int = 384
@@ -273,7 +273,7 @@ def _tome(ops: Ops, operands: Operands) -> tuple[Tensor, ...]:
     weights, retain, new_size = average(pairs, size)
     cell = torch.zeros(size.shape, dtype=torch.int64, device=x.device)
     tokens = Tokens(x.float() + branch.float(), cell, PREFIX, (1, size.shape[1]))
-    merged = tokens.merge(pairs.kept, pairs.removed, weights, new_size, retain).x.to(x.dtype)
+    merged = tokens.merge(pairs.keep, pairs.drop, weights, new_size, retain).x.to(x.dtype)
     return merged, following.apply(merged), new_size, *pairs
 
 

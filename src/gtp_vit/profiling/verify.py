@@ -68,7 +68,7 @@ class Verification:
 
 
 def machine(device: torch.device, fast: nn.Module) -> dict[str, str]:
-    """What was measured, and which kernels run on it."""
+    """The device that is measured, and the kernels that run on it."""
     about = {"device": platform.processor() or platform.machine(), "torch": torch.__version__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -184,7 +184,7 @@ def launches(model: nn.Module, fast: nn.Module, images: Tensor) -> tuple[bool | 
 
 
 def _profiled(model: nn.Module, images: Tensor) -> tuple[int, str]:
-    """How many kernels a forward pass launches, and the name of attention's."""
+    """The number of kernels that a forward pass launches, and the name of attention's."""
     model(images)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as record:

@@ -1,4 +1,4 @@
-"""verification: what `gtp-vit benchmark --verify` found, as Markdown and as sentences to send."""
+"""verification: the report of `gtp-vit benchmark --verify` as Markdown."""
 
 from __future__ import annotations
 
