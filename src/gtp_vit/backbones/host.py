@@ -37,52 +37,52 @@ class Host:
 
     @functools.cached_property
     def vit(self) -> ViTInfo:
-        own = self.backbone.vit_info(self.tower)
-        return own if self.wrapper is None else self.wrapper.describe(self.parent, own)
+        vit = self.backbone.vit_info(self.tower)
+        return vit if self.wrapper is None else self.wrapper.describe(self.parent, vit)
 
     @functools.cached_property
     def inputs(self) -> Inputs:
-        own, output = self.backbone.inputs(self.tower), self.output
+        inputs, output = self.backbone.inputs(self.tower), self.output
         stored = getattr(self.parent, "pretrained_cfg", None)
-        # timm gave it to the outer one.
-        if self.wrapper is not None and not own.preprocessing and isinstance(stored, dict):
-            name, tag = str(stored.get("architecture") or own.name), str(stored.get("tag") or "")
-            own = dataclasses.replace(own, name=name, weights=tag, preprocessing=stored)
+        # timm stores pretrained_cfg on the outer model.
+        if self.wrapper is not None and not inputs.preprocessing and isinstance(stored, dict):
+            name, tag = str(stored.get("architecture") or inputs.name), str(stored.get("tag") or "")
+            inputs = dataclasses.replace(inputs, name=name, weights=tag, preprocessing=stored)
         if self.wrapper is None or output is None or output.kind != "classes":
-            return own
-        return dataclasses.replace(own, classes=output.width, labels=labels(self.model))
+            return inputs
+        return dataclasses.replace(inputs, classes=output.width, labels=labels(self.model))
 
     @functools.cached_property
     def output(self) -> Output | None:
         """The kind of output; None if there is a model around the ViT, whose output is not known."""
-        root = self.wrapper
-        if root is None:
+        wrapper = self.wrapper
+        if wrapper is None:
             return self.backbone.output(self.tower)
-        if self.parent is not self.model or root.kind is None:
+        if self.parent is not self.model or wrapper.kind is None:
             return None
-        if root.kind == "as the ViT" or root.head is None:
+        if wrapper.kind == "as the ViT" or wrapper.head is None:
             return self.backbone.output(self.tower)
         with torch.no_grad():
             width = self._head(hookless_eval_copy(self.model), zero_features(self.vit, self.tower)).shape[1]
         # A classifier that was made for no classes hands the features on.
-        return Output("features" if root.kind == "classes" and not has_classes(self.model) else root.kind, width)
+        return Output("features" if wrapper.kind == "classes" and not has_classes(self.model) else wrapper.kind, width)
 
     @property
     def block_weights(self) -> list[Tensor]:
-        """The matrices of the ViT's blocks, by which settings that were learned know their model; none on meta."""
+        """The matrices of the ViT's blocks, which a calibration recognises its model by; none on meta."""
         blocks = self.backbone.blocks(self.tower)
         return _have_data([weight for block in blocks for weight in block.parameters() if weight.ndim == 2])
 
     @property
     def fingerprint(self) -> list[Tensor]:
-        """All weights of the model, by which figures know what they were measured on; none on meta."""
+        """All weights of the model, which identify a run's model; none on meta."""
         return _have_data(list(self.model.parameters()))
 
     def costs(self, grid: tuple[int, int] | None = None, convention: Convention = TORCH_CONVENTION) -> Costs:
         """MACs of the ViT, part by part; of a model around it only a head that is known."""
-        around: Any = hookless_eval_copy(self.parent)
-        tower = around if self.wrapper is None else around.get_submodule(self.wrapper.path)
-        head = functools.partial(self._head, around)
+        parent: Any = hookless_eval_copy(self.parent)
+        tower = parent if self.wrapper is None else parent.get_submodule(self.wrapper.path)
+        head = functools.partial(self._head, parent)
         return measure_costs(self.backbone, tower, self.vit, head, grid, convention)
 
     def _head(self, parent: nn.Module, features: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def find_vit(model: nn.Module) -> Host:
     reason = unsupported_reason(model)
     if reason is not None:
         raise UnsupportedModelError(f"{reason}. The model was not changed")
-    path, tower, around, root, needs_grid = _inside(model)
+    path, tower, parent, wrapper, needs_all_patches = _inside(model)
     backbone = _family_of(tower, path)
     if backbone is not None:
         names = [name for name, module in model.named_modules(remove_duplicate=False) if module is tower]
@@ -110,10 +110,10 @@ def find_vit(model: nn.Module) -> Host:
                 f"the ViT is at {' and at '.join(names)}, and only one would be reduced; patch model.{path} "
                 "and put it in all these places"
             )
-        if needs_grid is None and (root is None or root.reads_image_tokens != "mean"):
-            needs_grid = _require_all_patches(tower, backbone.needs_all_patches(tower))
-        return Host(model, path, backbone, around, root, needs_grid)
-    if root is not None:
+        if needs_all_patches is None and (wrapper is None or wrapper.reads_image_tokens != "mean"):
+            needs_all_patches = _require_all_patches(tower, backbone.needs_all_patches(tower))
+        return Host(model, path, backbone, parent, wrapper, needs_all_patches)
+    if wrapper is not None:
         raise UnsupportedModelError(
             f"{path} of this {type(model).__name__} is a {_name(tower)}, which is not a supported ViT. The model was "
             "not changed"
@@ -173,18 +173,18 @@ def remove_classifier(model: nn.Module) -> None:
 
 
 def _inside(model: nn.Module) -> tuple[str, nn.Module, nn.Module, Wrapper | None, str | None]:
-    """The path of the innermost model that is no root, that model, the one right around it, what that one does, and why
-    any of them needs the full grid."""
+    """The path of the innermost model that is not a wrapper, its parent, the parent's wrapper, and why any of them
+    needs the full grid."""
     path: list[str] = []
-    here, around = model, model
-    root: Wrapper | None = None
-    needs_grid: str | None = None
-    while _name(here) in WRAPPERS:
-        around, root = here, WRAPPERS[_name(here)]
-        needs_grid = needs_grid or _require_all_patches(here, root.why_all_patches(here))
-        path.append(root.path)
-        here = here.get_submodule(root.path)
-    return ".".join(path), here, around, root, needs_grid
+    inner, parent = model, model
+    wrapper: Wrapper | None = None
+    needs_all_patches: str | None = None
+    while _name(inner) in WRAPPERS:
+        parent, wrapper = inner, WRAPPERS[_name(inner)]
+        needs_all_patches = needs_all_patches or _require_all_patches(inner, wrapper.why_all_patches(inner))
+        path.append(wrapper.path)
+        inner = inner.get_submodule(wrapper.path)
+    return ".".join(path), inner, parent, wrapper, needs_all_patches
 
 
 def _have_data(tensors: list[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Transforms from a picture to a tensor, as the weights of a model want their images."""
+"""Transforms from a picture to a tensor, as the weights of a model expect their images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_transform(config: TimmSettings, augment: TimmSettings | None = None) ->
     import timm.data
 
     grey = len(config["mean"]) == 1
-    if grey:  # timm's transforms want three channels
+    if grey:  # timm's transforms expect three channels
         config = {**config, "mean": config["mean"] * 3, "std": config["std"] * 3}
     transform = timm.data.create_transform(**config, is_training=augment is not None, **(augment or {}))
     for step in transform.transforms:

@@ -85,7 +85,8 @@ class PatchFeatures(Measure):
 
     def per_image_values(self, stored: Mapping[str, Arrays]) -> dict[str, Arrays]:
         return {
-            name: {key: np.asarray(array, np.float64) for key, array in own.items()} for name, own in stored.items()
+            name: {key: np.asarray(array, np.float64) for key, array in arrays.items()}
+            for name, arrays in stored.items()
         }
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:

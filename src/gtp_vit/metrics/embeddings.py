@@ -70,9 +70,10 @@ class Embeddings(Measure):
 
     kind: str = "features"
     num_neighbours: int = field(
-        default=10, metadata={"help": "how many nearest images of each are compared, and vote where there are labels"}
+        default=10,
+        metadata={"help": "number of nearest images that are compared, and that vote where there are labels"},
     )
-    text_embeddings: Tensor | Path | None = field(  # [T, C], of which an image gets the nearest
+    text_embeddings: Tensor | Path | None = field(  # [T, C]; an image's class is that of the nearest
         default=None,
         metadata={
             "help": "embeddings of one text for each class, [classes, channels], for zero-shot agreement; .safetensors "
@@ -160,34 +161,36 @@ class Embeddings(Measure):
         votes = bool((labels >= 0).all()) and 1 < len(np.unique(labels)) < count
         nearest = _nearest_neighbours(base["vector"][compared], self.num_neighbours)
         figures: dict[str, Arrays] = {}
-        for name, own in stored.items():
+        for name, arrays in stored.items():
             neighbours, likeness = (
-                nearest if own is base else _nearest_neighbours(own["vector"][compared], self.num_neighbours)
+                nearest if arrays is base else _nearest_neighbours(arrays["vector"][compared], self.num_neighbours)
             )
-            finite = ~np.isnan(own["distance"][compared])  # others have no direction: near to none, they count as wrong
+            finite = ~np.isnan(
+                arrays["distance"][compared]
+            )  # others have no direction: near to none, they count as wrong
             same = finite * (neighbours[:, :, None] == nearest[0][:, None, :]).any(axis=2).mean(axis=1)
             figures[name] = {
-                "distance": own["distance"].astype(np.float64),
+                "distance": arrays["distance"].astype(np.float64),
                 "neighbours": _scatter(100.0 * same, compared),
             }
             if votes:
                 right = finite & (_vote(neighbours, likeness, labels) == labels)
                 figures[name]["knn"] = _scatter(100.0 * right, compared)
             if self.texts is not None:
-                figures[name]["zero_shot_agreement"] = 100.0 * (own["text"] == base["text"])
+                figures[name]["zero_shot_agreement"] = 100.0 * (arrays["text"] == base["text"])
                 if base["label"].min() >= 0 and base["label"].max() < len(self.texts):
-                    figures[name]["zero_shot_top1"] = 100.0 * (own["text"] == base["label"])
+                    figures[name]["zero_shot_top1"] = 100.0 * (arrays["text"] == base["label"])
         return figures
 
     def explain(self, base: Arrays) -> str:
-        """Among how many images neighbours were sought, and what labels were used for."""
+        """The number of images that neighbours were sought among, and the use of labels."""
         count = int((~np.isnan(base["neighbours"])).sum())
         text = (
             f"{self.explanation} Same neighbours: of each image's {self.num_neighbours} nearest among {count}, how "
             "many are those of the unreduced model."
         )
         if "knn" in base:
-            return f"{text} k-NN: how often its neighbours' labels name an image's own; the model has no classifier."
+            return f"{text} k-NN: how often a vote of its neighbours' labels gives an image's own label."
         return f"{text} No k-NN accuracy: images have no labels, or all the same one, or no two the same."
 
     def direction(self, output: Tensor, noise: Tensor) -> Tensor:
@@ -197,34 +200,34 @@ class Embeddings(Measure):
         return (noise - unit * (unit * noise).sum(dim=-1, keepdim=True)) / length
 
 
-def _scatter(some: Array, where: Array) -> Array:
+def _scatter(values: Array, mask: Array) -> Array:
     """Values of some images among all, NaN for the others."""
-    spread = np.full(where.shape, np.nan)
-    spread[where] = some
-    return spread
+    scattered = np.full(mask.shape, np.nan)
+    scattered[mask] = values
+    return scattered
 
 
 def _nearest_neighbours(vectors: Array, k: int) -> tuple[Array, Array]:
     """The k nearest other images of each by cosine, and these cosines, [I, K] each."""
     unit = F.normalize(rescale(torch.from_numpy(np.ascontiguousarray(vectors))), dim=1)
     unit = unit.nan_to_num(0.0, 0.0, 0.0)  # an embedding that is zero or not finite is near to none
-    places, cosines = [], []
+    indices, cosines = [], []
     for begin in range(0, len(unit), 1024):
         part = unit[begin : begin + 1024] @ unit.T
         rows = torch.arange(len(part))
         part[rows, begin + rows] = -2.0
         best = part.topk(k, dim=1)
-        places.append(best.indices)
+        indices.append(best.indices)
         cosines.append(best.values)
-    return torch.cat(places).numpy(), torch.cat(cosines).numpy()
+    return torch.cat(indices).numpy(), torch.cat(cosines).numpy()
 
 
 def _vote(neighbours: Array, cosines: Array, labels: Array) -> Array:
     """The label that the neighbours give each image, near ones counting more, [I]."""
     names, number = np.unique(labels, return_inverse=True)
     weights = np.exp((cosines - 1) / TEMPERATURE)
-    elected = np.empty(len(labels), dtype=labels.dtype)
+    winners = np.empty(len(labels), dtype=labels.dtype)
     for index in range(len(labels)):
         votes = np.bincount(number[neighbours[index]], weights[index], minlength=len(names))
-        elected[index] = names[votes.argmax()]
-    return elected
+        winners[index] = names[votes.argmax()]
+    return winners

@@ -60,7 +60,9 @@ def verdict(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
     timing = entry.timings[1]
     where = f"batch {entry.batch_size}{', with loading' if entry.with_loading else ''}"
     if timing.faster:
-        absolute = "" if entry.over_torch is None else f", {entry.over_torch[timing.name]:.2f} times as eager torch"
+        absolute = (
+            "" if entry.over_torch is None else f", {entry.over_torch[timing.name]:.2f} times as fast as eager torch"
+        )
         return f"{where}: {timing.name} is {timing.speedup:.2f} times as fast as the unreduced model here{absolute}."
     reason = _why_no_gain(entry, costs, kernels)
     if timing.faster is None:
@@ -83,5 +85,5 @@ def _why_no_gain(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
     if not kernels.startswith("native"):
         return f"the native kernels did not run ({kernels})"
     if costs.patches < 128:
-        return f"with {costs.patches} patches the work around the products takes most of the time"
+        return f"with {costs.patches} patches work other than matrix products takes most of the time"
     return "the noise of this machine is larger than the gain; use more rounds, or a quiet machine"

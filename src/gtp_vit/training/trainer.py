@@ -101,7 +101,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(parts):
             key = (PART, self.settings.train_seed, epoch, within, rank + index * processes)
-            with seeded(*key), self._waiting(index < len(parts) - 1):
+            with seeded(*key), self._no_sync(index < len(parts) - 1):
                 terms = self.compute_loss(batch)
                 (terms["loss"] / len(parts)).backward()
             for name, value in terms.items():
@@ -121,8 +121,8 @@ class Trainer:
             self.ema.update(self.model, step=step + 1)
         return {**figures, "lr": max(group["lr"] for group in self.optimizer.param_groups)}
 
-    def _waiting(self, more: bool) -> AbstractContextManager[None]:
-        """Where several processes train, leave out the exchange of gradients while there are more parts of a step."""
+    def _no_sync(self, more: bool) -> AbstractContextManager[None]:
+        """Skip the exchange of gradients between processes until the last part of a step."""
         return self.parallel.no_sync() if more and self.parallel is not None else contextlib.nullcontext()
 
     def set_learning_rate(self, step: int, epoch: int) -> None:
@@ -139,11 +139,11 @@ class Trainer:
             raise GTPError(f"too few images of one part could be read: {problem}; repair or remove them")
         images, labels = self.mixer(batch.images.to(self.device), batch.labels.to(self.device))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp == "bfloat16"):
-            taught = None
+            teacher_outputs = None
             if self.protocol.needs_teacher(self.settings):
                 with torch.no_grad():
-                    taught = self.protocol.teacher_outputs(self.teacher, images)
-            return (self.parallel or self.student)(TrainingInputs(images, labels, taught))
+                    teacher_outputs = self.protocol.teacher_outputs(self.teacher, images)
+            return (self.parallel or self.student)(TrainingInputs(images, labels, teacher_outputs))
 
     def eval_model(self) -> PatchedModel:
         """The model (its moving average, if there is one) in eval mode, with the full reduction."""
@@ -168,12 +168,14 @@ class Trainer:
             self.optimizer.load_state_dict(map_tensors(state["optimizer"], torch.clone))
             if self.ema is not None:
                 self.ema.module.load_state_dict(state["ema"])
-        outline = distributed.broadcast(map_tensors(self.optimizer.state_dict(), lambda own: own.to("meta")))
+        outline = distributed.broadcast(map_tensors(self.optimizer.state_dict(), lambda tensor: tensor.to("meta")))
         if state is None:
-            self.optimizer.load_state_dict(map_tensors(outline, lambda own: torch.empty_like(own, device="cpu")))
+            self.optimizer.load_state_dict(map_tensors(outline, lambda tensor: torch.empty_like(tensor, device="cpu")))
         distributed.broadcast_tensors(self.student.state_dict().values())
         moments = self.optimizer.state_dict()["state"].values()
-        distributed.broadcast_tensors(value for own in moments for value in own.values() if isinstance(value, Tensor))
+        distributed.broadcast_tensors(
+            value for tensor in moments for value in tensor.values() if isinstance(value, Tensor)
+        )
         if self.ema is not None:
             distributed.broadcast_tensors(self.ema.module.state_dict().values())
 
@@ -181,8 +183,8 @@ class Trainer:
 def map_tensors(optimizer: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """The state of an optimiser with every tensor changed."""
     state = {
-        index: {name: change(value) if isinstance(value, Tensor) else value for name, value in own.items()}
-        for index, own in optimizer["state"].items()
+        index: {name: change(value) if isinstance(value, Tensor) else value for name, value in moments.items()}
+        for index, moments in optimizer["state"].items()
     }
     return {**optimizer, "state": state}
 

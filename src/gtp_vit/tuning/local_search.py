@@ -109,7 +109,7 @@ class DamageEvaluator:
 
 
 def journal_settings(method: Method) -> dict[str, Any]:
-    """The settings for the journal; of a calibration, which all of a search share, what tells it from others."""
+    """The settings for the journal, with a calibration replaced by its hash."""
     return {
         name: hashlib.sha256(value.encode()).hexdigest() if isinstance(value, str) and len(value) > 300 else value
         for name, value in method.to_dict().items()
@@ -130,31 +130,31 @@ def random_change(
         factor = rng.choice((0.7, 1 / 0.7))
         low, high = ranges[name]
 
-        def scale(of: Method) -> Method | None:
-            value = float(f"{min(max(getattr(of, name) * factor, low), high):.4g}")
-            return dataclasses.replace(of, **{name: value}) if value != getattr(of, name) else None
+        def scale(current: Method) -> Method | None:
+            value = float(f"{min(max(getattr(current, name) * factor, low), high):.4g}")
+            return dataclasses.replace(current, **{name: value}) if value != getattr(current, name) else None
 
         return scale
     plan = space.plan_of(method)
     if not any(plan):
-        return lambda of: None  # the target is met without removing anything
-    taken = rng.choice([layer for layer in space.layers if plan[layer]])
+        return lambda current: None  # the target is met without removing anything
+    from_layer = rng.choice([layer for layer in space.layers if plan[layer]])
     amount = rng.choice((1, 2, 4, 8, 16, 10**6))
-    others = [layer for layer in space.layers if layer != taken]
+    others = [layer for layer in space.layers if layer != from_layer]
     if not others:
-        return lambda of: None
+        return lambda current: None
     used = sum(bool(number) for number in plan)
-    if space.limits.max_layers is not None and used >= space.limits.max_layers and amount < plan[taken]:
+    if space.limits.max_layers is not None and used >= space.limits.max_layers and amount < plan[from_layer]:
         others = [layer for layer in others if plan[layer]] or others
-    filled = rng.choice(others)
+    to_layer = rng.choice(others)
 
-    def shift(of: Method) -> Method | None:
-        plan = space.plan_of(of)
-        if not plan[taken]:
+    def shift(current: Method) -> Method | None:
+        plan = space.plan_of(current)
+        if not plan[from_layer]:
             return None
-        plan[taken] -= min(amount, plan[taken])
-        changed = space.rebalance(plan, filled, target)
-        return None if changed is None else space.with_plan(changed, of)
+        plan[from_layer] -= min(amount, plan[from_layer])
+        changed = space.rebalance(plan, to_layer, target)
+        return None if changed is None else space.with_plan(changed, current)
 
     return shift
 
@@ -202,75 +202,75 @@ class Budget:
 
 
 class LocalSearch:
-    """Local search at a cost: it climbs from the best few starts at once, and gives the worse climbs up on the way."""
+    """Local search at a cost: several candidates improve in turn, and the worse ones are dropped on the way."""
 
     def __init__(
         self,
-        ruler: DamageEvaluator,
+        evaluator: DamageEvaluator,
         space: ScheduleSpace,
         target: float,
         budget: Budget,
         report: Callable[[float, SearchResult], None] | None,
     ) -> None:
-        self.ruler, self.space, self.target, self.budget, self.report = ruler, space, target, budget, report
+        self.evaluator, self.space, self.target, self.budget, self.report = evaluator, space, target, budget, report
         self.rng = random.Random(budget.seed)
-        self.begin_seen, self.begin_seconds = ruler.images_run, ruler.seconds
-        self.climbs: list[Candidate] = []
+        self.images_at_begin, self.begin_seconds = evaluator.images_run, evaluator.seconds
+        self.candidates: list[Candidate] = []
         self.tried: set[Method] = set()
 
     def spent(self) -> float:
         """Share of the budget that is used up."""
-        budget, seconds = self.budget, self.ruler.seconds - self.begin_seconds
+        budget, seconds = self.budget, self.evaluator.seconds - self.begin_seconds
         by_time = seconds / budget.seconds if budget.seconds else 0.0
-        return max((self.ruler.images_run - self.begin_seen) / budget.images / budget.passes, by_time)
+        return max((self.evaluator.images_run - self.images_at_begin) / budget.images / budget.passes, by_time)
 
     def best(self, *, interrupted: bool = False) -> SearchResult:
-        leader = min(self.climbs, key=lambda climb: climb.damage.mean)
+        leader = min(self.candidates, key=lambda candidate: candidate.damage.mean)
         return SearchResult(leader.method, leader.damage, len(self.tried), interrupted)
 
     def begin(self, start: Sequence[Method]) -> None:
-        """Measure where climbs begin: at `start` and at the space's own starts."""
-        for candidate in dict.fromkeys([*start, *self.space.starting_points(self.target)]):
-            self.tried.add(candidate)
-            damage = evaluate_or_abandon(self.ruler, candidate, self.budget.images, None)
+        """Measure the first candidates: `start` and the space's own starting points."""
+        for method in dict.fromkeys([*start, *self.space.starting_points(self.target)]):
+            self.tried.add(method)
+            damage = evaluate_or_abandon(self.evaluator, method, self.budget.images, None)
             assert damage is not None
             if not np.isfinite(damage.mean):
                 continue
-            self.climbs.append(Candidate(candidate, damage))
-            self._tell()
+            self.candidates.append(Candidate(method, damage))
+            self._report_progress()
             if self.spent() >= 1:
                 break
-        if not self.climbs and self.tried:
+        if not self.candidates and self.tried:
             raise GTPError(
                 f"{self.space.method.name}'s outputs are not finite with any of the {len(self.tried)} schedules to "
                 "begin with; use float32 or bfloat16, or ask for less"
             )
-        if not self.climbs:
+        if not self.candidates:
             raise unreachable_error(self.space, self.target)
 
     def improve(self) -> None:
-        """Climb until the budget is spent, or nothing new is left to try."""
+        """Improve the candidates until the budget is spent, or nothing new is left to try."""
         turn, idle = 0, 0
         while self.spent() < 1 and idle < 2000:
             together = next(number for until, number in SEARCH_STAGES if self.spent() <= until)
-            self.climbs = sorted(self.climbs, key=lambda climb: climb.damage.mean)[:together]
+            self.candidates = sorted(self.candidates, key=lambda candidate: candidate.damage.mean)[:together]
             turn += 1
-            idle = 0 if self._step(self.climbs[turn % len(self.climbs)]) else idle + 1
+            idle = 0 if self._step(self.candidates[turn % len(self.candidates)]) else idle + 1
 
-    def _step(self, climb: Candidate) -> bool:
-        """Try one change of a climb; False if there is nothing new to try."""
-        change = climb.last_change or random_change(self.space, climb.method, self.target, self.rng)
-        changed, climb.last_change = change(climb.method), None
+    def _step(self, candidate: Candidate) -> bool:
+        """Try one change of a candidate; False if there is nothing new to try."""
+        change = candidate.last_change or random_change(self.space, candidate.method, self.target, self.rng)
+        changed, candidate.last_change = change(candidate.method), None
         if changed is None or changed in self.tried:
             return False
         self.tried.add(changed)
-        less = evaluate_or_abandon(self.ruler, changed, self.budget.images, climb.damage)
+        less = evaluate_or_abandon(self.evaluator, changed, self.budget.images, candidate.damage)
         if less is not None:
-            climb.method, climb.damage, climb.last_change = changed, less, change
-        self._tell()
+            candidate.method, candidate.damage, candidate.last_change = changed, less, change
+        self._report_progress()
         return True
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.report is not None:
             self.report(min(self.spent(), 1.0), self.best())
 
@@ -285,12 +285,12 @@ def search(
     start: Sequence[Method] = (),
 ) -> SearchResult:
     """The best settings at a cost of `target` MACs; Ctrl-C ends the search with the best so far."""
-    climbing = LocalSearch(evaluator, space, target, budget, report)
+    local_search = LocalSearch(evaluator, space, target, budget, report)
     try:
-        climbing.begin(start)
-        climbing.improve()
+        local_search.begin(start)
+        local_search.improve()
     except KeyboardInterrupt:
-        if not climbing.climbs:
+        if not local_search.candidates:
             raise
-        return climbing.best(interrupted=True)
-    return climbing.best()
+        return local_search.best(interrupted=True)
+    return local_search.best()
