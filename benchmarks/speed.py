@@ -44,7 +44,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Options(harness.Options):
-    """Time full model, oracle, torch twin and native kernels, interleaved."""
+    """Time full model, oracle, torch reference and native kernels, interleaved."""
 
     cases: tuple[str, ...] = CASES
     """MODEL:BATCH:P or MODEL:BATCH:P:IMAGE_SIZE."""

@@ -125,8 +125,10 @@ def test_models_that_pool_nothing_return_the_grid():
 def test_native_and_torch_restore_alike():
     model, images = families.make("vit"), families.images("vit")
     with torch.no_grad():
-        native, twin = (patch(model, PLUS, restore=True, kernels=k).forward_features(images) for k in ("auto", "torch"))
-    torch.testing.assert_close(native, twin, rtol=1e-4, atol=1e-4)
+        native, reference = (
+            patch(model, PLUS, restore=True, kernels=k).forward_features(images) for k in ("auto", "torch")
+        )
+    torch.testing.assert_close(native, reference, rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_reach_patches_that_were_merged():

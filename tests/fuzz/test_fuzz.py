@@ -358,7 +358,7 @@ OPERATORS = {
 
 
 @pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
-def test_operators_give_the_twins_result_or_refuse():
+def test_operators_give_the_references_result_or_refuse():
     computed = dict.fromkeys(OPERATORS, 0)
     for number, chance in cases(least=100):
         name = chance.choice(list(OPERATORS))
@@ -374,7 +374,7 @@ def test_operators_give_the_twins_result_or_refuse():
             if isinstance(given, torch.Tensor):
                 assert np.array_equal(given.numpy(), copy.numpy(), equal_nan=True), (number, name)
         computed[name] += 1
-        wanted = operator.twin(operator.inputs(*arguments))
+        wanted = operator.reference(operator.inputs(*arguments))
         if name == "gtp_plus_merge" and not same_decisions(found, wanted):
             for results in (found, wanted):
                 check_conserve(number, arguments, results)
@@ -422,7 +422,7 @@ def with_odd_numbers(operator, chance):
 
 
 @pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
-def test_operators_refuse_odd_numbers_or_give_the_twins_result():
+def test_operators_refuse_odd_numbers_or_give_the_references_result():
     tried = refused = 0
     for number, chance in cases(least=100):
         name = chance.choice(sorted(support.operators.OPERATORS))
@@ -434,7 +434,7 @@ def test_operators_refuse_odd_numbers_or_give_the_twins_result():
             one_line(error)
             refused += 1
             continue
-        wanted = support.operators.twin(name, arguments)
+        wanted = support.operators.reference(name, arguments)
         message = f"case {number}, {name}, {changed}"
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(

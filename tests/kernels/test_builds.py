@@ -222,7 +222,7 @@ def awkward_calls(dtype: torch.dtype):
 @needs_a_library
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_instruction_set_of_every_kernel_equals_the_twin(capability, dtype, monkeypatch, request):
+def test_every_instruction_set_of_every_kernel_equals_the_reference(capability, dtype, monkeypatch, request):
     if CAPABILITIES.index(capability) > CAPABILITIES.index(torch.backends.cpu.get_cpu_capability()):
         pytest.skip(f"this processor has no {capability}")
     folder = Path(request.config.getoption("--native-folder") or here())
@@ -234,7 +234,7 @@ def test_every_instruction_set_of_every_kernel_equals_the_twin(capability, dtype
         assert {"DEFAULT": "portable"}.get(capability, capability.lower()) == native.INSTRUCTION_SET
         for operator, arguments in awkward_calls(dtype):
             inputs = operator.inputs(*arguments)
-            for found, wanted in zip(operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs), strict=True):
+            for found, wanted in zip(operator.by_set[Ops.NATIVE](inputs), operator.reference(inputs), strict=True):
                 if found.dtype == torch.int64:
                     assert torch.equal(found.sort(dim=-1).values, wanted.sort(dim=-1).values)
                 else:

@@ -1,4 +1,4 @@
-"""Native kernels against their pure-torch twins, over many shapes and awkward values."""
+"""Native kernels against their reference implementations in torch, over many shapes and awkward values."""
 
 import multiprocessing
 import shutil
@@ -41,7 +41,7 @@ seeds = st.integers(0, 2**32 - 1)
     over_heads=st.integers(0, 2),
     data=st.data(),
 )
-def test_attention_equals_its_twin(kind, batch, heads, tokens, depth, seed, layout, with_size, over_heads, data):
+def test_attention_equals_its_reference(kind, batch, heads, tokens, depth, seed, layout, with_size, over_heads, data):
     q, k, v, size = operands(kind, batch, heads, tokens, depth, seed, layout)
     first, queries = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(1, tokens))
     asked = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
@@ -135,7 +135,9 @@ def test_sparsified_attention_keeps_the_same_entries(kind, heads, tokens, depth,
     seed=seeds,
     data=st.data(),
 )
-def test_reduce_equals_its_twin(kind, batch, grid, prefix, channels, with_size, with_norm, shared_graph, seed, data):
+def test_reduce_equals_its_reference(
+    kind, batch, grid, prefix, channels, with_size, with_norm, shared_graph, seed, data
+):
     generator = torch.Generator().manual_seed(seed)
     patches = grid[0] * grid[1]
     count = data.draw(st.integers(2, patches))
@@ -167,7 +169,7 @@ def test_reduce_equals_its_twin(kind, batch, grid, prefix, channels, with_size, 
     seed=seeds,
     data=st.data(),
 )
-def test_neighbours_equal_their_twin(kind, batch, grid, spatial, seed, data):
+def test_neighbours_equal_their_reference(kind, batch, grid, spatial, seed, data):
     patches = grid[0] * grid[1]
     semantic = data.draw(st.integers(1, min(patches - 1, 40)))
     similarity = values(kind, batch, patches, patches, generator=torch.Generator().manual_seed(seed))
@@ -179,7 +181,7 @@ def test_neighbours_equal_their_twin(kind, batch, grid, spatial, seed, data):
     torch.testing.assert_close(found[1], expected[1])
 
 
-def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
+def test_nan_inf_and_vanishing_sizes_give_what_the_reference_gives():
     q, k, v, size = operands("normal", 2, 2, 20, 16, 0)
     bad = q.clone()
     bad[0, 0, 3, 0], bad[1, 1, 5, 2] = torch.nan, torch.inf
@@ -203,8 +205,8 @@ def test_nan_inf_and_vanishing_sizes_give_what_the_twin_gives():
         assert root[0, :6].tolist() == [0, 0, 0, 0, 0, 1]
 
 
-def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_twin():
-    """The one difference left between the two (docs/decisions.md): the twin's product multiplies NaN by zero."""
+def test_a_removed_nan_reaches_its_neighbours_natively_and_everybody_in_the_reference():
+    """The one difference left between the two (docs/decisions.md): the reference's product multiplies NaN by zero."""
     lists = operators.neighbours_reference(
         NeighboursInputs(torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(0)), 4, 4, 4, 1)
     )
@@ -243,7 +245,7 @@ def test_reduce_takes_strided_tensors():
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_through_the_operators_are_the_twins():
+def test_gradients_through_the_operators_are_the_references():
     q, k, v, size = operands("normal", 1, 2, 10, 8, 0)
     q = q.clone().requires_grad_()
     rest = (k, v, size, 0.3, 0, 10, [True, True, False], 1, 1)
@@ -285,7 +287,7 @@ def test_the_model_says_which_kernels_run():
 
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 cannot vmap a view of another dtype")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_torch_func_runs_on_the_twins():
+def test_torch_func_runs_on_the_references():
     fast, images = patch(families.make("vit"), GTP(propagate=7)), families.images("vit")
     with torch.no_grad():
         one_by_one = torch.func.vmap(lambda image: fast(image[None])[0])(images)
@@ -327,8 +329,8 @@ def test_bfloat16_features_are_added_in_float32_and_rounded_once():
     merging = (x, branch, scores, size[:, 1:].contiguous(), 9, 0.5, True, *norm)
     for operator, arguments in ((operators.gtp_reduce, reduction), (gtp_plus_merge, merging)):
         inputs = operator.inputs(*arguments)
-        found, expected = operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs)
-        exact = operator.twin(operator.inputs(x.double(), branch.double(), *arguments[2:-3], None, None, 0.0))
+        found, expected = operator.by_set[Ops.NATIVE](inputs), operator.reference(inputs)
+        exact = operator.reference(operator.inputs(x.double(), branch.double(), *arguments[2:-3], None, None, 0.0))
         nearly_always_equal(found[0], expected[0])
         nearly_always_equal(found[0], exact[0].bfloat16())
         nearly_always_equal(found[1], expected[1])
@@ -406,7 +408,7 @@ def test_schemas_are_what_exported_programs_have_in_them():
     )
 
 
-def test_a_set_runs_its_own_implementation_and_else_the_twin(monkeypatch):
+def test_a_set_runs_its_own_implementation_and_else_the_reference(monkeypatch):
     similarity = torch.rand(2, 9, 9)
     for found, wanted in zip(
         operators.neighbours(Ops.TORCH, NeighboursInputs(similarity, 3, 3, 8, 2)),
@@ -468,7 +470,7 @@ def test_exported_programs_have_native_operators_only_on_request(setting, inside
     assert any("gtp_vit" in str(node.target) for node in program.graph.nodes) == inside
 
 
-def test_training_and_other_dtypes_run_on_the_twins():
+def test_training_and_other_dtypes_run_on_the_references():
     x = torch.zeros(1, 2, 3)
     assert kernels.select_ops("auto", x) is Ops.TORCH  # gradients are on
     with torch.no_grad():

@@ -8,7 +8,7 @@ from gtp_vit import GTPError
 from gtp_vit.kernels import Ops, native
 from gtp_vit.kernels.arguments import GTPReduceInputs
 from gtp_vit.methods.gtp import operators
-from support.operators import LISTS, OPERATORS, good, twin
+from support.operators import LISTS, OPERATORS, good, reference
 
 pytestmark = pytest.mark.skipif(native.LOAD_ERROR is not None, reason=f"no native library: {native.LOAD_ERROR}")
 
@@ -126,7 +126,7 @@ def dtype(kind: torch.dtype, *names: str):
 
 
 # operator -> sensible arguments that native code cannot take: another dtype, nothing to do, no bias
-FOR_THE_TWIN = {
+FOR_THE_REFERENCE = {
     "attention": [
         dtype(torch.float16, "q", "k", "v"),
         dtype(torch.float64, "q", "k", "v", "size"),
@@ -159,16 +159,16 @@ FOR_THE_TWIN = {
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_what_native_code_cannot_take_goes_to_the_twin(operator, monkeypatch):
+def test_what_native_code_cannot_take_goes_to_the_reference(operator, monkeypatch):
     def never(*_):
         raise AssertionError("this went into native code")
 
     for name in ("_attention", "_gtp_reduce", "_gtp_plus_merge", "_graph", "_cluster"):
         monkeypatch.setattr(native, name, never)
-    for change in FOR_THE_TWIN[operator]:
+    for change in FOR_THE_REFERENCE[operator]:
         arguments = change(good(operator))
         for found, wanted in zip(
-            getattr(torch.ops.gtp_vit, operator)(*arguments.values()), twin(operator, arguments), strict=True
+            getattr(torch.ops.gtp_vit, operator)(*arguments.values()), reference(operator, arguments), strict=True
         ):
             assert torch.equal(found, wanted)
     with pytest.raises(AssertionError, match="native code"):  # and what it can take does go there
@@ -245,7 +245,7 @@ def last_image(value: float, of: str):
     return lambda arguments: {of: torch.cat([arguments[of][:-1], torch.full_like(arguments[of][-1:], value)])}
 
 
-# operator -> numbers on which native code and its twin would differ
+# operator -> numbers on which native code and its reference would differ
 VALUES = {
     "attention": [
         last_image(0, "size"),
@@ -324,7 +324,7 @@ def test_lists_that_were_found_good_are_looked_at_again_when_they_change():
 
 
 @pytest.mark.parametrize("operator", VALUES)
-def test_numbers_that_are_only_odd_get_the_twins_result(operator):
+def test_numbers_that_are_only_odd_get_the_references_result(operator):
     """NaN among features, similarities or distances has a meaning: it is similar to nobody."""
     odd = {
         "gtp_reduce": [lambda given: {"position": given["position"].flip(1)}, with_one(torch.nan, "scores")],
@@ -337,7 +337,7 @@ def test_numbers_that_are_only_odd_get_the_twins_result(operator):
         arguments = good(operator)
         arguments |= change(arguments)
         found = getattr(torch.ops.gtp_vit, operator)(*arguments.values())
-        for one, other in zip(found, twin(operator, arguments), strict=True):
+        for one, other in zip(found, reference(operator, arguments), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -360,5 +360,5 @@ def test_lists_that_are_filled_up_are_no_duplicates():
     lists[:, :, 1:] = 9
     arguments |= {"neighbours": lists, "size": None}
     found = torch.ops.gtp_vit.gtp_reduce(*arguments.values())
-    for one, other in zip(found, twin("gtp_reduce", arguments), strict=True):
+    for one, other in zip(found, reference("gtp_reduce", arguments), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -136,7 +136,7 @@ def test_gtp_plus_by_a_probe_merges_the_same_tokens(registers, removed):
     found = gtp_plus_merge_by_probe(Ops.TRITON, inputs)
     assert_same(found, gtp_plus_merge_by_probe(Ops.TORCH, inputs))
     if registers:
-        assert (found.kept.unsqueeze(2) == torch.tensor([0, 13, 37])).any(dim=1).all()
+        assert (found.keep.unsqueeze(2) == torch.tensor([0, 13, 37])).any(dim=1).all()
 
 
 def test_registers_stay_and_receive_nothing_on_large_grids(large_grid):
@@ -164,7 +164,7 @@ def test_products_in_float16_take_nearly_the_same_tokens():
     x, branch = alike(1, dtype=torch.bfloat16)
     inputs = GTPPlusMergeInputs(x, branch, torch.rand(1, M).softmax(1), None, 8, 0.5, True, None, None, 0.0)
     found, wanted = gtp_plus_merge(Ops.TRITON, inputs), gtp_plus_merge(Ops.TORCH, inputs)
-    assert torch.isin(found.kept[0], wanted.kept[0]).float().mean() > 0.9
+    assert torch.isin(found.keep[0], wanted.keep[0]).float().mean() > 0.9
     assert found.x.dtype == torch.bfloat16
 
 
@@ -178,8 +178,8 @@ def test_products_in_float16_change_hardly_a_token(dtype):
         x, branch = alike(2, 197, 96, dtype)
         inputs = GTPPlusMergeInputs(x, branch, torch.rand(2, 196).softmax(1), None, 20, 0.5, True, None, None, 0.0)
         found, wanted = gtp_plus_merge(Ops.TRITON, inputs), gtp_plus_merge(Ops.TORCH, inputs)
-        same += sum(int(torch.isin(a, b).sum()) for a, b in zip(found.gone, wanted.gone, strict=True))
-        total += wanted.gone.numel()
+        same += sum(int(torch.isin(a, b).sum()) for a, b in zip(found.drop, wanted.drop, strict=True))
+        total += wanted.drop.numel()
     assert same / total >= 0.99
 
 
@@ -289,7 +289,7 @@ def test_tome_averages_by_size(with_size):
     weight, bias, epsilon = norm()
     x_out, normed, new_size = gpu.merge_pairs(x, branch, size if with_size else None, *pairs, weight, bias, epsilon)
     weights, retain, wanted_size = average(pairs, size)
-    wanted = weighted_merge(x + branch, 1, pairs.kept, pairs.removed, weights, retain)
+    wanted = weighted_merge(x + branch, 1, pairs.keep, pairs.drop, weights, retain)
     torch.testing.assert_close(x_out, wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(normed, F.layer_norm(wanted, (C,), weight, bias, epsilon), rtol=1e-5, atol=2e-6)
     assert torch.equal(new_size, wanted_size)

@@ -104,7 +104,7 @@ def test_every_form_merges_by_the_definition(ops, protect):
 
 
 @needs_native
-def test_the_operator_passes_torchs_own_check_and_kernel_and_twin_treat_nan_alike():
+def test_the_operator_passes_torchs_own_check_and_kernel_and_reference_treat_nan_alike():
     arguments = problem(0, True)
     torch.library.opcheck(
         torch.ops.gtp_vit.gtp_plus_merge_by_probe.default, arguments, test_utils=("test_schema", "test_faketensor")
@@ -263,9 +263,9 @@ def test_every_kind_of_output_can_be_learned_from(family):
         pytest.skip(f"no {family} here")
     model, images = families.make(family), families.images(family, 24)
     recipe = calibrate(model, images, macs=0.8)
-    fast, twin = (patch(model, recipe, kernels=kernels) for kernels in ("native", "torch"))
+    fast, reference = (patch(model, recipe, kernels=kernels) for kernels in ("native", "torch"))
     with torch.inference_mode():
-        found, wanted = (families.output(each, images[:3]) for each in (fast, twin))
+        found, wanted = (families.output(each, images[:3]) for each in (fast, reference))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     assert recipe.measured.fraction <= 0.8
 

@@ -67,7 +67,7 @@ needs_native = pytest.mark.skipif(kernels.native.LOAD_ERROR is not None, reason=
 @needs_native
 @pytest.mark.parametrize(("tokens", "channels", "batch"), [(5, 3, 1), (33, 40, 2), (197, 192, 3), (64, 17, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
+def test_the_kernel_equals_its_reference(tokens, channels, batch, dtype):
     torch.manual_seed(tokens)
     x, branch = torch.randn(2, batch, tokens, channels).to(dtype)
     importance, size = torch.rand(batch, tokens - 1), torch.randint(1, 4, (batch, tokens - 1)).float()
@@ -75,11 +75,11 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
     weight, bias = torch.randn(2, channels).to(dtype)
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, weight, bias, 1e-6)
     one, other = (
-        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+        gtp_plus_merge.reference(GTPPlusMergeInputs(*arguments)),
         kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*arguments)),
     )
     alike = (x, branch, importance, None, *arguments[4:])
-    for each in (gtp_plus_merge.twin, kernels.native.gtp_plus_merge):
+    for each in (gtp_plus_merge.reference, kernels.native.gtp_plus_merge):
         ones = GTPPlusMergeInputs(*alike[:3], torch.ones_like(size), *alike[4:])
         for found, wanted in zip(each(GTPPlusMergeInputs(*alike)), each(ones), strict=True):
             assert torch.equal(found, wanted)
@@ -95,14 +95,14 @@ def test_the_kernel_equals_its_twin(tokens, channels, batch, dtype):
 @pytest.mark.parametrize(("tokens", "channels", "batch"), [(17, 8, 2), (197, 64, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("sizes", [True, False])
-def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype, sizes):
+def test_the_portable_form_decides_as_the_reference(tokens, channels, batch, dtype, sizes):
     torch.manual_seed(tokens)
     x, branch = torch.randn(2, batch, tokens, channels).to(dtype)
     importance, size = torch.rand(batch, tokens - 1), torch.randint(1, 4, (batch, tokens - 1)).float()
     size = size if sizes else None
     arguments = (x, branch, importance, size, tokens // 3, 0.5, True, None, None, 0.0)
     one, other = (
-        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+        gtp_plus_merge.reference(GTPPlusMergeInputs(*arguments)),
         gtp_plus_merge.by_set[Ops.PORTABLE](GTPPlusMergeInputs(*arguments)),
     )
     assert one[0].dtype == other[0].dtype == dtype
@@ -128,7 +128,9 @@ def test_the_portable_form_decides_as_the_twin(tokens, channels, batch, dtype, s
     seed=st.integers(0, 2**32 - 1),
     data=st.data(),
 )
-def test_kernel_and_twin_merge_by_the_definition(kind, of_importance, count, prefix, channels, keep_norm, seed, data):
+def test_kernel_and_reference_merge_by_the_definition(
+    kind, of_importance, count, prefix, channels, keep_norm, seed, data
+):
     """Of nearly equal costs or similarities rounding decides, and may decide differently; both must be right then."""
     generator = torch.Generator().manual_seed(seed)
     x, branch = (values(kind, 1, prefix + count, channels, generator=generator) for _ in range(2))
@@ -137,13 +139,13 @@ def test_kernel_and_twin_merge_by_the_definition(kind, of_importance, count, pre
     removed, floor = data.draw(st.integers(1, count - 1)), data.draw(st.sampled_from([0.0, 0.5, 20.0]))
     norm = (torch.randn(channels, generator=generator), torch.randn(channels, generator=generator), 1e-6)
     arguments = (x, branch, importance, size, removed, floor, keep_norm)
-    for kernel in (kernels.native.gtp_plus_merge, gtp_plus_merge.twin):
+    for kernel in (kernels.native.gtp_plus_merge, gtp_plus_merge.reference):
         check_merged(arguments, norm, kernel(GTPPlusMergeInputs(*arguments, *norm)))
 
 
 @needs_native
 @pytest.mark.parametrize("operator", [gtp_plus_merge, gtp_plus_merge_by_probe])
-def test_kernel_and_twin_break_ties_alike(operator):
+def test_kernel_and_reference_break_ties_alike(operator):
     """Of one channel all cosines are 1 or -1, and only how a unit vector is rounded decides who goes to whom."""
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
@@ -152,7 +154,7 @@ def test_kernel_and_twin_break_ties_alike(operator):
         by = (importance, size) if operator is gtp_plus_merge else (torch.ones(1), size, None)
         arguments = (x, branch, *by, 12, 0.5, True, None, None, 1e-6)
         inputs = operator.inputs(*arguments)
-        found, wanted = operator.by_set[Ops.NATIVE](inputs), operator.twin(inputs)
+        found, wanted = operator.by_set[Ops.NATIVE](inputs), operator.reference(inputs)
         for one, other in zip(found[3:], wanted[3:], strict=True):
             assert torch.equal(one, other), seed
 
@@ -162,7 +164,7 @@ def test_the_definition_finds_a_wrong_decision():
     x = torch.randn(1, 9, 1, generator=torch.Generator().manual_seed(5))  # one channel: all cosines are 1 or -1
     arguments = (x, torch.zeros_like(x), torch.linspace(2, 1, 9)[None], None, 3, 0.5, False)
     norm = (None, None, 1e-6)
-    right = gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments, *norm))
+    right = gtp_plus_merge.reference(GTPPlusMergeInputs(*arguments, *norm))
     check_merged(arguments, norm, right)
     kept, gone, target = right[3:]
     sign = x[0, :, 0].sign()
@@ -206,11 +208,11 @@ def awkward(where: str, value: float):
         *(("all importance", value) for value in (torch.nan, torch.inf, 0.0, 1e30, 1e-30)),
     ],
 )
-def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_twin(where, value):
+def test_nan_inf_and_extremes_are_treated_alike_by_kernel_and_reference(where, value):
     arguments = awkward(where, value)
     found, wanted = (
         kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*arguments)),
-        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+        gtp_plus_merge.reference(GTPPlusMergeInputs(*arguments)),
     )
     for one, other in zip(found[2:], wanted[2:], strict=True):
         assert torch.equal(one, other)
@@ -262,17 +264,17 @@ def test_the_operator_takes_strided_tensors():
     arguments = (x, branch, importance, size, 3, 0.5, True, torch.rand(32)[::2], torch.rand(32)[::2], 1e-6)
     for found, wanted in zip(
         kernels.native.gtp_plus_merge(GTPPlusMergeInputs(*arguments)),
-        gtp_plus_merge.twin(GTPPlusMergeInputs(*arguments)),
+        gtp_plus_merge.reference(GTPPlusMergeInputs(*arguments)),
         strict=True,
     ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_through_the_operator_are_the_twins():
+def test_gradients_through_the_operator_are_the_references():
     x, *rest = awkward("features", 1.0)
     x.requires_grad_()
     (wanted,) = torch.autograd.grad(
-        sum(t.square().sum() for t in gtp_plus_merge.twin(GTPPlusMergeInputs(x, *rest))[:2]), x
+        sum(t.square().sum() for t in gtp_plus_merge.reference(GTPPlusMergeInputs(x, *rest))[:2]), x
     )
     (found,) = torch.autograd.grad(sum(t.square().sum() for t in torch.ops.gtp_vit.gtp_plus_merge(x, *rest)[:2]), x)
     assert torch.equal(found, wanted)

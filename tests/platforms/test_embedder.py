@@ -285,7 +285,7 @@ def test_a_new_embedder_reads_its_weights_anew(folder, tmp_path):
     assert not np.allclose(make(tmp_path).vectors(image).vectors, old)
     for _ in range(3):
         make(tmp_path).vectors(image)
-    assert len(module._LOADED) <= module.MOST_LOADED
+    assert len(module._LOADED) <= module.MAX_LOADED
 
 
 def test_a_worker_with_another_version_or_other_weights_is_refused(folder, written, monkeypatch):

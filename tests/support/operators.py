@@ -24,9 +24,9 @@ LISTS = operators.neighbours_reference(
 )
 
 
-def twin(operator: str, arguments: dict) -> tuple:
+def reference(operator: str, arguments: dict) -> tuple:
     """What torch makes of arguments by name."""
-    return OPERATORS[operator].twin(OPERATORS[operator].inputs(**arguments))
+    return OPERATORS[operator].reference(OPERATORS[operator].inputs(**arguments))
 
 
 def good(operator: str) -> dict:

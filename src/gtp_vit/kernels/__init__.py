@@ -1,4 +1,4 @@
-"""The hot spots as operators, each with a native kernel, Triton kernels and a pure-torch twin of the same signature.
+"""The hot spots as operators: each has native kernels, Triton kernels, and a reference implementation in torch.
 
 `select_ops` is the one place that decides which of them runs, `why_not_native` and `why_not_triton` say why, `status`
 what this machine has.

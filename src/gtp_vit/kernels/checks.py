@@ -1,8 +1,8 @@
 """All checks of operators' arguments (shapes, dtypes, devices), made before any pointer is taken.
 
 For each operator `check_...` raises where its arguments contradict each other, whichever kernel runs, and `fits_...`
-says whether native code can take them; the twin takes the rest. Native code itself only checks the values of grid cells
-and neighbours, which would be slow to check from here.
+says whether native code can take them; the reference takes the rest. Native code only checks values of grid cells and
+neighbours, which would be slow to check from here.
 
 The checks run between matrix products, from a cold cache: keep them short, and build texts only for errors.
 
@@ -37,7 +37,7 @@ def refuse(operator: str, expected: str, **actual: object) -> NoReturn:
 
 
 def check_dtypes_and_devices(operator: str, arguments: Sequence[object], integer_args: Sequence[int]) -> None:
-    """Check dtypes and devices of arguments for the twin; `fits_...` does so for native code.
+    """Check dtypes and devices of arguments for the reference; `fits_...` does so for native code.
 
     `integer_args`: indices of the tensors that may be integers.
     """

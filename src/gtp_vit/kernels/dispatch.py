@@ -29,7 +29,7 @@ _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float"
 class Ops(Enum):
     """The set of implementations that a forward pass uses; `kernels.choose` picks one."""
 
-    TORCH = "torch"  # the twins
+    TORCH = "torch"  # the reference implementations
     NATIVE = "native"  # C++ on a CPU
     PORTABLE = "portable"  # for programs that an engine will run: no operator that only torch has
     TRITON = "triton"  # kernels on a GPU
@@ -59,16 +59,16 @@ class Checks(Generic[Inputs]):
 
 
 class Operator(Generic[Inputs, Result]):
-    """One computation: a pure-torch twin and implementations of other sets; called with the set to use.
+    """One computation: a reference implementation in torch, and other sets'; called with the set to use.
 
-    Native code runs where its tensors fit, and the twin everywhere else. Sets other than the native one are called
+    Native code runs where its tensors fit, and the reference everywhere else. Sets other than the native one are called
     directly, so that exported programs contain nothing but torch's own operators.
 
     Args:
         name: the name in torch.ops.gtp_vit.
         inputs: the NamedTuple of its arguments, whose fields are torch's schema.
         results: the NamedTuple of its results.
-        by_set: the implementations; a set that is not listed uses the twin, Ops.TORCH.
+        by_set: the implementations; a set that is not listed uses the reference, Ops.TORCH.
         checks: what is looked at first.
         fake: tensors of the results' shapes and dtypes, with any content.
         flops: the number of operations; None = not counted.
@@ -88,7 +88,7 @@ class Operator(Generic[Inputs, Result]):
         types = get_type_hints(inputs)
         names = tuple(types)
         self.name, self.inputs, self.results, self.by_set, self.checks = name, inputs, results, by_set, checks
-        self.twin, self.fake = by_set[Ops.TORCH], fake
+        self.reference, self.fake = by_set[Ops.TORCH], fake
         self.integer_args = [names.index(argument) for argument in checks.integer_args]
         parameters = ", ".join(f"{_TYPES[kind]} {argument}" for argument, kind in types.items())
         schema = f"({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})"
@@ -111,8 +111,8 @@ class Operator(Generic[Inputs, Result]):
             return self._by_native(inputs) if _unobserved() else self.results(*self.trusted(*inputs))
         self.checks.check(inputs)
         if ops is Ops.TRITON and not (self.checks.supports_triton and self.checks.supports_triton(inputs)):
-            return self.twin(inputs)
-        return self.by_set.get(ops, self.twin)(inputs)
+            return self.reference(inputs)
+        return self.by_set.get(ops, self.reference)(inputs)
 
     def _by_native(self, inputs: Inputs) -> Result:
         self.checks.check(inputs)
@@ -120,7 +120,7 @@ class Operator(Generic[Inputs, Result]):
         return self.by_set[Ops.NATIVE](inputs) if fits else self._by_reference(inputs)
 
     def _by_reference(self, inputs: Inputs) -> Result:
-        return self._checked(self.twin, inputs)
+        return self._checked(self.reference, inputs)
 
     def _checked(self, function: Callable[[Inputs], Result], inputs: Inputs) -> Result:
         """`function` after all checks, including those of dtypes and devices, which `fits` makes for native code."""
@@ -149,13 +149,13 @@ class Operator(Generic[Inputs, Result]):
         return lambda *flat: function(self.inputs(*flat))
 
     @staticmethod
-    def _with_gradients(overload: str, by_twin: Callable[..., Result]) -> Callable[..., Result]:
-        """The twin if a gradient is needed, since autograd knows torch's operators."""
+    def _with_gradients(overload: str, by_reference: Callable[..., Result]) -> Callable[..., Result]:
+        """The reference if a gradient is needed, since autograd knows torch's operators."""
         name, _, kind = overload.partition(".")
 
         def call(*flat: object) -> Result:
             if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in flat):
-                return by_twin(*flat)
+                return by_reference(*flat)
             with torch._C._AutoDispatchBelowAutograd():
                 result: Result = getattr(getattr(torch.ops.gtp_vit, name), kind or "default")(*flat)
             return result

@@ -108,7 +108,7 @@ def _attention_flops(inputs: AttentionInputs) -> int:
     batch, heads, tokens, depth = inputs.k.shape
     queries, asked = inputs.queries, inputs.statistic_mask
     whole_map = inputs.removed or asked[0] or asked[1]
-    again = int(asked[2] and not whole_map)  # the twin computes the class row once more
+    again = int(asked[2] and not whole_map)  # the reference computes the class row once more
     return 2 * batch * heads * depth * tokens * ((inputs.q.shape[2] if whole_map else queries) + queries + again)
 
 

@@ -31,7 +31,10 @@ from gtp_vit.kernels.checks import check_dtypes_and_devices
 if TYPE_CHECKING:
     from types import ModuleType
 
-OLDEST, NEWEST = (3, 9), (3, 9)  # versions of Triton with which the kernels are checked; torch 2.15 brings 3.9
+MIN_VERSION, MAX_VERSION = (
+    (3, 9),
+    (3, 9),
+)  # versions of Triton with which the kernels are checked; torch 2.15 brings 3.9
 CAPABILITY = (8, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_TOKENS, MAX_CHANNELS, MAX_HEAD = 4096, 4096, 256  # image tokens, channels, channels of a head
@@ -67,8 +70,10 @@ def why_not_here(index: int | None = None, *, on_cpu: bool = False) -> str | Non
         return "Triton is not installed; torch's CUDA wheels for Linux bring it"
     version = importlib.metadata.version("triton")
     numbers = tuple(int(part) for part in version.split(".")[:2])
-    if not OLDEST <= numbers <= NEWEST:
-        versions = ".".join(map(str, OLDEST)) + ("" if NEWEST == OLDEST else " to " + ".".join(map(str, NEWEST)))
+    if not MIN_VERSION <= numbers <= MAX_VERSION:
+        versions = ".".join(map(str, MIN_VERSION)) + (
+            "" if MAX_VERSION == MIN_VERSION else " to " + ".".join(map(str, MAX_VERSION))
+        )
         return f"Triton {version} is installed; the kernels are checked with {versions}, which torch 2.15 brings"
     if not on_cpu:
         if torch.version.hip is not None:

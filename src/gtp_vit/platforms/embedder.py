@@ -34,7 +34,7 @@ Table = TypeVar("Table")
 # Models of this process, by the Embedder they belong to: some platforms unpickle it anew for every task.
 _LOADED: dict[str, LoadedModel] = {}
 _LOADING = threading.Lock()
-MOST_LOADED = 2
+MAX_LOADED = 2
 
 
 class Vectors(NamedTuple):
@@ -236,7 +236,7 @@ class Embedder:
             if model is None:
                 model = load(self.settings)
                 self._check(model)
-                while len(_LOADED) >= MOST_LOADED:
+                while len(_LOADED) >= MAX_LOADED:
                     _LOADED.pop(next(iter(_LOADED)))
                 _LOADED[self.key] = model
         self._model = model

@@ -272,7 +272,7 @@ def _merge_weights(
 
 
 def _flops(inputs: GTPPlusMergeInputs) -> int:
-    """Operations of the twin's strips; the kernel's tiles follow the triangle more closely."""
+    """Operations of the reference's strips; the kernel's tiles follow the triangle more closely."""
     return 2 * inputs.x.shape[0] * inputs.x.shape[2] * num_similarities(inputs.importance.shape[1])
 
 
