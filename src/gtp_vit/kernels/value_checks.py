@@ -1,7 +1,7 @@
 """Checks of operators' numbers, for other callers of torch.ops.gtp_vit.*.
 
-The package never makes numbers on which native code and its reference differ; other callers may, and get an error. Refused
-are lists that name a cell twice, sizes that are none, and what is not finite where it has no meaning. NaN among
+The package never makes numbers on which native code and its reference differ; other callers may, and get an error.
+Refused are lists that name a cell twice, sizes that are none, and what is not finite where it has no meaning. NaN among
 features, scores, similarities and distances has one. Features whose squares overflow are not looked for.
 
 Programs that the package compiles or exports call the overload `trusted` of each operator, which does not come here. Of
