@@ -408,6 +408,8 @@ def test_predictors_that_do_not_fit_are_refused(tmp_path):
 
     wide = {key: torch.zeros([2 * length for length in value.shape]) for key, value in weights.items()}
     refused(wide, "a different width: .* trained on a model with 24 channels")
+    codes = {key: value.to(torch.int8) for key, value in weights.items()}
+    refused(codes, "is torch.int8, and the model has torch.float32")
     two = {key: value for key, value in weights.items() if not key.startswith("2.")}
     refused(two, "has predictors of 2 stages, and 3 are needed")
     with pytest.raises(GTPError, match="there is no file"):

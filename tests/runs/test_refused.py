@@ -76,6 +76,25 @@ def test_a_refused_command_leaves_nothing(name, words, place, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "--output", "fast.onnx"],
+        ["embed", "--output", "vectors.parquet"],
+        ["visualise", "fashion_vit", "a.png", "--output", "b.png"],
+        ["compare", "--output", "report.html"],
+        ["finetune", "fashion_vit", "--output", "weights.safetensors"],
+        ["tour", "--output", "tour.HTML"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_folder_is_made_where_a_file_was_meant(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == ExitCode.USAGE
+    assert "and it is a folder that is wanted, e.g. " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_corrected_command_runs_where_the_refused_one_did_not(words, tmp_path, capsys):
     output = ["--output", str(tmp_path / "r.json"), "--search-passes", "1", "--method", "tome"]
     assert main(["tune", *words, "--macs", "0.65", "--max-kl", "0.02", *output]) == ExitCode.USAGE

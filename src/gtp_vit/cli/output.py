@@ -29,6 +29,9 @@ from gtp_vit.runs import distributed
 from gtp_vit.runs.identity import run_identity
 from gtp_vit.runs.journal import Journal
 
+# Endings of files that commands write; no folder is meant by such a name.
+FILE_ENDINGS = (".onnx", ".xml", ".safetensors", ".parquet", ".pt", ".pth", ".png", ".html", ".csv", ".json")
+
 
 @dataclass(frozen=True)
 class JsonFlags:
@@ -105,6 +108,14 @@ def write_page(
         date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         made = {"command": command, "date": date, "commit": commit(), **dataclasses.asdict(environment())}
         write_report(path, title, lead, sections, made)
+
+
+def check_is_folder(output: Path) -> None:
+    """Refuse an --output that is a file or looks like one: a folder of that name would be made."""
+    if output.exists() and not output.is_dir():
+        raise GTPError(f"--output is {output}, which is a file; give a folder")
+    if output.suffix.lower() in FILE_ENDINGS and not output.is_dir():
+        raise GTPError(f"--output is {output}, and it is a folder that is wanted, e.g. {output.with_suffix('')}")
 
 
 def check_results_file(path: Path | None) -> None:

@@ -19,6 +19,7 @@ from gtp_vit.cli.output import (
     JsonFlags,
     ResumeFlags,
     check_complete,
+    check_is_folder,
     check_readable,
     model_columns,
     open_journal,
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str]) -> None:
         raise GTPError(f"--rounds is {flags.rounds}; give 0, or at least 3 for a median with a spread")
     check_tuning(flags)
     if flags.output is not None:
+        check_is_folder(flags.output)
         check_writable(*(flags.output / name for name in ("results.csv", "results.json", "report.html")))
     model = make_model(flags)
     measure = measure_of_flags(flags, model)

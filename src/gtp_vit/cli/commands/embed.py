@@ -21,7 +21,7 @@ from gtp_vit.cli.model_flags import (
     make_dataset,
     make_model,
 )
-from gtp_vit.cli.output import JsonFlags, ResumeFlags, check_readable, print_result
+from gtp_vit.cli.output import JsonFlags, ResumeFlags, check_is_folder, check_readable, print_result
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import Images
@@ -116,8 +116,7 @@ def main(arguments: Sequence[str]) -> None:
     output = flags.output
     if output is None:
         raise GTPError("--output is missing; give the folder to write to")
-    if output.exists() and not output.is_dir():
-        raise GTPError(f"--output is {output}, which is a file; give a folder")
+    check_is_folder(output)
     FORMATS[flags.format].check_installed()
     flags = dataclasses.replace(flags, split=_split(flags))
     if flags.patches and flags.logits:

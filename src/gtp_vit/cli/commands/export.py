@@ -14,7 +14,7 @@ from torch import nn
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, make_model, read_images
-from gtp_vit.cli.output import OutputFlags, check_readable, print_result, write_page
+from gtp_vit.cli.output import OutputFlags, check_is_folder, check_readable, print_result, write_page
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
 from gtp_vit.engines import check_precision, formats, precisions
@@ -80,6 +80,7 @@ def main(arguments: Sequence[str]) -> None:
         raise GTPError(f"--device is {flags.device}; exporting runs on a CPU; remove it")
     if "--output" not in {word.partition("=")[0] for word in arguments}:
         raise GTPError("--output is missing; give the folder to write to")
+    check_is_folder(flags.output)
     check_writable(flags.output / "file", flags.html)
     classes = _class_names(flags.class_names)
     model = make_model(flags)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import DataFlags, check_weights, data_settings, embedded_images, make_model
-from gtp_vit.cli.output import JsonFlags, check_readable, print_result, write_page
+from gtp_vit.cli.output import JsonFlags, check_is_folder, check_readable, print_result, write_page
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.data.loader import evenly_spaced_images
@@ -61,6 +61,7 @@ class Finetune(JsonFlags, MethodFlags, TrainingConfig, DataFlags):
 
 def main(arguments: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Finetune, arguments)
+    check_is_folder(flags.output)
     check_weights(flags)
     settings = TrainingConfig(
         **{field.name: getattr(flags, field.name) for field in dataclasses.fields(TrainingConfig)}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gtp_vit.cli import render
 from gtp_vit.cli.flags import parse_flags
-from gtp_vit.cli.output import JsonFlags, check_complete, print_result, write_page
+from gtp_vit.cli.output import JsonFlags, check_complete, check_is_folder, print_result, write_page
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import InMemoryDataset
 from gtp_vit.models import bundled
@@ -63,6 +63,7 @@ class Tour(JsonFlags):
 def main(arguments: Sequence[str]) -> None:
     flags = parse_flags(Tour, arguments)
     page = flags.output / "report.html"
+    check_is_folder(flags.output)
     check_writable(page)
     model = create_model(bundled.NAME)
     images, labels = (tensor[: flags.limit or None] for tensor in bundled.sample_images())

@@ -12,7 +12,7 @@ from torch import nn
 
 from gtp_vit.cli.flags import MethodFlags, parse_with_method
 from gtp_vit.cli.model_flags import ModelFlags, check_weights, make_model
-from gtp_vit.cli.output import JsonFlags, print_result, write_page
+from gtp_vit.cli.output import JsonFlags, check_is_folder, print_result, write_page
 from gtp_vit.cli.parser import Positional
 from gtp_vit.core.eval_mode import eval_mode
 from gtp_vit.core.reducer import Method
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     flags, chosen = parse_with_method(Visualise, arguments)
     _check_model_first(flags)
     check_weights(flags)
+    check_is_folder(flags.output)
     check_writable(flags.output / "index.html")
     model = make_model(flags)
     method = chosen.for_model(model)
