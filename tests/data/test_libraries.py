@@ -22,6 +22,7 @@ from gtp_vit.models.factory import names, unsupported_reason
 from gtp_vit.patching import tower_of
 from gtp_vit.testing import families
 from support.engines import needs_onnxruntime
+from support.open_clips import open_clip_models
 
 needs_transformers = pytest.mark.skipif(not small_models.HAS_TRANSFORMERS, reason="transformers needs Python 3.11")
 REDUCING = GTPPlus(remove=(9, 0, 9, 0))
@@ -203,30 +204,6 @@ def test_torchvision_by_name(pictures):
     transform = sources.transform_of("torchvision:vit_b_16", model)
     assert find_vit(model).inputs.classes == 2
     assert transform(Image.open(pictures / "class0" / "00.png")).shape == (3, 224, 224)
-
-
-SIZES = {"image_size": 64, "layers": 4, "width": 24, "patch_size": 8, "head_width": 12}
-TEXT = {"context_length": 8, "vocab_size": 50, "width": 16, "heads": 2, "layers": 1}
-TRUNK = {"timm_model_name": "vit_tiny_patch16_224", "timm_pool": "token", "timm_proj": "linear", "image_size": 224}
-
-
-def open_clip_models():
-    from open_clip.coca_model import CoCa
-    from open_clip.model import CLIP, CustomTextCLIP
-
-    decoder = {**TEXT, "mlp_ratio": 2}
-    pooled = {
-        **SIZES,
-        "attentional_pool": True,
-        "attn_pooler_queries": 6,
-        "attn_pooler_heads": 2,
-        "output_tokens": True,
-    }
-    yield CLIP(16, SIZES, TEXT), "visual"
-    yield CLIP(16, SIZES, TEXT, quick_gelu=True), "visual"
-    yield CustomTextCLIP(16, SIZES, TEXT), "visual"
-    yield CustomTextCLIP(16, TRUNK, TEXT), "visual.trunk"
-    yield CoCa(16, decoder, {**TEXT, "embed_cls": True, "output_tokens": True}, pooled), "visual"
 
 
 def test_models_around_a_vit_of_open_clip():
