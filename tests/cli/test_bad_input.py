@@ -406,6 +406,7 @@ def test_torchscript_is_refused_with_what_to_do():
         (["evaluate", "--crop-pct", "0"], "--crop-pct is 0.0"),
         (["evaluate", "--interpolation", "bicubicc"], "did you mean 'bicubic'"),
         (["evaluate", "--device", ""], "device '' cannot be used"),
+        (["evaluate", "--device", "meta"], "device 'meta' cannot be used: Tensor.item() cannot be called on meta"),
         (["macs", "--alpha", "0.3"], "--alpha is not a setting of the chosen method; gtp has it: add --method gtp"),
         (["macs", "test_vit", "--json=1"], "--json takes no value; write --json or --no-json"),
         (["macs", "test_vit", "--json", "true"], "unexpected argument 'true'"),

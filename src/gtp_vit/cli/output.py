@@ -111,9 +111,7 @@ def write_page(
 
 
 def check_is_folder(output: Path) -> None:
-    """Refuse an --output that is a file or looks like one: a folder of that name would be made."""
-    if output.exists() and not output.is_dir():
-        raise GTPError(f"--output is {output}, which is a file; give a folder")
+    """Refuse an --output that is named as a file: a folder of that name would be made."""
     if output.suffix.lower() in FILE_ENDINGS and not output.is_dir():
         raise GTPError(f"--output is {output}, and it is a folder that is wanted, e.g. {output.with_suffix('')}")
 

@@ -98,7 +98,7 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # tensors on the device meta have no numbers
     except Exception as error:  # torch raises many exception types
         raise GTPError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     if device.type == "cuda":

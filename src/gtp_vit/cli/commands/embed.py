@@ -116,6 +116,8 @@ def main(arguments: Sequence[str]) -> None:
     output = flags.output
     if output is None:
         raise GTPError("--output is missing; give the folder to write to")
+    if output.exists() and not output.is_dir():
+        raise GTPError(f"--output is {output}, which is a file; give a folder")
     check_is_folder(output)
     FORMATS[flags.format].check_installed()
     flags = dataclasses.replace(flags, split=_split(flags))
