@@ -50,7 +50,7 @@ REFUSED = {
     "no such method": (["compare", "--methods", "nonsense"], "unknown method"),
     "no such recipe": (["compare", "--recipes", "nonsense.json"], "nonsense.json"),
     "a share of MACs that is none": (["compare", "--macs", "2"], "--macs is 2"),
-    "neighbours": (["evaluate", "--measure", "embedding"], "no embedding"),
+    "neighbours": (["evaluate", "--measure", "embedding"], "not an embedding"),
     "a figure of all images": (
         ["evaluate", "--measure", "dense", "--num-neighbours", "0"],
         "num_neighbours is a setting of",
