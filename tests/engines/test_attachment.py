@@ -37,7 +37,7 @@ def test_an_archive_of_torch_gets_two_more_entries_in_its_own_folder(tmp_path):
     path = tmp_path / "x.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x/version", "1")
-    attach(path, "{}", GRAPH)
+    attach(path, "{}", GRAPH, "x/extra/")
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["x/version", "x/extra/gtp_vit.json", "x/extra/graph.json"]
     assert read_attachment(path).graph() == GRAPH

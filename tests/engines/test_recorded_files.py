@@ -12,6 +12,8 @@ import torch
 
 from gtp_vit import GTPError, GTPPlus, export, patch
 from gtp_vit.engines import ENGINES
+from gtp_vit.engines.attachment import attach, traced_graph
+from gtp_vit.engines.converter import Converter
 from gtp_vit.engines.exported_file import ExportedFile
 from gtp_vit.patching import unpatch
 from gtp_vit.testing import families
@@ -20,6 +22,7 @@ from support.engines import lacking
 GOLDEN = Path(__file__).parents[1] / "golden/engines"
 CLOSE = 1e-4
 FILES = {"litert": "small.tflite", "executorch": "small.pte"}
+CONVERTED = [("litert", "f32"), ("litert", "int8"), ("executorch", "f32"), ("coreml", "f32")]
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +63,38 @@ def test_a_recorded_file_that_was_edited_is_refused(engine, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["f32", "int8"])
-@pytest.mark.parametrize("engine", FILES)
+@pytest.mark.parametrize(("engine", "precision"), CONVERTED)
 def test_a_file_is_converted_and_computes_what_torch_computes(engine, precision, small, tmp_path):
     installed(engine)
     missing = ENGINES[engine].converter.missing()
     if missing:
         pytest.skip(missing)
-    before = set(os.listdir(tmp_path))
-    made = export(small, tmp_path / FILES[engine], precision=precision)
-    assert set(os.listdir(tmp_path)) - before == {FILES[engine], f"{FILES[engine]}.md"}
+    path = tmp_path / f"small{ENGINES[engine].suffix}"
+    made = export(small, path, precision=precision)
+    assert sorted(os.listdir(tmp_path)) == [path.name, f"{path.name}.md"]
+    assert bool(made.checks) == (ENGINES[engine].cannot_run() is None)
     if precision == "f32":
-        assert max(check.max_difference for check in made.checks) <= CLOSE
-    assert ExportedFile.read(made.path).metadata.precision == precision
+        assert all(check.max_difference <= CLOSE for check in made.checks)
+    assert ExportedFile.read(path).metadata.precision == precision
+
+
+def test_files_for_core_ml_say_everywhere_else_that_they_were_not_run(small, tmp_path, monkeypatch):
+    """Its converter is replaced by what it writes."""
+    engine = ENGINES["coreml"]
+    monkeypatch.setattr("gtp_vit.engines.coreml.sys.platform", "linux")
+    monkeypatch.setattr(Converter, "missing", lambda _: None)
+
+    def write(program, path, precision, images, metadata):
+        path.touch()
+        attach(path, metadata, traced_graph(program, eight_bits=False))
+
+    monkeypatch.setattr(engine, "convert", write)
+    made = export(small, tmp_path / "small.mlpackage.zip")
+    assert made.checks == ()
+    assert made.images == "Core ML runs on macOS only"
+    card = (tmp_path / "small.mlpackage.zip.md").read_text()
+    assert "Converted and checked as a program, and not run: Core ML runs on macOS only." in card
+    assert card.count("On macOS or iOS; not run here") == 2
+    with pytest.raises(GTPError, match="Core ML runs on macOS only; here its files can only be made"):
+        ExportedFile.read(made.path).load()
+    assert "converted and checked as programs here, and not run" in engine.problem()

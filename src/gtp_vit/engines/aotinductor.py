@@ -64,7 +64,7 @@ class AOTInductor(Engine):
         own_compiler = torch._inductor.config.patch({"cpp.cxx": (None, compiler)})
         with fresh_cache(dir=str(program.folder)), own_compiler:  # nothing of it stays
             torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path))
-        attach(path, metadata, traced_graph(program, eight_bits=False))
+        attach(path, metadata, traced_graph(program, eight_bits=False), f"{path.stem}/extra/")
 
     def load(self, path: Path, precision: str, threads: int, batch: int | None) -> Run:
         import torch

@@ -22,10 +22,16 @@ GRAPH = "graph"
 PLACE = f"in `{METADATA}.json`, in the zip archive at its end"
 
 
-def attach(path: Path, metadata: str, graph: Graph) -> None:
-    """Append metadata and the graph to a file; if it is a zip archive itself, they are two more entries of it."""
+def attach(path: Path, metadata: str, graph: Graph, folder: str = "") -> None:
+    """Append metadata and the graph to a file; if it is a zip archive itself, they are two more entries of it.
+
+    Args:
+        path: the file.
+        metadata: JSON.
+        graph: what the file was compiled from.
+        folder: of the entries, for archives that must have all in one folder.
+    """
     with zipfile.ZipFile(path, "a") as archive:
-        folder = _folder(archive)
         archive.writestr(f"{folder}{METADATA}.json", metadata)
         archive.writestr(f"{folder}{GRAPH}.json", json.dumps(_graph_to_dict(graph)))
 
@@ -33,10 +39,11 @@ def attach(path: Path, metadata: str, graph: Graph) -> None:
 def read_attachment(path: Path) -> StoredFile:
     """The attached metadata; raises zipfile.BadZipFile if the end of the file is missing."""
     with zipfile.ZipFile(path) as archive:
-        folder, names = _folder(archive), archive.namelist()
-        metadata = archive.read(f"{folder}{METADATA}.json").decode() if f"{folder}{METADATA}.json" in names else None
-        graph = archive.read(f"{folder}{GRAPH}.json").decode() if f"{folder}{GRAPH}.json" in names else "{}"
-    return StoredFile(metadata, lambda: _graph_from_dict(json.loads(graph)))
+        found = {name.rpartition("/")[2]: name for name in archive.namelist()}
+        texts = {
+            name: archive.read(found[f"{name}.json"]).decode() for name in (METADATA, GRAPH) if f"{name}.json" in found
+        }
+    return StoredFile(texts.get(METADATA), lambda: graph_from_dict(json.loads(texts.get(GRAPH, "{}"))))
 
 
 def traced_graph(program: Program, *, eight_bits: bool) -> Graph:
@@ -47,17 +54,12 @@ def traced_graph(program: Program, *, eight_bits: bool) -> Graph:
     from gtp_vit.engines.metadata import output_name
 
     batch = program.batch or 2  # a dynamic batch of one image would be another program
+    run = program.exported.module()  # before counting: tracing runs the model, too
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        outputs = program.exported.module()(torch.zeros(batch, *program.images.shape[1:]))
+        outputs = run(torch.zeros(batch, *program.images.shape[1:]))
     inputs = Port(INPUT, "float32", (program.batch, *program.images.shape[1:]))
     outputs = Port(output_name(program.output), "float32", (program.batch, *outputs.shape[1:]))
     return Graph((inputs,), (outputs,), counter.get_total_flops() // 2 // batch, eight_bits)
-
-
-def _folder(archive: zipfile.ZipFile) -> str:
-    """Where the entries are: the archives of torch have one folder at the top."""
-    first = next(iter(archive.namelist()), "")
-    return f"{first.split('/')[0]}/extra/" if "/" in first else ""
 
 
 def _graph_to_dict(graph: Graph) -> dict[str, object]:
@@ -65,7 +67,8 @@ def _graph_to_dict(graph: Graph) -> dict[str, object]:
     return {**ports, "macs": graph.macs, "eight_bits": graph.eight_bits}
 
 
-def _graph_from_dict(stored: object) -> Graph:
+def graph_from_dict(stored: object) -> Graph:
+    """A graph as it is stored; raises GTPError that names what is not right."""
     fields = Fields(stored, GRAPH)
     inputs, outputs = (tuple(map(_port, fields.list(name))) for name in ("inputs", "outputs"))
     return Graph(inputs, outputs, fields.integer("macs", 10**18), fields.take("eight_bits") is True)

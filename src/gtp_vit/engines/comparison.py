@@ -82,6 +82,7 @@ class EngineComparison:
 
     def _missing(self, engine: Engine, precision: str) -> str | None:
         missing = engine.missing() or (None if engine.converter is None else engine.converter.missing())
+        missing = missing or engine.cannot_run()
         if missing is None and engine.precisions[precision].needs_images and not self.real_images:
             return "needs images to find the ranges of its numbers: --data-dir"
         return missing

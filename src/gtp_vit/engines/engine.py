@@ -122,6 +122,10 @@ class Engine(ABC):
         """The files that running this one reads, itself first; those that are missing, too."""
         return [path, *self.sidecars(path)]
 
+    def cannot_run(self) -> str | None:
+        """Why its files can be made but not run on this machine; None if they can run."""
+        return None
+
     def problem(self) -> str | None:
         """A known problem of this engine on this machine, and its remedy; None if there is none."""
         return None

@@ -18,14 +18,18 @@ from torch import Tensor
 
 def convert(source: str, path: str, precision: str) -> None:
     """Write a file whose large products XNNPACK computes."""
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackDynamicallyQuantizedPartitioner,
+        XnnpackPartitioner,
+    )
     from executorch.exir import to_edge_transform_and_lower
 
     program = torch.export.load(source)
+    program = program.run_decompositions({torch.ops.aten.scaled_dot_product_attention.default: attention})
     if precision == "int8":
         program = _quantise(program)
-    program = program.run_decompositions({torch.ops.aten.scaled_dot_product_attention.default: attention})
-    edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+    own = [XnnpackDynamicallyQuantizedPartitioner()] if precision == "int8" else []
+    edge = to_edge_transform_and_lower(program, partitioner=[*own, XnnpackPartitioner()])
     calls = [str(node.target) for node in edge.exported_program().graph.nodes if node.op == "call_function"]
     delegates = sum("call_delegate" in call for call in calls)
     outside = sum("getitem" not in call for call in calls) - delegates

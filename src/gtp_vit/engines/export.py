@@ -60,8 +60,8 @@ class ExportResult:
     path: Path
     files: tuple[Path, ...]
     metadata: ExportMetadata
-    checks: tuple[OutputCheck, ...]
-    images: str  # what the checks were made on
+    checks: tuple[OutputCheck, ...]  # none where the engine cannot run
+    images: str  # what the checks were made on, or why there are none
 
 
 def export(
@@ -82,7 +82,7 @@ def export(
     Args:
         model: a supported ViT in float32 on a CPU, as `patch` returns it.
         path: its ending says for which engine: NAME.onnx for ONNX Runtime, .xml OpenVINO, .pt2 AOTInductor, .tflite
-            LiteRT, .pte ExecuTorch.
+            LiteRT, .pte ExecuTorch, .mlpackage.zip Core ML.
         precision: f32, int8, or for OpenVINO bf16. The choice of tokens is in floating point in all of them.
         images: some dozens, prepared as the model expects them. int8 needs them to find the ranges of its numbers, and
             the file is checked on them; without any it is checked on noise.
@@ -116,12 +116,15 @@ def export(
         metadata = _describe(model, engine, precision, info)
         made = folder / "made" / path.name
         _convert(model, engine, made, metadata, images, progress)
-        progress("comparing the file with torch at batch 1, 3 and 8 (some seconds)")
         problem = metadata.contradiction(engine.open(made).graph(), engine)
         if problem is not None:  # it would be refused when it is read
             raise GTPError(f"the exported file is not what it says: {problem}; nothing was written")
-        checks = check_outputs(model, engine, made, precision, images)
-        checked_on = "noise" if images is None else "images that were given"
+        cannot_run = engine.cannot_run()
+        checks: tuple[OutputCheck, ...] = ()
+        if cannot_run is None:
+            progress("comparing the file with torch at batch 1, 3 and 8 (some seconds)")
+            checks = check_outputs(model, engine, made, precision, images)
+        checked_on = cannot_run or ("noise" if images is None else "images that were given")
         model_card_path(made).write_text(model_card(path.name, metadata, engine, checks, checked_on), encoding="utf-8")
         files = _publish(made, path)
     return ExportResult(path, files, metadata, checks, checked_on)

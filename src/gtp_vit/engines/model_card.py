@@ -35,11 +35,7 @@ def model_card(
         "classes, settings and versions.",
         "",
         "## Checked",
-        f"In {engine.title} against torch with the same method, on {checked_on}:",
-        "",
-        f"| {' | '.join(CHECK_COLUMNS)} |",
-        "|---|---|---|---|---|",
-        *("| " + " | ".join(check_row(check)) + " |" for check in checks),
+        *_checked(engine, checks, checked_on),
         "",
         "## Made from",
         f"- weights: {metadata.weights or 'not named'}, fingerprint {metadata.fingerprint}",
@@ -47,6 +43,18 @@ def model_card(
         "- " + ", ".join(f"{name} {version}" for name, version in metadata.versions.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _checked(engine: Engine, checks: Sequence[OutputCheck], checked_on: str) -> list[str]:
+    if not checks:
+        return [f"Converted and checked as a program, and not run: {checked_on}. Compare it with torch there first."]
+    return [
+        f"In {engine.title} against torch with the same method, on {checked_on}:",
+        "",
+        f"| {' | '.join(CHECK_COLUMNS)} |",
+        "|---|---|---|---|---|",
+        *("| " + " | ".join(check_row(check)) + " |" for check in checks),
+    ]
 
 
 def check_row(check: OutputCheck) -> list[str]:

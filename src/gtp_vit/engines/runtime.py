@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gtp_vit.engines import ENGINES, check_precision, engine_of
+from gtp_vit.engines import ENGINES, check_precision, check_runs, engine_of
 from gtp_vit.engines.engine import Engine
 from gtp_vit.engines.engine_process import EngineProcess
 from gtp_vit.engines.program import Program, check_exportable
@@ -26,6 +26,7 @@ class ExportedModel(nn.Module):
 
     def __init__(self, path: Path, precision: str, threads: int = 0) -> None:
         super().__init__()
+        check_runs(engine_of(path))
         self.run = EngineProcess(engine_of(path), path, precision, threads)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,6 +56,7 @@ def compile_for_engine(
     engine = ENGINES[name]
     check_precision(engine, precision)
     engine.check_converter()
+    check_runs(engine)
     some = images[: 128 if tune_smoothing else 8].float().cpu().numpy()
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
         loaded: dict[str, Callable[[Tensor], Tensor]] = {}

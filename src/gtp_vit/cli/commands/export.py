@@ -38,8 +38,9 @@ class Export(OutputFlags, MethodFlags, DataFlags):
 
     The file says in its metadata how to prepare images and what the classes are, and has a card beside it. At the end
     it is run in its engine on 1, 3 and 8 images and compared with torch; a file that fails is not left behind. Files
-    for phones (litert, executorch) take one image at a time, the others any number. 8-bit files for onnx and openvino
-    need images (--data-dir) to find the ranges of their numbers.
+    for phones (litert, executorch, coreml) take one image at a time, the others any number. 8-bit files for onnx and
+    openvino need images (--data-dir) to find the ranges of their numbers. Core ML runs on macOS only: elsewhere its
+    files are converted, checked as programs, and not run.
 
     examples:
       gtp-vit export --format onnx --output out
@@ -66,7 +67,7 @@ class Export(OutputFlags, MethodFlags, DataFlags):
     converter_python: Path | None = None
     """The Python of an environment with the converter, for formats whose converter needs a different torch."""
     install_converter: bool = False
-    """Make that environment first, if there is none: 1.5 GB and five minutes for executorch, 2.1 and six for litert."""
+    """Make that environment first, if there is none: its size and time are said before."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -136,8 +137,9 @@ def _summary(result: ExportResult) -> str:
     """A summary of the export, in sentences."""
     metadata, size = result.metadata, sum(path.stat().st_size for path in result.files) / 1e6
     unknown = metadata.classes is None and metadata.output.kind == "classes"
+    checked = f"Checked on {result.images}" if result.checks else f"Converted, and not run: {result.images}"
     return (
-        f"Checked on {result.images}. {metadata.macs_ratio:.0%} of the MACs, {size:.1f} MB."
+        f"{checked}. {metadata.macs_ratio:.0%} of the MACs, {size:.1f} MB."
         f"{' The names of its classes are not known.' if unknown else ''}\n"
         f"Written: {', '.join(map(str, result.files))}"
     )
