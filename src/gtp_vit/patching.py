@@ -74,7 +74,8 @@ def patch(
     """
     if not isinstance(model, nn.Module):
         raise SettingError(f"model is a {type(model).__name__}; give the model itself, e.g. timm.create_model(...)")
-    check_kernels(kernels, quiet=quiet)
+    on_cpu = all(parameter.is_cpu for parameter in model.parameters())  # elsewhere native kernels are not missed
+    check_kernels(kernels, quiet=quiet or not on_cpu)
     host = host_of(model)
     recipe = as_recipe(method)
     method = _settings(resolve(recipe or method, host))

@@ -14,10 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def counts_launches(tensor: Tensor) -> bool:
+    """Is it on a device where each call of an operator costs a launch, however small? Not where a program is exported.
+
+    Other accelerators run the same operators as a CPU: MPS lacks some of those that save launches.
+    """
+    return (tensor.is_cuda or tensor.is_xpu) and not is_exporting()
+
+
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """A context that switches autocast off on the tensor's device."""
     device = tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    if tensor.is_meta or not torch.is_autocast_enabled(device):  # a device without data has no autocast
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -85,7 +95,9 @@ def argsort_ascending(scores: Tensor) -> Tensor:
 
 def sorted_ascending(numbers: Tensor) -> Tensor:
     """Numbers [B, K], none of them twice, in ascending order."""
-    return (numbers.topk(numbers.shape[-1], dim=-1, largest=False) if is_exporting() else numbers.sort(dim=-1)).values
+    if is_exporting() or counts_launches(numbers):  # engines have no sort, and on a GPU a topk is one launch less
+        return numbers.topk(numbers.shape[-1], dim=-1, largest=False).values
+    return numbers.sort(dim=-1).values
 
 
 def with_prefix_rows(index: Tensor, prefix: int) -> Tensor:
@@ -99,12 +111,19 @@ def with_prefix_rows(index: Tensor, prefix: int) -> Tensor:
 def select_rows(x: Tensor, index: Tensor, numbers: Tensor | None = None) -> Tensor:
     """x[b, index[b]] for x [B, N, D] and index [B, K]; `numbers` = those of the batch, if they are known.
 
-    One index_select on the flattened batch is twice as fast as a gather on a CPU.
+    One index_select on the flattened batch is twice as fast as a gather on a CPU, and four launches elsewhere.
     """
+    if counts_launches(x):
+        return gather_rows(x, index)
     batch, length = x.shape[:2]
     numbers = batch_index(index) if numbers is None else numbers
     rows = x.reshape(batch * length, *x.shape[2:]).index_select(0, (index + length * numbers).flatten())
     return rows.unflatten(0, (batch, index.shape[1]))
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """The same in one call, a gather."""
+    return x.gather(1, index.view(*index.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
 
 
 def batch_index(index: Tensor) -> Tensor:
@@ -149,6 +168,8 @@ def weighted_merge(
         retain: what each kept token keeps of itself, [B, K]; None = all.
         alpha: factor of what is taken.
     """
+    if counts_launches(values):
+        return _weighted_merge_lean(values, prefix, keep, drop, weights, retain, alpha)
     # Rows of zeros for the prefix tokens are cheaper than cutting the sequence in two and joining it again.
     weights = F.pad(weights, (0, 0, prefix, 0))
     own = select_rows(values, with_prefix_rows(keep, prefix))
@@ -157,3 +178,16 @@ def weighted_merge(
     taken = select_rows(values, drop + prefix)
     with full_precision(own):
         return torch.baddbmm(own, weights.to(own.dtype), taken.to(own.dtype), alpha=alpha)
+
+
+def _weighted_merge_lean(
+    values: Tensor, prefix: int, keep: Tensor, drop: Tensor, weights: Tensor, retain: Tensor | None, alpha: float
+) -> Tensor:
+    """`weighted_merge` in few calls, for devices where each is a launch: the prefix tokens are cut off and put back."""
+    image = values[:, prefix:]
+    own, taken = gather_rows(image, keep), gather_rows(image, drop)
+    if retain is not None:
+        own = own * retain.unsqueeze(-1).to(own.dtype)
+    with full_precision(own):
+        merged = own.baddbmm_(weights.to(own.dtype), taken, alpha=alpha)  # in place: `own` is in no other's hands
+    return torch.cat([values[:, :prefix], merged], dim=1) if prefix else merged

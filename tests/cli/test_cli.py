@@ -259,15 +259,18 @@ def timing(low, middle, high):
 def test_the_verdict_can_say_that_we_are_slower_and_why():
     model, images = families.make("vit"), families.images("vit")
 
-    def words(method, *quartiles, loading=False, shorten_last_block=True):
+    def words(method, *quartiles, loading=False, shorten_last_block=True, device="cpu"):
         entry = BatchTiming(4, loading, [timing(1, 1, 1), timing(*quartiles)])
         fast = patch(model, method, shorten_last_block=shorten_last_block)
-        return verdict(entry, layer_costs(model, fast, images=images), fast.kernels)
+        return verdict(entry, layer_costs(model, fast, images=images), fast.kernels, device)
 
     assert words(GTP(propagate=9), 1.2, 1.3, 1.4) == "batch 4: gtp is 1.30 times as fast as the unreduced model here."
     slower = words(GTP(propagate=9), 0.8, 0.9, 0.95)
     assert slower.startswith("batch 4: no gain here, gtp is slower (0.90), because ")
     assert "the native kernels did not run" in slower  # gradients are on here; the command asks as it timed
+    on_a_gpu = words(GTP(propagate=9), 0.8, 0.9, 0.95, device="cuda")
+    assert "native kernels did not run" not in on_a_gpu
+    assert "its own small operators take their time on cuda" in on_a_gpu
     assert "% of the MACs are saved" in words(GTP(propagate=(0, 0, 0, 1)), 0.9, 1.05, 1.2, shorten_last_block=False)
     assert "reading and preparing" in words(GTP(propagate=9), 0.9, 1.05, 1.2, loading=True)
     with torch.no_grad():

@@ -172,7 +172,7 @@ def maker(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["comparison", "encoders", "measured", "methods"])
+@pytest.mark.parametrize("name", ["comparison", "devices", "encoders", "measured", "methods"])
 def test_generated_pages_are_what_their_sources_say(name):
     for file, text in maker(name).pages().items():
         assert (ROOT / "docs" / file).read_text() == text, f"run python docs/make_{name}.py"

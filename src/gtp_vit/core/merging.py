@@ -18,7 +18,7 @@ from gtp_vit.core.reducer import Reducer
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import LayerTokens, ViTInfo
 from gtp_vit.errors import SettingError
-from gtp_vit.tensors import argsort_descending, at_least_float32, full_precision, sorted_ascending
+from gtp_vit.tensors import argsort_descending, full_precision, sorted_ascending
 
 
 class MergePairs(NamedTuple):
@@ -46,28 +46,31 @@ def match(metric: Tensor, prefix: int, r: int, keep_order: bool) -> MergePairs:
         unit = F.normalize(metric.float(), dim=-1, eps=1e-12)
         best, partner = (unit[:, prefix % 2 :: 2] @ unit[:, 1 - prefix % 2 :: 2].transpose(1, 2)).max(dim=-1)
     order = argsort_descending(best)
-    merged, rest = order[:, :r], order[:, r:]
+    merged, rest = first[order].split([r, order.shape[1] - r], dim=1)
     rest = sorted_ascending(rest) if keep_order else rest
-    keep = torch.cat([first[rest], second.expand(rest.shape[0], -1)], dim=1)
-    return MergePairs(keep, first[merged], partner.gather(1, merged) + rest.shape[1])
+    keep = torch.cat([rest, second.expand(rest.shape[0], -1)], dim=1)
+    return MergePairs(keep, merged, partner.gather(1, order[:, :r]) + rest.shape[1])
 
 
 def mean_keys(attention: LayerAttention) -> Tensor:
     """The features that similarity is computed from: keys averaged over the heads, in float32, [B, M, D]."""
-    return at_least_float32(attention.keys).mean(dim=1)
+    keys = attention.keys
+    return keys.mean(dim=1, dtype=torch.promote_types(keys.dtype, torch.float32))
 
 
-def average(pairs: MergePairs, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights of a size-weighted mean: what each kept token takes, what it retains, and its new size.
+def average(pairs: MergePairs, size: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights of a size-weighted mean: what each kept token takes, what it retains, in `dtype`, and its new size.
 
-    Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r].
+    Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r]. Summed up along rows: adding to places in any order, as a
+    scatter does on a GPU, would give other bits in every run.
     """
     own, incoming = size.gather(1, pairs.keep), size.gather(1, pairs.drop)
-    total = own.scatter_add(1, pairs.target, incoming)
-    share = incoming / total.gather(1, pairs.target)
-    weights = torch.zeros(*own.shape, incoming.shape[1], device=size.device)
-    weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
-    return weights, own / total, total
+    taken = torch.zeros(*own.shape, incoming.shape[1], device=size.device)
+    taken = taken.scatter_(1, pairs.target.unsqueeze(1), incoming.unsqueeze(1))
+    parts = torch.cat([own.unsqueeze(2), taken], dim=2)
+    total = parts.sum(dim=2)
+    weights = (parts / total.unsqueeze(2)).to(dtype)
+    return weights[..., 1:], weights[..., 0], total
 
 
 class PairReducer(Reducer):
@@ -107,7 +110,7 @@ class PairReducer(Reducer):
     def merge(self, layer: int, tokens: Tokens, pairs: MergePairs) -> Tokens:
         """The tokens after these pairs became one each: their mean, weighted by size."""
         with torch.no_grad():
-            weights, retain, size = average(pairs, tokens.sizes)
+            weights, retain, size = average(pairs, tokens.sizes, tokens.x.dtype)
         return tokens.merge(pairs.keep, pairs.drop, weights, size, retain)
 
     def finish(self, tokens: Tokens, norm: Callable[[Tensor], Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from gtp_vit.kernels.arguments import AttentionInputs, NormParams
 from gtp_vit.kernels.checks import DTYPES
 from gtp_vit.kernels.dispatch import Checks, Operator, Ops
 from gtp_vit.kernels.reference import attention
-from gtp_vit.tensors import is_exporting
+from gtp_vit.tensors import counts_launches, is_exporting
 
 Kernels = Literal["auto", "native", "triton", "torch"]
 KERNELS = ("auto", "native", "triton", "torch")
@@ -73,9 +73,13 @@ def select_ops(kernels: Kernels, x: Tensor, prefix: int = 0) -> Ops:
         return Ops.TRITON
     if why_not_native(kernels, x) is None:
         return Ops.NATIVE
-    # Compiled for a GPU the set for engines moves half of the bytes of the other.
-    compiled_for_gpu = x.device.type == "cuda" and torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    return Ops.PORTABLE if is_exporting() or compiled_for_gpu else Ops.TORCH
+    if is_exporting():
+        return Ops.PORTABLE
+    if torch.is_grad_enabled() or not counts_launches(x):
+        return Ops.TORCH
+    if torch.compiler.is_compiling():  # for a GPU: the set for engines moves half of the bytes of the others
+        return Ops.PORTABLE
+    return Ops.TORCH if _transformed() else Ops.LEAN
 
 
 def why_not_triton(kernels: Kernels, x: Tensor, prefix: int = 0) -> str | None:

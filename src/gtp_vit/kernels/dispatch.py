@@ -33,6 +33,7 @@ class Ops(Enum):
     NATIVE = "native"  # C++ on a CPU
     PORTABLE = "portable"  # for programs that an engine will run: no operator that only torch has
     TRITON = "triton"  # kernels on a GPU
+    LEAN = "lean"  # torch operators for accelerators, where every call costs a launch: few calls, no gradients
 
     @property
     def fuses_norm(self) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from gtp_vit.kernels import checks, native, triton_set, value_checks
 from gtp_vit.kernels.arguments import AttentionInputs, AttentionResult
 from gtp_vit.kernels.dispatch import Checks, Operator, Ops
+from gtp_vit.kernels.lean import attention_lean, supports_lean
 from gtp_vit.tensors import at_least_float32, full_precision, is_exporting
 
 
@@ -28,6 +29,11 @@ def attention_reference(inputs: AttentionInputs) -> AttentionResult:
     probs = softmax(q, k, scale, size)
     probs = zero_below(probs.flatten(2), removed).view_as(probs)
     return AttentionResult(weighted_values(probs[:, :, :queries], v), statistics(probs, asked, heads, first))
+
+
+def attention_on_accelerators(inputs: AttentionInputs) -> AttentionResult:
+    """The same in few operators and without the map, wherever that is possible."""
+    return attention_lean(inputs) if supports_lean(inputs) else attention_reference(inputs)
 
 
 def zero_below(probs: Tensor, k: int) -> Tensor:
@@ -116,7 +122,12 @@ attention = Operator(
     "attention",
     AttentionInputs,
     AttentionResult,
-    {Ops.TORCH: attention_reference, Ops.NATIVE: native.attention, Ops.TRITON: triton_set.attention},
+    {
+        Ops.TORCH: attention_reference,
+        Ops.NATIVE: native.attention,
+        Ops.TRITON: triton_set.attention,
+        Ops.LEAN: attention_on_accelerators,
+    },
     Checks(
         *(checks.check_attention, checks.supports_attention, value_checks.attention),
         supports_triton=triton_set.takes_attention,

@@ -52,10 +52,10 @@ def timing_table(timed: Sequence[BatchTiming]) -> Table:
     return [*columns, *(["over eager torch"] if timed[0].over_torch is not None else [])], rows
 
 
-def verdict(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
+def verdict(entry: BatchTiming, costs: LayerCosts, kernels: str, device: str = "cpu") -> str:
     """The meaning of the figures in one sentence, and why there is no gain where there is none.
 
-    `kernels` says which kernels ran, as `kernels` of a patched model does.
+    `kernels` says which kernels ran, as `kernels` of a patched model does; `device` is the type of the device.
     """
     timing = entry.timings[1]
     where = f"batch {entry.batch_size}{', with loading' if entry.with_loading else ''}"
@@ -64,13 +64,13 @@ def verdict(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
             "" if entry.over_torch is None else f", {entry.over_torch[timing.name]:.2f} times as fast as eager torch"
         )
         return f"{where}: {timing.name} is {timing.speedup:.2f} times as fast as the unreduced model here{absolute}."
-    reason = _why_no_gain(entry, costs, kernels)
+    reason = _why_no_gain(entry, costs, kernels, device)
     if timing.faster is None:
         return f"{where}: no clear difference ({timing.speedup:.2f}), because {reason}."
     return f"{where}: no gain here, {timing.name} is slower ({timing.speedup:.2f}), because {reason}."
 
 
-def _why_no_gain(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
+def _why_no_gain(entry: BatchTiming, costs: LayerCosts, kernels: str, device: str) -> str:
     """The most likely reason."""
     saved = 1 - costs.reduced.total / costs.unreduced.total
     if saved < 0.1:
@@ -82,6 +82,11 @@ def _why_no_gain(entry: BatchTiming, costs: LayerCosts, kernels: str) -> str:
         return f"even slicing, which costs nothing, gains nothing ({sliced:.2f}): the time goes elsewhere"
     if entry.engine != "torch":
         return "its own work costs what it saves; let fewer layers reduce (--method deploy), or remove more tokens"
+    if device != "cpu":  # native kernels are for CPUs, and could not help
+        return (
+            f"its own small operators take their time on {device} ({kernels}); try a larger batch, "
+            "--compile, or fewer layers that reduce (--method deploy)"
+        )
     if not kernels.startswith("native"):
         return f"the native kernels did not run ({kernels})"
     if costs.patches < 128:

@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> None:
     precise = flags.dtype if flags.engine == TORCH else flags.precision
     lead = f"{flags.engine}, {torch.get_num_threads()} threads, {flags.rounds} interleaved rounds, {precise}"
     with torch.inference_mode():  # as it was timed: with gradients on, other kernels would run
-        verdicts = [verdict(entry, costs, fast.kernels) for entry in timed]
+        verdicts = [verdict(entry, costs, fast.kernels, device.type) for entry in timed]
         cost = {"unreduced": costs.unreduced.total, method.name: costs.reduced.total}
         result = {"flags": flags, "settings": method.to_dict(), "threads": torch.get_num_threads()}
         result |= {"kernels": fast.kernels, "macs": cost, "timed": timed, "verdicts": verdicts}

@@ -19,16 +19,18 @@ from torch import Tensor
 from gtp_vit.kernels.reference import zero_below
 from gtp_vit.tensors import full_precision, is_exporting, weighted_merge
 
-OFFSETS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
-
 
 def spatial(grid: tuple[int, int], neighbours: int = 8, device: torch.device | None = None) -> Tensor:
-    """Eq. (5): the patches that touch a patch; 8 neighbours count corners, 4 do not. -> [M, 8 or 4]."""
+    """Eq. (5): the patches that touch a patch; 8 neighbours count corners, 4 do not. -> [M, 8 or 4].
+
+    Computed on the device: a list of offsets would be copied from the host, which waits for that.
+    """
     rows, columns = grid
-    cell = torch.arange(rows * columns, device=device)
-    steps = [step for step in OFFSETS if neighbours == 8 or 0 in step]
-    row = cell.unsqueeze(1) // columns + torch.tensor([down for down, _ in steps], device=device)
-    column = cell.unsqueeze(1) % columns + torch.tensor([across for _, across in steps], device=device)
+    cell, place = torch.arange(rows * columns, device=device), torch.arange(neighbours, device=device)
+    # The places of a 3 x 3 window in raster order: 1, 3, 5, 7 share an edge with its middle, 4.
+    place = place * 2 + 1 if neighbours == 4 else place + (place >= 4)
+    row = cell.unsqueeze(1) // columns + place // 3 - 1
+    column = cell.unsqueeze(1) % columns + place % 3 - 1
     inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
     return torch.where(inside, row * columns + column, rows * columns)
 

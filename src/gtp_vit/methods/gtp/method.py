@@ -6,11 +6,11 @@ come, and an option has the other one. Bugs of the released code are fixed, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gtp_vit.core.attention import Adjustments, AttentionStats
@@ -20,6 +20,7 @@ from gtp_vit.core.schedule import Schedule
 from gtp_vit.core.tokens import Tokens, receivers
 from gtp_vit.core.vit import ForwardPass, ViTInfo
 from gtp_vit.errors import SettingError, check_name, check_range
+from gtp_vit.kernels import Ops
 from gtp_vit.kernels.arguments import GTPReduceInputs, NeighboursInputs
 from gtp_vit.methods.gtp import graph as graphs
 from gtp_vit.methods.gtp import operators
@@ -133,6 +134,8 @@ class GTPState(NamedTuple):
 class GTPReducer(Reducer):
     """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, W neighbours, K kept, P propagated."""
 
+    noise: Tensor  # [L, cells] ranks, for select="random"; integers, which no change of the model's dtype rounds
+
     def __init__(self, method: GTP, vit: ViTInfo) -> None:
         super().__init__(vit, method)
         self.plan = self.removals(vit.grid)
@@ -150,10 +153,17 @@ class GTPReducer(Reducer):
         self.aggregate = method.heads if apart or method.select == "cosine_attention" else "done"
         self.statistics = tuple(sorted(needs))
         self.needs_matrix = method.edges != "receiver" or method.renormalise_graph
-        cells = max(vit.image_tokens, 4096) if method.select == "random" else 0
-        generator = torch.Generator("cpu").manual_seed(method.seed)
-        # No buffer: .half() would round it and to_empty() would lose it.
-        self.noise = random_scores(vit.depth, cells, generator)
+        self.register_buffer("noise", self._draw_noise(), persistent=False)
+
+    def _draw_noise(self) -> Tensor:
+        cells = max(self.vit.image_tokens, 4096) if self.method.select == "random" else 0
+        return random_scores(self.vit.depth, cells, torch.Generator("cpu").manual_seed(self.method.seed))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """Move the noise with the model; to_empty() would lose it, so it is drawn once more, the same."""
+        super()._apply(fn, recurse)
+        self.noise = self._draw_noise().to(self.noise.device)
+        return self
 
     def start(self, tokens: Tokens) -> Tokens:
         plan = self.removals_of(tokens)
@@ -161,7 +171,7 @@ class GTPReducer(Reducer):
         if idle or self.method.graph == "none":
             return tokens.replace(method_state=GTPState(plan, idle))
         lists = self._build_graph(tokens)
-        if self.needs_matrix:
+        if self.needs_matrix or tokens.ops is Ops.LEAN:  # looked up in two calls, not in ten
             return tokens.replace(method_state=GTPState(plan, idle, matrix=self._matrix(lists)))
         return tokens.replace(method_state=GTPState(plan, idle, lists))
 
@@ -189,7 +199,8 @@ class GTPReducer(Reducer):
         owner = None
         if tokens.owner is not None:
             keep, drop = split_by_score(scores, removed)
-            owner = tokens.owners_after(keep, drop, receivers(method.alpha * self._weights(tokens, keep, drop)))
+            weights = self._weights(tokens, keep, drop, reduced.cell)
+            owner = tokens.owners_after(keep, drop, receivers(method.alpha * weights))
         return tokens.replace(
             x=reduced.x,
             cell=reduced.cell,
@@ -204,17 +215,17 @@ class GTPReducer(Reducer):
         keep, drop = split_by_score(scores, removed)
         if method.graph == "none":
             return tokens.keep(keep)
-        weights = self._weights(tokens, keep, drop)
+        cells = tokens.cell.gather(1, keep)
+        weights = self._weights(tokens, keep, drop, cells)
         size = None
         if method.proportional_attention:
             flow, strength = (
                 (normalise_over_receivers(weights), 1.0) if method.conserve_sizes else (weights, method.alpha)
             )
-            counted = F.pad(tokens.sizes, (tokens.prefix, 0), value=1.0).unsqueeze(-1)
-            size = graphs.summarise(counted, tokens.prefix, keep, drop, flow, strength)[:, tokens.prefix :, 0]
+            size = graphs.summarise(tokens.sizes.unsqueeze(-1), 0, keep, drop, flow, strength).squeeze(-1)
         x = graphs.summarise(tokens.x, tokens.prefix, keep, drop, weights, method.alpha)
         owner = None if tokens.owner is None else tokens.owners_after(keep, drop, receivers(method.alpha * weights))
-        return tokens.replace(x=x, cell=tokens.cell.gather(1, keep), size=size, owner=owner)
+        return tokens.replace(x=x, cell=cells, size=size, owner=owner)
 
     def _scores(self, layer: int, tokens: Tokens, features: Tensor | None, stats: AttentionStats) -> Tensor:
         """Section 3.2.1: the importance of each image token, [B, M]."""
@@ -236,7 +247,7 @@ class GTPReducer(Reducer):
                 f"select='random' was drawn for at most {self.noise.shape[1]} patches, but the image has "
                 f"{tokens.grid[0]} x {tokens.grid[1]}; patch a model created with this img_size"
             )
-        return self.noise[layer].to(tokens.cell.device)[tokens.cell]
+        return self.noise[layer][tokens.cell]
 
     def _build_graph(self, tokens: Tokens) -> NeighbourLists:
         """Section 3.2.2: built once from the embedded tokens, and static from then on."""
@@ -262,10 +273,10 @@ class GTPReducer(Reducer):
             edges = edges | edges.transpose(-2, -1)
         return edges if self.method.renormalise_graph else graphs.normalise_matrix(edges)
 
-    def _weights(self, tokens: Tokens, keep: Tensor, drop: Tensor) -> Tensor:
-        """A^p of Eq. (10): what each kept token takes from each propagated one, [B, K, P]."""
+    def _weights(self, tokens: Tokens, keep: Tensor, drop: Tensor, keep_cells: Tensor) -> Tensor:
+        """A^p of Eq. (10): what each keep token takes from each propagated one, [B, K, P]."""
         lists, matrix = tokens.method_state.lists, tokens.method_state.matrix
-        keep_cells, drop_cells = tokens.cell.gather(1, keep), tokens.cell.gather(1, drop)
+        drop_cells = tokens.cell.gather(1, drop)
         if lists is not None:
             return graphs.receive(lists.neighbours, lists.root, keep_cells, drop_cells)
         matrix = matrix.expand(keep.shape[0], -1, -1)

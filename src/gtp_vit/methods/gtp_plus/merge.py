@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gtp_vit.kernels import Checks, Operator, Ops, checks, native, triton_set, value_checks
 from gtp_vit.kernels.arguments import GTPPlusMergeByProbeInputs, GTPPlusMergeInputs, GTPPlusMergeResult
+from gtp_vit.methods.gtp_plus import lean
 from gtp_vit.tensors import at_least_float32, batch_index, full_precision, select_rows, split_by_score, with_prefix_rows
 
 
@@ -187,6 +188,23 @@ def _with_layer_norm(
     return merged._replace(x=x, normed=inputs.norm.apply(x))
 
 
+def merge_by_cost_lean(inputs: GTPPlusMergeInputs) -> GTPPlusMergeResult:
+    """`merge_by_cost` in few operators, for accelerators; without gradients."""
+    x = inputs.x + inputs.branch
+    with torch.no_grad(), full_precision(x):
+        unit, length = lean.directions(x[:, -inputs.importance.shape[1] :])
+        return lean.merge(inputs, x, unit, length, inputs.importance, None)
+
+
+def merge_by_cost_with_probe_lean(inputs: GTPPlusMergeByProbeInputs) -> GTPPlusMergeResult:
+    """`merge_by_cost_with_probe`, as `merge_by_cost_lean` is made."""
+    x, size, protected = inputs.x + inputs.branch, inputs.size, inputs.protected
+    with torch.no_grad(), full_precision(x):
+        unit, length = lean.directions(x[:, -size.shape[1] :])
+        importance, weight = importance_and_weight(unit, inputs.probe, size, protected)
+        return lean.merge(inputs, x, unit, length, importance, weight, protected)
+
+
 def merge_by_cost_portable(inputs: GTPPlusMergeInputs) -> GTPPlusMergeResult:
     """`merge_by_cost` in few operators that every engine has and runs fast; without the LayerNorm.
 
@@ -285,6 +303,7 @@ gtp_plus_merge = Operator(
         Ops.NATIVE: native.gtp_plus_merge,
         Ops.PORTABLE: merge_by_cost_portable,
         Ops.TRITON: triton_set.gtp_plus_merge,
+        Ops.LEAN: merge_by_cost_lean,
     },
     Checks(
         *(checks.check_gtp_plus_merge, checks.supports_gtp_plus_merge, value_checks.gtp_plus_merge),
@@ -314,6 +333,7 @@ gtp_plus_merge_by_probe = Operator(
         Ops.NATIVE: native.gtp_plus_merge_by_probe,
         Ops.PORTABLE: merge_by_cost_with_probe_portable,
         Ops.TRITON: _merge_by_probe_on_gpu,
+        Ops.LEAN: merge_by_cost_with_probe_lean,
     },
     Checks(
         checks.check_gtp_plus_merge_by_probe,
