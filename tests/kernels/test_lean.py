@@ -102,7 +102,7 @@ CASES = [
 @pytest.mark.parametrize("keep_norm", [True, False])
 def test_merging_decides_as_the_reference(operator, sizes, protected, tokens, dtype, keep_norm):
     inputs = merge_inputs(operator, dtype, tokens, sizes, protected)._replace(preserve_norm=keep_norm)
-    one, other = operator.by_set[Ops.LEAN](inputs), operator.twin(inputs)
+    one, other = operator.by_set[Ops.LEAN](inputs), operator.reference(inputs)
     for image in range(3):
         assert one.keep[image].tolist() == other.keep[image].tolist()
         goes = [dict(zip(each.drop[image].tolist(), each.target[image].tolist(), strict=True)) for each in (one, other)]
@@ -138,7 +138,7 @@ def test_nan_features_are_similar_to_nobody():
 def test_zero_tokens_merge():
     inputs = merge_inputs(gtp_plus_merge, torch.float32, 17, True)
     inputs.x[0], inputs.branch[0] = 0, 0
-    found, wanted = gtp_plus_merge.by_set[Ops.LEAN](inputs), gtp_plus_merge.twin(inputs)
+    found, wanted = gtp_plus_merge.by_set[Ops.LEAN](inputs), gtp_plus_merge.reference(inputs)
     assert torch.equal(found.x[0], wanted.x[0])
     assert torch.equal(found.keep[0], wanted.keep[0])
 
