@@ -12,6 +12,7 @@ import contextlib
 import errno
 import importlib
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -115,6 +116,27 @@ def _no_interrupt_is_lost() -> Iterator[None]:
         sys.unraisablehook = before
 
 
+@contextlib.contextmanager
+def _interrupt_ends_at_once() -> Iterator[None]:
+    """End the process at Ctrl-C: while libraries are imported there is nothing to keep, and some crash at it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def end(*_: object) -> None:
+        os.write(2, b"gtp-vit: interrupted; run it again\n")
+        os._exit(ExitCode.INTERRUPTED)
+
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
+
+
 def _show_warning(
     message: Warning | str,
     category: type[Warning],
@@ -141,7 +163,9 @@ def _run_command(arguments: list[str]) -> None:
         return
     name = check_name("command", arguments[0], COMMANDS)
     check_flag_names(name, arguments[1:])
-    importlib.import_module(f"gtp_vit.cli.commands.{name}").main(arguments[1:])
+    with _interrupt_ends_at_once():
+        command = importlib.import_module(f"gtp_vit.cli.commands.{name}")
+    command.main(arguments[1:])
 
 
 def _run_with_errors(
