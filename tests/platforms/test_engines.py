@@ -104,3 +104,40 @@ def test_lancedb(photos, tmp_path):
     assert len(said.splitlines()) == 2
     again = run("search_with_lancedb", photos, tmp_path / "db", photos / "07.png", "--count", "1")
     assert again == f"1.0000\t{photos / '07.png'}\n"
+
+
+KILLED = '''
+import os, signal, sys
+from pathlib import Path
+import gtp_vit, ray
+
+class Dies:
+    """An actor that is killed in the middle of its second batch, once in the whole job."""
+
+    def __init__(self, embed, marker):
+        self.embed, self.marker, self.batches = embed, Path(marker), 0
+
+    def __call__(self, batch):
+        result = self.embed(batch).drop_columns(["bytes"])
+        self.batches += 1
+        if self.batches == 2 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+folder, output, marker = sys.argv[1:]
+ray.data.read_binary_files(folder, include_paths=True).map_batches(
+    Dies, fn_constructor_args=(gtp_vit.Embedder("fashion_vit", image="bytes", batch_size=4), marker), batch_size=4,
+    batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=1), num_cpus=1,
+).write_parquet(output)
+'''
+
+
+def test_a_killed_ray_actor_loses_nothing_and_changes_no_bit(photos, tmp_path):
+    """Also nothing twice: the batch that it was at is computed again."""
+    engine("ray", "ray")
+    words = [sys.executable, "-c", KILLED, photos, tmp_path / "out", tmp_path / "killed"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env={**os.environ, **QUIET})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "killed").exists()
+    check(rows_of(tmp_path / "out", "path", "embedding", "embedding_error"), photos)

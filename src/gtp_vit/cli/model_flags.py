@@ -52,10 +52,11 @@ class DataFlags(ModelFlags):
     """Flags that name a model and its images, spelled as in timm."""
 
     data_dir: Path | None = None
-    """Image folder with one subfolder per class, optionally below train/ and validation/. fashion_vit has images of its
-    own."""
+    """Image folder with one subfolder per class, optionally below train/ and validation/; also a URL: s3://, gs://,
+    hf://. fashion_vit has images of its own."""
     dataset: str = ""
-    """Data set in timm's notation: hfds/NAME, wds/NAME, torch/NAME; by default a folder."""
+    """Data set in timm's notation: hfds/NAME, wds/NAME, torch/NAME; parquet/COLUMN for Parquet files with the bytes of
+    images in that column; by default a folder."""
     split: str = "validation"
     """Split of the data set."""
     batch_size: Annotated[int, Short("-b"), Range(1, 65536)] = 64

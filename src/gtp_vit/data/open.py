@@ -13,19 +13,23 @@ from torch.utils.data import IterableDataset
 from gtp_vit.data import image_folder
 from gtp_vit.data.dataset import ImageDataset, StreamingImageDataset
 from gtp_vit.data.library_readers import HuggingFaceReader, TimmReader, TorchvisionReader
+from gtp_vit.data.parquet_reader import ParquetReader
 from gtp_vit.data.reader import Reader
+from gtp_vit.data.stores import StoreReader, url_of
 from gtp_vit.data.tar_reader import TarReader, tar_files
 from gtp_vit.data.transforms import TimmSettings, Transform, make_transform, preprocessing_of
 from gtp_vit.errors import GTPError, first_line
 from gtp_vit.patching import host_of
+
+PARQUET = "parquet/"
 
 
 @dataclass(frozen=True)
 class DataSettings:
     """Where images come from and how they are prepared; names as in timm's validate.py."""
 
-    data_dir: Path
-    dataset: str = ""  # "" = folders of images; hfds/NAME, wds/NAME and torch/NAME as in timm
+    data_dir: Path  # or a URL
+    dataset: str = ""  # "" = folders of images; hfds/NAME, wds/NAME and torch/NAME as in timm; parquet/COLUMN
     split: str = "validation"
     img_size: int | None = None
     crop_pct: float | None = None
@@ -66,7 +70,8 @@ def open_with_transform(
             reader, transform, shape, settings.limit, source=_source(settings), ignore_exif=settings.ignore_exif
         )
     if len(reader) == 0:
-        raise GTPError(f"no images in {settings.data_dir}; give a folder with one folder of images for each class")
+        place = url_of(settings.data_dir) or settings.data_dir
+        raise GTPError(f"no images in {place}; give a folder with one folder of images for each class")
     if isinstance(reader, image_folder.FolderReader):
         reader.warn_about_skipped_files()
     if settings.labels and classes:
@@ -79,6 +84,13 @@ def _open(settings: DataSettings) -> Reader | Iterable[Any]:
     import timm.data
 
     folder, name, links = settings.data_dir, settings.dataset, settings.count_links
+    url = url_of(folder)
+    if name.startswith(PARQUET):
+        return ParquetReader(folder, name.removeprefix(PARQUET))
+    if url is not None:
+        if name:
+            raise GTPError(f"{name} cannot be read from {url}; folders of images and {PARQUET}COLUMN can")
+        return StoreReader(url, settings.split)
     if not name:
         return image_folder.FolderReader(image_folder.split_folder(folder, settings.split), count_links=links)
     image_folder.check_no_loop(folder, name)
@@ -110,6 +122,8 @@ def _timm_options(dataset: str) -> dict[str, str]:
 
 def _check_folder(settings: DataSettings) -> None:
     folder = settings.data_dir
+    if url_of(folder) is not None:
+        return
     if not settings.dataset and folder.is_file():
         raise GTPError(f"{folder} is a file; give the folder that it is in, and --limit 1 for one picture of it")
     if not settings.dataset and not folder.is_dir():

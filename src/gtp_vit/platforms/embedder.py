@@ -88,8 +88,8 @@ class Embedder:
         Args:
             model: a name as for `gtp-vit embed`, with its pre-trained weights; or a file of `export`.
             method: as for `patch`. The file of a recipe is read here, so workers do not need it.
-            image: the column of images: bytes, names of files, PIL images, uint8 arrays [height, width, channels], or
-                Hugging Face's dicts of bytes and path.
+            image: the column of images: bytes, names or URLs of files, PIL images, uint8 arrays [height, width,
+                channels], or Hugging Face's dicts of bytes and path.
             output: the column to add; the one of reasons is called like it, with _error behind.
             unreduced: leave the model as it is.
             checkpoint: a file of weights that every worker can read, in place of the pre-trained ones.

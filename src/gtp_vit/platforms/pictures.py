@@ -14,6 +14,7 @@ import torch
 from gtp_vit.core.backbone import Transform
 from gtp_vit.data.image_file import decode, load_picture
 from gtp_vit.data.items import NO_LABEL, Item
+from gtp_vit.data.stores import read_in_store, url_of
 from gtp_vit.errors import InputError, first_line, short_repr
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def picture_of(value: object, *, ignore_exif: bool = False) -> Image:
         raise InputError("null")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _decode(bytes(value), ignore_exif=ignore_exif)
+    if isinstance(value, str) and (url := url_of(value)) is not None:
+        return _decode(read_in_store(*url.rsplit("/", 1)), ignore_exif=ignore_exif)
     if isinstance(value, (str, Path)):
         return load_picture(value, ignore_exif=ignore_exif)
     if isinstance(value, Image.Image):
