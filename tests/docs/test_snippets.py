@@ -1,8 +1,8 @@
 """Every command and every line of code of the README and of the pages in docs/ is run, page by page, as a reader would.
 
 There is no network here: pre-trained models become small ones, mostly the one in the package with its own images, and
-everything is done on a few images. Files for OpenVINO and 8 bits take long to make: of such lines only the flags are
-checked here, tests/engines/test_engines.py runs them.
+everything is done on a few images. Files for OpenVINO, phones and 8 bits take long to make: of such lines only flags
+are checked here, the tests of engines run them.
 """
 
 import contextlib
@@ -45,7 +45,8 @@ OTHER = (
 WITHOUT_WEIGHTS = ("macs", "models", "methods", "check")  # nothing to replace
 CLASSIFIER = re.compile(r"(deit|vit)_(tiny|small|base)_patch16_224")
 ENCODER = re.compile(r"vit_small_patch14_dinov2|hf:facebook/dinov2-small|hf:google/\S+")
-EXPORTED = re.compile(r"\S+-(f32|int8)\.(onnx|xml)")
+EXPORTED = re.compile(r"\S+-(f32|int8)\.(onnx|xml|tflite)")
+CONVERTED = ("aotinductor", "litert", "executorch", "coreml")  # by a compiler, or in another Python: minutes
 FEWER = {
     "benchmark": ["--rounds", "3"],
     "evaluate": ["--limit", "21"],
@@ -153,7 +154,7 @@ def changed(words, fashion):
     command, *rest = words
     if command in WITHOUT_WEIGHTS:
         return words
-    if {"openvino", "int8"} & set(rest) or "--engine" in rest:
+    if {"openvino", "int8", *CONVERTED} & set(rest) or {"--engine", "--engines"} & set(rest):
         return None
     if "cuda" in rest:  # tests/profiling/test_verify.py does what can be done without a GPU
         return None

@@ -32,7 +32,7 @@ COMMANDS = {
     "compare": "All methods at equal MACs on the same images: table, plot, page",
     "tune": "Search the schedule that meets a target with the least change",
     "embed": "Embeddings of a folder or data set, to files; distributed and resumable",
-    "export": "Write a model to a file for ONNX Runtime or OpenVINO, checked in its engine",
+    "export": "Write a model to a file for an engine (ONNX Runtime, phones), checked there",
     "finetune": "Train with a method active, on one machine or many; no labels needed",
     "visualise": "Pictures of what is left of an image after each layer, and where the rest went",
     "demo": "An interactive web page on this machine: try methods on your images",

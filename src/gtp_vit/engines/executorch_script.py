@@ -26,8 +26,13 @@ def convert(source: str, path: str, precision: str) -> None:
 
     program = torch.export.load(source)
     program = program.run_decompositions({torch.ops.aten.scaled_dot_product_attention.default: attention})
+    nodes = {node.name: node for node in program.graph.nodes}
+    example = torch.zeros(nodes[program.graph_signature.user_inputs[0]].meta["val"].shape)
+    module = _fold_constants(program.module())
     if precision == "int8":
-        program = _quantise(program)
+        module = _quantise(module, example)
+    with torch.no_grad():
+        program = torch.export.export(module, (example,))
     own = [XnnpackDynamicallyQuantizedPartitioner()] if precision == "int8" else []
     edge = to_edge_transform_and_lower(program, partitioner=[*own, XnnpackPartitioner()])
     calls = [str(node.target) for node in edge.exported_program().graph.nodes if node.op == "call_function"]
@@ -64,7 +69,32 @@ def attention(
     return mixed.reshape(*heads, query.shape[-2], value.shape[-1])
 
 
-def _quantise(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _fold_constants(module: Any) -> Any:
+    """Compute what depends on weights alone: XNNPACK takes no layer whose bias is a slice of another tensor."""
+    constants: dict[Any, Tensor] = {}
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            owner, _, name = node.target.rpartition(".")
+            constants[node] = getattr(module.get_submodule(owner), name)
+        elif node.op == "call_function" and node.all_input_nodes and all(n in constants for n in node.all_input_nodes):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), constants.__getitem__)
+            with torch.no_grad():
+                value = node.target(*args, **kwargs)
+            if not isinstance(value, Tensor):
+                continue
+            name = f"folded_{len(constants)}"
+            module.register_buffer(name, value.contiguous().clone())
+            with module.graph.inserting_before(node):
+                folded = module.graph.get_attr(name)
+            folded.meta = dict(node.meta)
+            constants[folded] = value
+            node.replace_all_uses_with(folded)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _quantise(module: Any, example: Tensor) -> Any:
     """Linear layers in 8 bits, all else as it was: which tokens stay is decided in floating point.
 
     Weights have a scale for each channel; the ranges of features are found in each pass.
@@ -79,14 +109,12 @@ def _quantise(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
         def transform_for_annotation(self, model: Any) -> Any:
             return model  # its own makes floats of the whole numbers that indices are added to
 
-    nodes = {node.name: node for node in program.graph.nodes}
-    example = torch.zeros(nodes[program.graph_signature.user_inputs[0]].meta["val"].shape)
     settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
     quantizer = LinearQuantizer().set_operator_type(torch.ops.aten.linear.default, settings)
-    prepared = prepare_pt2e(program.module(), quantizer)
+    prepared = prepare_pt2e(module, quantizer)
     with torch.no_grad():
         prepared(example)
-        return torch.export.export(convert_pt2e(prepared), (example,))
+    return convert_pt2e(prepared)
 
 
 def run(path: str, threads: int) -> None:
