@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtp_vit.core.attention import Adjustments
+from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
 from gtp_vit.core.merging import MergePairs, average, averaging_macs, num_bipartite_pairs
 from gtp_vit.core.reducer import Method, Reducer, Source
@@ -128,8 +128,9 @@ class MCTFReducer(Reducer):
             importance = probs.mean(dim=(1, 2))[:, tokens.prefix :].float()
             pairs, shares = self._match(layer, tokens, importance)
         merged = self._merge(tokens, pairs, *shares)
-        attention.replace_tokens(merged, self._size_bias(merged))
-        if self.method.one_step_ahead == 2:  # the map is computed again
+        again = self.method.one_step_ahead == 2  # is the map computed again?
+        attention.replace_tokens(merged, self._size_bias(merged) if again else PLAIN)
+        if again:
             return attention.add()
         recorded = RecordedMap(probs, tokens.prefix, pairs, *shares[:2])
         queries = tokens.prefix if attention.prefix_only else None
