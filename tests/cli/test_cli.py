@@ -272,7 +272,7 @@ def test_the_verdict_can_say_that_we_are_slower_and_why():
     assert "native kernels did not run" not in on_a_gpu
     assert "its own small operators take their time on cuda" in on_a_gpu
     assert "% of the MACs are saved" in words(GTP(propagate=(0, 0, 0, 1)), 0.9, 1.05, 1.2, shorten_last_block=False)
-    assert "reading and preparing" in words(GTP(propagate=9), 0.9, 1.05, 1.2, loading=True)
+    assert "reading and preprocessing" in words(GTP(propagate=9), 0.9, 1.05, 1.2, loading=True)
     with torch.no_grad():
         assert "with 64 patches" in words(GTP(propagate=9), 0.8, 0.9, 0.95)
 

@@ -104,9 +104,9 @@ def test_cmyk_and_16_bits_are_converted_and_a_single_pixel_is_enough(tmp_path, s
         ("bomb.png", bomb(20_000, 20_000), "far more than 89 million pixels"),
         ("large.png", bomb(10_000, 9_000), "10,000 x 9,000 pixels are more than 89 million"),
         ("line.png", bomb(1, 100_000), "more than 100 times as long as wide"),
-        ("text.png", b"hello", "no picture that can be read; send one of JPEG, PNG"),
-        ("empty.jpg", b"", "no picture that can be read"),
-        ("program.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture that can be read"),
+        ("text.png", b"hello", "not a readable image; send one of JPEG, PNG"),
+        ("empty.jpg", b"", "not a readable image"),
+        ("program.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a readable image"),
         ("cut.png", bomb(30, 30), "cannot be read: "),
     ],
 )
@@ -289,7 +289,7 @@ def test_a_port_in_use_gives_the_next_free_one():
         with serve.listen(serve.LOCAL, port) as other:
             assert port < other.getsockname()[1] <= port + serve.MAX_PORTS
             assert serve.address_of(serve.LOCAL, other) == f"http://127.0.0.1:{other.getsockname()[1]}/"
-    with pytest.raises(GTPError, match="no address of this machine"):
+    with pytest.raises(GTPError, match="not an address of this machine"):
         serve.listen("192.0.2.1", 7860)
     with pytest.raises(GTPError, match="--port is 0"):
         serve.listen(serve.LOCAL, 0)

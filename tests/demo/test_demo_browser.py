@@ -152,7 +152,7 @@ def test_on_a_phone_with_files_good_and_bad(address, tmp_path):
             browser.type("#gtp-upload input[type=file]", str(path))
             said = {
                 "photo.png": "only 1 x 1 pixels",
-                "broken.png": "no picture that can be read",
+                "broken.png": "not a readable image",
                 "bomb.png": "far more than 89 million pixels",
             }[name]
             browser.until(f"return document.querySelector('#gtp-study').textContent.includes('{said}')", PATIENCE)

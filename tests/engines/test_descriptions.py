@@ -149,14 +149,20 @@ WRONG = {
     "no fields": (put("method", "gtp_plus"), "a method is stored as 'gtp_plus'"),
     "no macs": (put("macs", "exported", 0), "macs.exported is 0; it must be an integer from 1"),
     "true macs": (put("macs", "exported", True), "macs.exported is True; it must be an integer from 1"),
-    "few macs": (costs(100, 1), "it says that it takes 1 MACs, and its graph takes 9.181e+07"),
-    "many macs": (costs(10**9, 10**9), "it says that it takes 1e+09 MACs, and its graph takes 9.181e+07"),
+    "few macs": (costs(100, 1), "its metadata give 1 MACs, its graph 9.181e+07"),
+    "many macs": (costs(10**9, 10**9), "its metadata give 1e+09 MACs, its graph 9.181e+07"),
     "share": (put("macs", "share", 0.1), "macs.share is 0.1, and by macs.exported and macs.unreduced it is 0."),
     "precision": (put("precision", "fp4"), "precision is 'fp4'; here it must be f32 or int8"),
-    "int8": (put("precision", "int8"), "it says that its precision is int8, and its graph has no product in 8 bits"),
+    "int8": (
+        put("precision", "int8"),
+        "its metadata give the precision as int8, and its graph has no product in 8 bits",
+    ),
     "engine": (put("engine", "openvino"), "engine is 'openvino'; here it must be onnxruntime"),
     "channels": (put("input", "channels", 3), "input.mean is [0.286]; it must be a finite number for each of 3"),
-    "size": (put("input", "size", [32, 28]), "it says that its input is 'images': float32 [any, 1, 32, 28], and in"),
+    "size": (
+        put("input", "size", [32, 28]),
+        "its metadata give the input as 'images': float32 [any, 1, 32, 28], its graph",
+    ),
     "sides": (put("input", "size", [28]), "input.size is [28]; it must be height and width"),
     "side": (put("input", "size", [28, -28]), "input.size is [28, -28]; it must be height and width"),
     "input name": (put("input", "name", "x"), "input.name is 'x'; here it must be images"),
@@ -174,7 +180,10 @@ WRONG = {
     "width": (put("output", "width", 9), "it names 10 classes, and its output has 9"),
     "class names": (put("classes", list(range(10))), "classes is [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]; it must be a list of"),
     "batch": (put("input", "batch", 0), "input.batch is 0; it must be an integer from 1"),
-    "fixed batch": (put("input", "batch", 4), "it says that its input is 'images': float32 [4, 1, 28, 28], and in"),
+    "fixed batch": (
+        put("input", "batch", 4),
+        "its metadata give the input as 'images': float32 [4, 1, 28, 28], its graph",
+    ),
     "version": (put("versions", {"torch": 2}), "versions is {'torch': 2}; it must be a version for each package"),
 }
 
@@ -200,11 +209,11 @@ def features(about):
 
 def test_the_kind_of_output_is_what_the_graph_calls_it(edited):
     with pytest.raises(
-        GTPError, match=r"its output is 'features': float32 \[any, 10\], and in its graph it is 'logits'"
+        GTPError, match=r"its metadata give the output as 'features': float32 \[any, 10\], its graph as 'logits'"
     ):
         ExportedFile.read(edited(features))
     with pytest.raises(
-        GTPError, match=r"its output is 'tokens': float32 \[any, any, 10\], and in its graph it is 'log"
+        GTPError, match=r"its metadata give the output as 'tokens': float32 \[any, any, 10\], its graph as 'log"
     ):
         ExportedFile.read(
             edited(lambda about: about.update(classes=None, output={"name": "tokens", "kind": "tokens", "width": 10}))
@@ -213,7 +222,7 @@ def test_the_kind_of_output_is_what_the_graph_calls_it(edited):
 
 def test_the_number_of_outputs_is_the_graphs(edited):
     with pytest.raises(
-        GTPError, match=r"its output is 'logits': float32 \[any, 9\], and in its graph it is 'logits': fl"
+        GTPError, match=r"its metadata give the output as 'logits': float32 \[any, 9\], its graph as 'logits': fl"
     ):
         ExportedFile.read(edited(lambda about: about.update(classes=None, output={**about["output"], "width": 9})))
 
@@ -234,7 +243,7 @@ def test_shapes_that_a_graph_claims_are_not_believed(edited):
             for dim in value.type.tensor_type.shape.dim:
                 dim.dim_value = 1
 
-    with pytest.raises(GTPError, match=r"it says that it takes 1 MACs, and its graph takes 9\.181e\+07"):
+    with pytest.raises(GTPError, match=r"its metadata give 1 MACs, its graph 9\.181e\+07"):
         ExportedFile.read(edited(costs(100, 1), forge))
 
 
@@ -289,7 +298,7 @@ def test_a_file_that_would_contradict_itself_is_not_left_behind(tmp_path, fashio
     """The reduced program under the description of the unreduced model."""
     monkeypatch.setattr(program, "write_onnx", lambda _, path: shutil.copy(fashion / FILE, path))
     monkeypatch.setattr(output_check, "run_file", lambda *_: pytest.fail("it was run"))
-    with pytest.raises(GTPError, match=r"^the exported file is not what it says: .* MACs.*; nothing was written$"):
+    with pytest.raises(GTPError, match=r"^the exported file contradicts its metadata: .* MACs.*; nothing was written$"):
         export(create_model("fashion_vit"), tmp_path / "x.onnx")
     assert not list(tmp_path.iterdir())
 

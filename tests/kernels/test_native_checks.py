@@ -210,7 +210,7 @@ def test_a_cell_outside_the_grid_is_reported_and_not_read(where, value):
         bad = given[where].clone()
         # the lists of tokens that leave are not looked at, so all nine get a bad entry
         bad[(1, place) if where == "position" else (1, slice(None), place)] = value
-        with pytest.raises(IndexError, match="no cell of the grid"):
+        with pytest.raises(IndexError, match="not a cell of the grid"):
             torch.ops.gtp_vit.gtp_reduce(*(given | {where: bad}).values())
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
             operators.gtp_reduce(Ops.TORCH, GTPReduceInputs(**(given | {where: bad})))
@@ -349,7 +349,7 @@ def test_cells_beside_the_grid_are_refused_whoever_computes(change, gradients):
     arguments[name] = arguments[name].clone()
     arguments[name].view(-1)[3] = cell
     arguments["x"] = arguments["x"].clone().requires_grad_(gradients)
-    with pytest.raises(IndexError, match="no cell of the grid"):
+    with pytest.raises(IndexError, match="not a cell of the grid"):
         torch.ops.gtp_vit.gtp_reduce(*arguments.values())
 
 

@@ -306,9 +306,9 @@ def stored(**changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", "none that gtp_vit.calibrate made"),
-        ("", "none that gtp_vit.calibrate made"),
-        ("A" * 4000, "none that gtp_vit.calibrate made"),
+        ("nonsense", "gtp_vit.calibrate did not write"),
+        ("", "gtp_vit.calibrate did not write"),
+        ("A" * 4000, "gtp_vit.calibrate did not write"),
         (stored(probe=torch.rand(3, 24)), "is for 3 layers of 24 channels, this model has 4 of 24"),
         (stored(probe=torch.full((4, 24), torch.nan)), "not finite"),
         (stored(registers=(64,)), "not in its 8 x 8 patches"),

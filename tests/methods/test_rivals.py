@@ -273,7 +273,7 @@ def test_budgets_of_ats_follow_the_image_size():
 def test_diffrate_from_the_originals_lists():
     assert DiffRate.from_kept_counts([190, 150], [180, 140]) == DiffRate(prune=(7, 30), merge=(10, 10))
     for lists in (([], []), ([190], [180, 170]), ([198], [180]), ([190], [191])):
-        with pytest.raises(GTPError, match=r"one a layer|can only fall"):
+        with pytest.raises(GTPError, match=r"one per layer|can only fall"):
             DiffRate.from_kept_counts(*lists)
 
 

@@ -263,7 +263,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(GTPError, match="No space left on device; choose another place"):
+    with pytest.raises(GTPError, match="No space left on device; choose another path"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["r.txt"]

@@ -340,7 +340,7 @@ def test_an_encoder_takes_the_checkpoint_of_a_classifier(tmp_path):
 
 
 def test_measures_that_do_not_fit_are_refused():
-    with pytest.raises(SettingError, match="scores 10 classes, which are no embedding"):
+    with pytest.raises(SettingError, match="scores 10 classes, which is not an embedding"):
         select_measure(small(), "embedding")
     with pytest.raises(SettingError, match="measure it as dense"):
         select_measure(small(global_pool=""), "regression")

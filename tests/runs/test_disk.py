@@ -116,7 +116,7 @@ def test_places_that_may_not_be_written_are_refused_and_nothing_is_made(open_to_
     os.chmod(open_to_all, 0o555)
     with another_user():
         for path in (open_to_all / "r.json", open_to_all / "deep" / "er" / "r.json"):
-            with pytest.raises(GTPError, match=r"cannot write .*Permission denied; choose another place"):
+            with pytest.raises(GTPError, match=r"cannot write .*Permission denied; choose another path"):
                 check_writable(path)
             with pytest.raises(GTPError, match=r"cannot write .*Permission denied"):
                 write_atomically(path, "x")

@@ -224,7 +224,7 @@ OPEN_CLIP_VIT: dict[str, dict[str, Any]] = {
 
 
 def _of_timm(models: dict[str, tuple[str, dict[str, Any]]], depth: int) -> Factories:
-    return {family: functools.partial(of_timm, *made, depth) for family, made in models.items()}
+    return {family: functools.partial(of_timm, *arguments, depth) for family, arguments in models.items()}
 
 
 def timm_vits(depth: int) -> Factories:

@@ -26,9 +26,9 @@ class MeasureFlags:
 
 def with_flags(command: type[Command], flags: Iterable[Any]) -> type[Command]:
     """The command with these fields as well: a name, a type, and a dataclass field with its help in the metadata."""
-    made = dataclasses.make_dataclass(command.__name__, flags, bases=(command,), frozen=True)
-    made.__doc__ = command.__doc__
-    return made
+    extended = dataclasses.make_dataclass(command.__name__, flags, bases=(command,), frozen=True)
+    extended.__doc__ = command.__doc__
+    return extended
 
 
 def measure_flags() -> list[tuple[str, Any, Any]]:

@@ -106,8 +106,8 @@ def write_page(
     if path is not None:
         command = f"{program_of(type(flags))} {shlex.join(arguments)}".rstrip()
         date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        made = {"command": command, "date": date, "commit": commit(), **dataclasses.asdict(environment())}
-        write_report(path, title, lead, sections, made)
+        origin = {"command": command, "date": date, "commit": commit(), **dataclasses.asdict(environment())}
+        write_report(path, title, lead, sections, origin)
 
 
 def check_is_folder(output: Path) -> None:

@@ -96,30 +96,30 @@ def attend(
     """
     q, k, v, scale, dropout, bias, _ = qkv
     weights, edit, mask = adjustments
-    asked = ["diagonal" in statistics, "column_sums" in statistics, "class_row" in statistics]
+    requested = ["diagonal" in statistics, "column_sums" in statistics, "class_row" in statistics]
     aggregate = HEADS.index(heads)
     queries = q.shape[2] if queries is None else queries
     rank = 0 if edit is None else edit.threshold_rank(q.shape[2] * k.shape[2])
     probs = None
     whole = mask is not None or "map" in statistics or dropout > 0 or (before_edit and rank != 0)
-    if rank is None or whole or (bias is not None and (rank != 0 or asked[0] or asked[1])):
+    if rank is None or whole or (bias is not None and (rank != 0 or requested[0] or requested[1])):
         probs = attention_map(qkv, adjustments, precise=edit is not None or bool(statistics))
         edited = probs if edit is None else edit(probs)
         out = (edited[:, :, :queries].to(v.dtype) @ v).transpose(1, 2).flatten(2)
         probs = probs if before_edit else edited
-        recorded = reference.statistics(probs, asked, aggregate, first)
+        recorded = reference.statistics(probs, requested, aggregate, first)
     elif bias is not None:  # native kernels have none
         out = reference.fused_attention(q[:, :, :queries], k, v, scale, weights, bias[:, :, :queries])
-        row = _class_row(qkv, weights) if asked[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
-        recorded = reference.statistics(row, asked, aggregate, first)
+        row = _class_row(qkv, weights) if requested[2] else out.new_empty(*q.shape[:2], 1, k.shape[2])
+        recorded = reference.statistics(row, requested, aggregate, first)
     else:
-        inputs = kernels.AttentionInputs(q, k, v, weights, scale, rank, queries, asked, aggregate, first)
+        inputs = kernels.AttentionInputs(q, k, v, weights, scale, rank, queries, requested, aggregate, first)
         out, recorded = kernels.attention(ops, inputs)
-    diagonal, column_sums, _ = asked  # `found` holds the statistics asked for, in this order
+    diagonal, column_sums, _ = requested  # `recorded` holds the requested statistics, in this order
     return out, AttentionStats(
         diagonal=recorded[0] if diagonal else None,
         column_sums=recorded[int(diagonal)] if column_sums else None,
-        class_row=recorded[-1] if asked[2] else None,
+        class_row=recorded[-1] if requested[2] else None,
         map=probs if "map" in statistics else None,
     )
 

@@ -257,9 +257,9 @@ def round_schedule(
     A caller that allows only certain numbers of tokens passes `snap`, from any number to an allowed one.
     """
     left, counts, owed = tokens, [0] * len(plan), 0.0
-    for layer, asked in enumerate(plan):
-        if asked > 0:
-            owed += asked
+    for layer, exact in enumerate(plan):
+        if exact > 0:
+            owed += exact
             after = max(min(snap(left - round(owed)), left), min_tokens)
             counts[layer] = left - after
             owed -= counts[layer]

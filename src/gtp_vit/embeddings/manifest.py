@@ -102,7 +102,7 @@ def _stored_manifest(folder: Path) -> Manifest | UnfinishedManifest | None:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(manifest["run"], dict) or not isinstance(manifest["finished"], bool):
-            raise ValueError("it says of no run")
+            raise ValueError("it does not describe a run")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -121,8 +121,8 @@ def _stored_manifest(folder: Path) -> Manifest | UnfinishedManifest | None:
 
 def _fingerprint(manifest: Mapping[str, object]) -> str:
     """A hash of all that a manifest says."""
-    said = {key: value for key, value in manifest.items() if key != "fingerprint"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    content = {key: value for key, value in manifest.items() if key != "fingerprint"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -161,7 +161,7 @@ def make_manifest(
             f"{images} of {plural(total, 'image', 'images')} are in the shards; something has deleted files: start it "
             "again"
         )
-    made: Manifest = {
+    manifest: Manifest = {
         "version": VERSION,
         "finished": True,
         "run": run,
@@ -173,7 +173,7 @@ def make_manifest(
         "not_finite": _unreadable_images(header.not_finite for header in headers),
         "fingerprint": "",
     }
-    return {**made, "fingerprint": _fingerprint(made)}
+    return {**manifest, "fingerprint": _fingerprint(manifest)}
 
 
 def _entry(header: ShardHeader, file_format: str) -> Entry:

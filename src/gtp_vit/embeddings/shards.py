@@ -80,16 +80,16 @@ class Safetensors(Format):
         tensors = {"embeddings": shard.embeddings, "indices": shard.indices}
         if shard.labels is not None:
             tensors["labels"] = shard.labels
-        made = save(tensors)
+        serialized = save(tensors)
         # The library writes metadata in an order that changes from call to call.
-        length = int.from_bytes(made[:8], "little")
+        length = int.from_bytes(serialized[:8], "little")
         header = {
             "__metadata__": {METADATA: json.dumps(shard.header.to_dict()), "names": names},
-            **json.loads(made[8 : 8 + length]),
+            **json.loads(serialized[8 : 8 + length]),
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        return b"".join([len(text).to_bytes(8, "little"), text, memoryview(made)[8 + length :]])
+        return b"".join([len(text).to_bytes(8, "little"), text, memoryview(serialized)[8 + length :]])
 
     def header(self, path: Path) -> StoredHeader | None:
         return _stored_header(self._metadata(path))
@@ -207,7 +207,7 @@ def _checked_header(path: Path, stored: StoredHeader | None) -> ShardHeader:
     if stored.get("version") != VERSION:
         raise GTPError(
             f"{path} has version {short_repr(stored.get('version'))} of these files, and this gtp-vit has {VERSION}; "
-            "begin anew with --restart, or write to another folder"
+            "use --restart to discard it, or choose another folder"
         )
     header = ShardHeader.from_dict(stored)
     if header is None:
@@ -217,10 +217,10 @@ def _checked_header(path: Path, stored: StoredHeader | None) -> ShardHeader:
 
 def read_shard(path: Path) -> Shard:
     """The content of a file, proved to be what was written."""
-    said = read_header(path)
+    header = read_header(path)
     try:
         shard = format_of(path).read(path)
-        whole = shard_fingerprint(shard) == said.fingerprint
+        whole = shard_fingerprint(shard) == header.fingerprint
     except Exception as error:  # both libraries raise errors of many classes
         raise changed(path) from error
     if not whole:
@@ -235,10 +235,10 @@ def changed(path: Path) -> GTPError:
 def shard_fingerprint(shard: Shard) -> str:
     """A hash of all that a file holds: vectors, places, names, labels, and what it says of itself."""
     digest = hashlib.sha256()
-    said = shard.header.to_dict()
-    del said["fingerprint"]
+    header = shard.header.to_dict()
+    del header["fingerprint"]
     labels = "no labels" if shard.labels is None else "labels"
-    digest.update(json.dumps([said, shard.names, labels], sort_keys=True).encode())
+    digest.update(json.dumps([header, shard.names, labels], sort_keys=True).encode())
     for array in (shard.embeddings, shard.indices, shard.labels):
         if array is not None:
             digest.update(f"{array.dtype.str} {array.shape}\n".encode())

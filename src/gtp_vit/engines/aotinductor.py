@@ -99,10 +99,10 @@ class AOTInductor(Engine):
 
 def _check_torch(metadata: str | None) -> None:
     """Raise GTPError if a file was compiled for another torch: what it would do is not known."""
-    made = json.loads(metadata).get("versions", {}).get("torch") if metadata else None
+    exported_with = json.loads(metadata).get("versions", {}).get("torch") if metadata else None
     here = importlib.metadata.version("torch")
-    if made is not None and made != here:
-        raise GTPError(f"it was compiled for torch {made}, and this is torch {here}")
+    if exported_with is not None and exported_with != here:
+        raise GTPError(f"it was compiled for torch {exported_with}, and this is torch {here}")
 
 
 def _delete_extracted() -> None:

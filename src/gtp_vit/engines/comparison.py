@@ -93,9 +93,9 @@ class EngineComparison:
             runs, size = {}, 0
             for name, model in ((UNREDUCED, self.model), (REDUCED, self.fast)):
                 self.progress(f"{engine.name} {precision}: the {name} model")
-                made = export(model, Path(folder) / f"{name}{engine.suffix}", precision=precision, images=images)
-                size = sum(path.stat().st_size for path in made.files[:-1])  # without the card
-                runs[name] = ExportedModel(made.path, precision, self.threads)
+                exported = export(model, Path(folder) / f"{name}{engine.suffix}", precision=precision, images=images)
+                size = sum(path.stat().st_size for path in exported.files[:-1])  # without the card
+                runs[name] = ExportedModel(exported.path, precision, self.threads)
             self.progress(f"{engine.name} {precision}: timing")
             return self._figures(runs, size / 1e6, runs[REDUCED].run.peak_megabytes)
 

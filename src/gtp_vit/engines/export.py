@@ -118,7 +118,7 @@ def export(
         _convert(model, engine, made, metadata, images, progress)
         problem = metadata.contradiction(engine.open(made).graph(), engine)
         if problem is not None:  # it would be refused when it is read
-            raise GTPError(f"the exported file is not what it says: {problem}; nothing was written")
+            raise GTPError(f"the exported file contradicts its metadata: {problem}; nothing was written")
         cannot_run = engine.cannot_run()
         checks: tuple[OutputCheck, ...] = ()
         if cannot_run is None:

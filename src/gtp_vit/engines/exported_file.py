@@ -49,7 +49,7 @@ class ExportedFile:
         except Exception as error:
             raise GTPError(f"the graph in {path} cannot be read: {first_line(error)}; export it again") from error
         if problem is not None:
-            raise GTPError(f"{path} is not what it says: {problem}; export it again")
+            raise GTPError(f"{path} contradicts its metadata: {problem}; export it again")
         return cls(path, metadata)
 
     @property

@@ -133,14 +133,14 @@ class ExportMetadata:
             if len(ports) != 1:
                 return f"its graph has {len(ports)} {what}s, expected one"
             if not _fits(ports[0], said):
-                return f"it says that its {what} is {said}, and in its graph it is {ports[0]}"
+                return f"its metadata give the {what} as {said}, its graph as {ports[0]}"
         if graph.eight_bits != engine.precisions[self.precision].eight_bits:
             products = "products in 8 bits" if graph.eight_bits else "no product in 8 bits"
-            return f"it says that its precision is {self.precision}, and its graph has {products}"
+            return f"its metadata give the precision as {self.precision}, and its graph has {products}"
         if not graph.macs:
             return "the MACs of its graph cannot be counted"
         if not MIN_MACS_RATIO <= graph.macs / self.exported_macs <= MAX_MACS_RATIO:
-            return f"it says that it takes {self.exported_macs:.4g} MACs, and its graph takes {graph.macs:.4g}"
+            return f"its metadata give {self.exported_macs:.4g} MACs, its graph {graph.macs:.4g}"
         return None
 
 

@@ -168,8 +168,8 @@ def avoid_amx_crash() -> None:
 def _short_error(error: RuntimeError) -> str:
     """The message of an OpenVINO error without its first lines, which name places in its own source."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-    return next(iter(told), first_line(error))
+    messages = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    return next(iter(messages), first_line(error))
 
 
 def _graph(model: Any) -> Graph:

@@ -107,7 +107,7 @@ def check_exportable(model: nn.Module) -> None:
     if is_patched(model) and tower_of(model).reducer.adaptive:
         name = tower_of(model).reduction.method.name
         raise SettingError(
-            f"{name} keeps a different number of tokens in every image, and a program has fixed shapes; give it a "
+            f"{name} keeps a different number of tokens in each image, and a program has fixed shapes; give it a "
             "budget (ats: budget=...), or use gtp_plus"
         )
     if is_patched(model) and tower_of(model).reduction.method.not_exported is not None:

@@ -59,7 +59,7 @@ class ATS(Method):
         check_name("cdf_min", self.cdf_min, get_args(Minimum))
         if self.layers is not None and self.budget is not None:
             raise SettingError(
-                "ATS has layers and a budget; give one of them: a budget says by itself which layers sample"
+                "ATS has layers and a budget; give one of them; a budget also decides which layers sample"
             )
         if self.budget is None and self.layers != () and vit.head_reads_image_tokens:
             raise SettingError(

@@ -76,7 +76,7 @@ def _why_no_gain(entry: BatchTiming, costs: LayerCosts, kernels: str, device: st
     if saved < 0.1:
         return f"only {saved:.0%} of the MACs are saved; remove more tokens"
     if entry.with_loading:
-        return "reading and preparing the images takes most of the time"
+        return "reading and preprocessing the images takes most of the time"
     sliced = next((timing.speedup for timing in entry.timings if timing.name == "slicing"), None)
     if sliced is not None and sliced < 1.05:
         return f"even slicing, which costs nothing, gains nothing ({sliced:.2f}): the time goes elsewhere"

@@ -98,8 +98,8 @@ def _evaluate(flags: Evaluate, choice: MethodChoice, arguments: Sequence[str], f
         file.check_model(model)
         fast = file.load(flags.threads)
         dataset = images_for_file(flags, file, labels=labels, model=model)
-        said = file.metadata.preprocessing
-        crop, how = read.crop_pct or said.crop_pct, read.interpolation or said.interpolation or ""
+        preprocessing = file.metadata.preprocessing
+        crop, how = read.crop_pct or preprocessing.crop_pct, read.interpolation or preprocessing.interpolation or ""
         read = dataclasses.replace(read, crop_pct=crop, interpolation=how)
         name, title, own, cost = file.name, file.name, file.settings(), file.metadata.exported_macs
     models = {UNREDUCED: model, name: fast}
