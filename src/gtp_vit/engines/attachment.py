@@ -39,9 +39,11 @@ def attach(path: Path, metadata: str, graph: Graph, folder: str = "") -> None:
 def read_attachment(path: Path) -> StoredFile:
     """The attached metadata; raises zipfile.BadZipFile if the end of the file is missing."""
     with zipfile.ZipFile(path) as archive:
-        found = {name.rpartition("/")[2]: name for name in archive.namelist()}
+        members = {name.rpartition("/")[2]: name for name in archive.namelist()}
         texts = {
-            name: archive.read(found[f"{name}.json"]).decode() for name in (METADATA, GRAPH) if f"{name}.json" in found
+            name: archive.read(members[f"{name}.json"]).decode()
+            for name in (METADATA, GRAPH)
+            if f"{name}.json" in members
         }
     return StoredFile(texts.get(METADATA), lambda: graph_from_dict(json.loads(texts.get(GRAPH, "{}"))))
 

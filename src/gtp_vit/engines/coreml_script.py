@@ -30,11 +30,11 @@ def convert(source: str, path: str, metadata: str, output: str) -> None:
     shape = tuple(nodes[program.graph_signature.user_inputs[0]].meta["val"].shape)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        wanted = program.module()(images)
+        expected = program.module()(images)
     program = _for_coreml(program.run_decompositions())
     with torch.no_grad():
-        difference = float((program.module()(images) - wanted).abs().max())
-    if not difference <= CLOSE * max(1.0, float(wanted.abs().max())):
+        difference = float((program.module()(images) - expected).abs().max())
+    if not difference <= CLOSE * max(1.0, float(expected.abs().max())):
         raise ValueError(f"the program that is converted is {difference:.2g} off the one that was exported")
     model = ct.convert(
         program,
@@ -49,20 +49,20 @@ def convert(source: str, path: str, metadata: str, output: str) -> None:
         package = Path(folder) / PACKAGE
         model.save(str(package))
         with zipfile.ZipFile(path, "w") as archive:
-            for each in (
+            for file in (
                 package / "Manifest.json",
                 *sorted((package / "Data").rglob("*")),
             ):  # the rest is for debugging
-                archive.write(each, each.relative_to(folder))
+                archive.write(file, file.relative_to(folder))
     operations = list(_operations(model._mil_program.functions["main"]))
     description = model.get_spec().description
     print(
         json.dumps(
             {
-                "inputs": [_port(each) for each in description.input],
-                "outputs": [_port(each) for each in description.output],
+                "inputs": [_port(port) for port in description.input],
+                "outputs": [_port(port) for port in description.output],
                 "macs": sum(map(_macs, operations)),
-                "operators": len([each for each in operations if each.op_type != "const"]),
+                "operators": len([operation for operation in operations if operation.op_type != "const"]),
             }
         )
     )
