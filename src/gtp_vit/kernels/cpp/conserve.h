@@ -119,7 +119,7 @@ static void predict_importance(const ConserveTask& task, const Layout& layout, i
     ranked.weight[token] = size[token] * std::pow(ranked.importance[token] / mean + WEIGHT_FLOOR, WEIGHT_POWER);
 }
 
-// Sort by importance, the earlier of equal ones first, and normalise.
+// Sort by importance, the earlier of equal ones first.
 template <typename T>
 static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t image, const Ranked& ranked) {
   const int count = layout.count;
@@ -135,6 +135,15 @@ static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t 
     ranked.rank[token] = rank;
     ranked.cost[token] = importance[token] / mean + task.floor;
     ranked.size[rank] = task.size[image * count + token];
+  }
+}
+
+// The unit vectors of PANEL ranks, as rows and as a panel of columns.
+template <typename T>
+static void normalise_rows(const ConserveTask& task, const Layout& layout, int64_t image, int first, const Ranked& ranked) {
+  const int count = layout.count, last = std::min(first + PANEL, count);
+  for (int rank = first; rank < last; rank++) {
+    const int token = ranked.token[rank];
     const int64_t from = (image * task.tokens + task.prefix + token) * task.channels;
     const T* x = (const T*)task.x + from;
     const T* branch = (const T*)task.branch + from;
@@ -155,8 +164,10 @@ static void rank_tokens(const ConserveTask& task, const Layout& layout, int64_t 
     ranked.length[token] = length;
     copy_row(row, task.channels, 1.0f / length, row);
   }
-  std::memset(ranked.rows + (int64_t)count * task.channels, 0, (size_t)(layout.rows - count) * task.channels * sizeof(float));
-  pack_keys(ranked.rows, task.channels, count, task.channels, ranked.panels);
+  if (last == count)
+    std::memset(ranked.rows + (int64_t)count * task.channels, 0, (size_t)(layout.rows - count) * task.channels * sizeof(float));
+  const int64_t from = (int64_t)first * task.channels;
+  pack_keys(ranked.rows + from, task.channels, last - first, task.channels, ranked.panels + from);
 }
 
 // Similarities of COMPARED ranks with those before them, and what it costs to merge each.
@@ -276,8 +287,13 @@ static bool conserve_image(const ConserveTask& task, const Layout& layout, int64
   if (!memory) return false;
   const Ranked ranked = layout.at(memory);
   rank_tokens<T>(task, layout, image, ranked);
-  parallel_for((layout.rows + COMPARED - 1) / COMPARED, threads,
-               [&](int64_t block) { compare_rows(task, layout, image, (int)block * COMPARED, ranked); });
+  parallel_for(layout.ld / PANEL, threads,
+               [&](int64_t panel) { normalise_rows<T>(task, layout, image, (int)panel * PANEL, ranked); });
+  // Later rows have more before them: they come first, so that no thread is left with the largest block.
+  const int blocks = (layout.rows + COMPARED - 1) / COMPARED;
+  parallel_for(blocks, threads, [&](int64_t number) {
+    compare_rows(task, layout, image, (blocks - 1 - (int)number) * COMPARED, ranked);
+  });
   choose_receivers(task, layout, image, ranked, (uint64_t*)(memory + layout.total));
   const size_t floats = (size_t)task.channels + WIDTH;
   const bool fine = for_rows(1, task.tokens - task.removed, floats, threads, [&](int64_t, int target, float* row) {
