@@ -95,16 +95,17 @@ def call_unless_identity(module: nn.Module, x: Tensor) -> Tensor:
 
 def is_overridden(module: nn.Module, *, hooks: bool) -> bool:
     """Does calling this module do more than its class's forward? `hooks`: do hooks count?"""
-    own = any(
-        name in module.__dict__ for name in ("forward", "forward_features", "forward_head", "forward_intermediates")
-    )
-    return own or (hooks and has_hooks(module))
+    own = module.__dict__  # written out, as this is asked in every layer
+    replaced = "forward" in own or "forward_features" in own or "forward_head" in own or "forward_intermediates" in own
+    return replaced or (hooks and has_hooks(module))
 
 
 def has_hooks(module: nn.Module, besides: str = "") -> bool:
     """Are there hooks that a forward pass calls, besides those that were defined in the Python module `besides`?"""
-    every = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return any(getattr(hook, "__module__", None) != besides for hook in every) if besides else bool(every)
+    if not (module._forward_hooks or module._forward_pre_hooks):
+        return False
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return not besides or any(getattr(hook, "__module__", None) != besides for hook in hooks)
 
 
 def class_unsupported_reason(model: nn.Module, *kinds: type) -> str | None:

@@ -89,7 +89,7 @@ class Operator(Generic[Inputs, Result]):
         types = get_type_hints(inputs)
         names = tuple(types)
         self.name, self.inputs, self.results, self.by_set, self.checks = name, inputs, results, by_set, checks
-        self.reference, self.fake = by_set[Ops.TORCH], fake
+        self.reference, self.native, self.fake = by_set[Ops.TORCH], by_set[Ops.NATIVE], fake
         self.integer_args = [names.index(argument) for argument in checks.integer_args]
         parameters = ", ".join(f"{_TYPES[kind]} {argument}" for argument, kind in types.items())
         schema = f"({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})"
@@ -118,7 +118,7 @@ class Operator(Generic[Inputs, Result]):
     def _by_native(self, inputs: Inputs) -> Result:
         self.checks.check(inputs)
         fits = native.LOAD_ERROR is None and self.checks.supports(inputs)
-        return self.by_set[Ops.NATIVE](inputs) if fits else self._by_reference(inputs)
+        return self.native(inputs) if fits else self._by_reference(inputs)
 
     def _by_reference(self, inputs: Inputs) -> Result:
         return self._checked(self.reference, inputs)

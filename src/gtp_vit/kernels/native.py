@@ -13,6 +13,7 @@ import math
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -76,16 +77,13 @@ def _declare(library: ctypes.CDLL) -> None:
         function = getattr(library, f"gtp_vit_{name}")
         function.argtypes = [TYPES[letter] for letter in letters.replace(" ", "")]
         function.restype = ctypes.c_float if name == "kth_smallest" else ctypes.c_int
-        if name not in ("kth_smallest", "threads"):
-            function.errcheck = _raise
 
 
-def _raise(outcome: int, *_: object) -> None:
-    """Raise the error that a kernel's return value stands for; see Outcome in reduce.h."""
+def _raise(outcome: int) -> NoReturn:
+    """Raise the error that a kernel's return value stands for, if it is not 0; see Outcome in reduce.h."""
     if outcome == 2:
         raise IndexError("gtp_vit.gtp_reduce: position or neighbours has an entry that is not a cell of the grid")
-    if outcome:
-        raise MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
+    raise MemoryError("gtp_vit: no memory for the scratch space of a native kernel")
 
 
 def _no_library(*_: object) -> int:
@@ -153,7 +151,7 @@ def attention(inputs: AttentionInputs) -> AttentionResult:
         address += step if is_needed else 0
     if size is not None:
         size = size.float().contiguous()
-    _attention(
+    outcome = _attention(
         q.data_ptr(),
         *q.stride()[:3],
         k.data_ptr(),
@@ -163,6 +161,8 @@ def attention(inputs: AttentionInputs) -> AttentionResult:
         *(batch, num_heads, q.shape[2], tokens, depth, queries, scale, removed),
         *(_address(size), out.data_ptr(), first, *addresses, heads, q.dtype == torch.bfloat16, torch.get_num_threads()),
     )
+    if outcome:
+        _raise(outcome)
     return results
 
 
@@ -190,7 +190,7 @@ def gtp_reduce(inputs: GTPReduceInputs) -> GTPReduceResult:
     x_out, normed_out, size_out, position_out = results
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
-    _gtp_reduce(
+    outcome = _gtp_reduce(
         *(batch, tokens, tokens - position.shape[1], channels, removed, neighbours.shape[1], neighbours.shape[2]),
         *(x.data_ptr(), branch.data_ptr(), scores.data_ptr(), position.data_ptr(), _address(size)),
         *(neighbours.data_ptr(), root.data_ptr(), neighbours.shape[0] > 1, alpha),
@@ -198,6 +198,8 @@ def gtp_reduce(inputs: GTPReduceInputs) -> GTPReduceResult:
         *(x_out.data_ptr(), normed_out.data_ptr() if norm_weight is not None else None, position_out.data_ptr()),
         *(size_out.data_ptr() if with_size else None, x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
+    if outcome:
+        _raise(outcome)
     return results
 
 
@@ -238,7 +240,7 @@ def _gtp_plus_merge_by(
     if norm_weight is not None and norm_bias is not None:
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.to(x.dtype).contiguous()
     normed = results.normed.data_ptr() if norm_weight is not None else None
-    _gtp_plus_merge(
+    outcome = _gtp_plus_merge(
         *(batch, tokens, tokens - size.shape[1], channels, inputs.removed, x.data_ptr(), branch.data_ptr()),
         *(
             _address(importance),
@@ -253,6 +255,8 @@ def _gtp_plus_merge_by(
         *(results.keep.data_ptr(), results.drop.data_ptr(), results.target.data_ptr()),
         *(x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
+    if outcome:
+        _raise(outcome)
     return results
 
 
@@ -269,10 +273,12 @@ def neighbours(inputs: NeighboursInputs) -> Neighbours:
     similarity, rows, columns, spatial, semantic = inputs
     similarity = similarity.float().contiguous()
     results = neighbours_results(inputs)
-    _graph(
+    outcome = _graph(
         *(similarity.shape[0], rows, columns, spatial, semantic),
         *(similarity.data_ptr(), results.lists.data_ptr(), results.root.data_ptr(), torch.get_num_threads()),
     )
+    if outcome:
+        _raise(outcome)
     return results
 
 
@@ -286,10 +292,12 @@ def cluster_results(inputs: ClusterInputs) -> Clusters:
 def cluster(inputs: ClusterInputs) -> Clusters:
     distance = inputs.distance.contiguous()
     results = cluster_results(inputs)
-    _cluster(
+    outcome = _cluster(
         *(distance.shape[0], distance.shape[1], inputs.removed, inputs.linkage, distance.data_ptr()),
         *(results.keep.data_ptr(), results.drop.data_ptr(), results.target.data_ptr(), torch.get_num_threads()),
     )
+    if outcome:
+        _raise(outcome)
     return results
 
 
