@@ -312,7 +312,7 @@ def stored(**changes):
         (stored(probe=torch.rand(3, 24)), "is for 3 layers of 24 channels, this model has 4 of 24"),
         (stored(probe=torch.full((4, 24), torch.nan)), "not finite"),
         (stored(registers=(64,)), "not in its 8 x 8 patches"),
-        (stored(grid=(0, 8)), "lacks parts"),
+        (stored(grid=(0, 8)), "missing or unknown fields"),
         (stored(weights=torch.zeros(7)), "have 7 matrices, those of this one have 16"),
     ],
 )

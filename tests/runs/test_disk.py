@@ -66,7 +66,7 @@ def another_user():
 def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path):
     path = tmp_path / "r.json"
     write_atomically(path, "old")
-    with full_at(100), pytest.raises(GTPError, match=r"cannot write .*make room"):
+    with full_at(100), pytest.raises(GTPError, match=r"cannot write .*free some disk space"):
         write_atomically(path, "x" * 1000)
     assert [each.name for each in tmp_path.iterdir()] == ["r.json"]
     assert path.read_text() == "old"
@@ -104,7 +104,7 @@ def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
 
     embed(tmp_path / "whole")
     shard = tmp_path / "whole" / "embeddings-000000.safetensors"
-    with full_at(shard.stat().st_size - 1), pytest.raises(GTPError, match=r"cannot write .*make room"):
+    with full_at(shard.stat().st_size - 1), pytest.raises(GTPError, match=r"cannot write .*free some disk space"):
         embed(tmp_path / "v")
     assert not (tmp_path / "v").exists()
     embed(tmp_path / "v")
