@@ -74,7 +74,7 @@ def unsupported_reason(name: str) -> str | None:
 def _general(reason: str) -> str:
     """The reason without what is different from model to model."""
     reason = re.sub(r"timm\.models\.\w+\.(\w+) is not a supported ViT.*", r"the class \1 is not supported", reason)
-    reason = re.sub(r"\. The model was left as it is$|; supported: .*$", "", reason)
+    reason = re.sub(r"\. The model was not changed$|; supported: .*$", "", reason)
     reason = re.sub(r"blocks\[\d+\]", "a block", reason).replace("a block.attn", "its attention")
     return re.sub(r"has \d+ heads of keys for \d+ of queries", "has fewer heads of keys than of queries", reason)
 
