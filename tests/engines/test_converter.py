@@ -1,6 +1,7 @@
 """Converters in environments of their own: what is missing is said in one line, and nothing half-made is left."""
 
 import dataclasses
+import importlib.metadata
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,14 @@ def test_a_python_that_is_named_is_asked_for_its_modules(monkeypatch, tmp_path):
     assert lacking == f"needs no_such_module for {python}: {python} -m pip install toy-converter==1.0"
     monkeypatch.setenv("GTP_VIT_TOY_PYTHON", str(tmp_path / "nowhere"))
     assert "has no Python at" in TOY.missing()
+
+
+def test_versions_are_those_of_the_python_that_is_named(monkeypatch):
+    assert TOY.versions() == {}
+    monkeypatch.setenv("GTP_VIT_TOY_PYTHON", sys.executable)
+    named = dataclasses.replace(TOY, requirements=("numpy==0.1", "torch==0.1"))
+    here = {name: importlib.metadata.version(name) for name in ("numpy", "torch")}
+    assert named.versions() == {"numpy": here["numpy"], "torch of the converter": here["torch"]}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from gtp_vit.errors import GTPError
 
 READY = "ready"  # a file in an environment whose installation has ended
 _NAMES = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n) is None))"
+_VERSIONS = "import importlib.metadata, sys; print(*map(importlib.metadata.version, sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,15 @@ class Converter:
             lacking = ", ".join(done.stdout.split()) or "a Python that starts"
             return f"needs {lacking} for {python}: {python} -m pip install {' '.join(self.requirements)}"
         return None
+
+    def versions(self) -> dict[str, str]:
+        """The versions of its packages that are there; those of a Python that was named may be others than ours."""
+        python, names = self.python(), [requirement.split("==")[0] for requirement in self.requirements]
+        if python is None:
+            return {}
+        done = subprocess.run([python, "-I", "-c", _VERSIONS, *names], capture_output=True, text=True, check=False)
+        found = zip(names, done.stdout.split(), strict=False)
+        return {"torch of the converter" if name == "torch" else name: version for name, version in found}
 
     def install(self, progress: Callable[[str], None]) -> None:
         """Make its environment; one that was left half-way is made again, and none is left if it fails."""

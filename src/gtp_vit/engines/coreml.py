@@ -80,7 +80,7 @@ class CoreML(Engine):
         )
 
     def versions(self) -> dict[str, str]:
-        return dict(requirement.split("==") for requirement in self.converter.requirements[:1])
+        return self.converter.versions()
 
     def missing(self) -> str | None:
         return self.converter.missing()

@@ -26,13 +26,8 @@ def convert(source: str, path: str, precision: str) -> None:
 
     program = torch.export.load(source)
     program = program.run_decompositions({torch.ops.aten.scaled_dot_product_attention.default: attention})
-    nodes = {node.name: node for node in program.graph.nodes}
-    example = torch.zeros(nodes[program.graph_signature.user_inputs[0]].meta["val"].shape)
-    module = _fold_constants(program.module())
     if precision == "int8":
-        module = _quantise(module, example)
-    with torch.no_grad():
-        program = torch.export.export(module, (example,))
+        program = _quantise(program)
     own = [XnnpackDynamicallyQuantizedPartitioner()] if precision == "int8" else []
     edge = to_edge_transform_and_lower(program, partitioner=[*own, XnnpackPartitioner()])
     calls = [str(node.target) for node in edge.exported_program().graph.nodes if node.op == "call_function"]
@@ -78,12 +73,12 @@ def _fold_constants(module: Any) -> Any:
             constants[node] = getattr(module.get_submodule(owner), name)
         elif node.op == "call_function" and node.all_input_nodes and all(n in constants for n in node.all_input_nodes):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), constants.__getitem__)
-            with torch.no_grad():
-                value = node.target(*args, **kwargs)
+            value = node.target(*args, **kwargs)
             if not isinstance(value, Tensor):
                 continue
+            value = value.detach().clone(memory_format=torch.contiguous_format)
             name = f"folded_{len(constants)}"
-            module.register_buffer(name, value.contiguous().clone())
+            module.register_buffer(name, value)
             with module.graph.inserting_before(node):
                 folded = module.graph.get_attr(name)
             folded.meta = dict(node.meta)
@@ -94,7 +89,7 @@ def _fold_constants(module: Any) -> Any:
     return module
 
 
-def _quantise(module: Any, example: Tensor) -> Any:
+def _quantise(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Linear layers in 8 bits, all else as it was: which tokens stay is decided in floating point.
 
     Weights have a scale for each channel; the ranges of features are found in each pass.
@@ -111,10 +106,12 @@ def _quantise(module: Any, example: Tensor) -> Any:
 
     settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
     quantizer = LinearQuantizer().set_operator_type(torch.ops.aten.linear.default, settings)
-    prepared = prepare_pt2e(module, quantizer)
+    nodes = {node.name: node for node in program.graph.nodes}
+    example = torch.zeros(nodes[program.graph_signature.user_inputs[0]].meta["val"].shape)
+    prepared = prepare_pt2e(_fold_constants(program.module()), quantizer)
     with torch.no_grad():
         prepared(example)
-    return convert_pt2e(prepared)
+        return torch.export.export(convert_pt2e(prepared), (example,))
 
 
 def run(path: str, threads: int) -> None:

@@ -101,5 +101,4 @@ class LiteRT(Engine):
         )
 
     def versions(self) -> dict[str, str]:
-        made = dict(requirement.split("==") for requirement in self.converter.requirements[:1])
-        return {**made, "ai-edge-litert": importlib.metadata.version("ai-edge-litert")}
+        return {**self.converter.versions(), "ai-edge-litert": importlib.metadata.version("ai-edge-litert")}
