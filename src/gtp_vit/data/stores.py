@@ -59,6 +59,16 @@ def read_in_store(url: str, name: str) -> bytes:
         return file.read()
 
 
+def write_in_store(url: str, content: bytes) -> None:
+    """A file of a store, whole or not at all where the store can do that, as object stores can."""
+    filesystem, path = _opened(url)
+    try:
+        filesystem.makedirs(posixpath.dirname(path), exist_ok=True)
+        filesystem.pipe_file(path, content)
+    except Exception as error:  # stores raise errors of many classes
+        raise GTPError(f"{url} cannot be written: {first_line(error)}") from error
+
+
 class Content(io.BytesIO):
     """The bytes of an image; decoders put the name of a file into their errors, which an address in memory is none."""
 

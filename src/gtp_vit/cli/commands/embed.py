@@ -25,8 +25,10 @@ from gtp_vit.cli.output import JsonFlags, ResumeFlags, check_is_folder, check_re
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
 from gtp_vit.data.dataset import Images
+from gtp_vit.data.stores import url_of
 from gtp_vit.embeddings.batch_embedder import BatchEmbedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
+from gtp_vit.embeddings.npy import write_npy
 from gtp_vit.embeddings.shards import FORMATS
 from gtp_vit.embeddings.writer import EmbedResult, Layout, embed_to_folder
 from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
@@ -66,6 +68,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
       gtp-vit embed hf:facebook/dinov2-small --data-dir shards --dataset wds/ --format parquet --output vectors
       gtp-vit embed exported/vit_tiny_patch16_224-gtp_plus-f32.onnx --data-dir photos --output vectors
       gtp-vit embed --verify vectors
+      gtp-vit embed --to-npy vectors --output index
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app embed vit_tiny_patch16_224 --pretrained --data-dir p --output v
     """
 
@@ -93,6 +96,8 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
     verify: Path | None = None
     """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
+    to_npy: Path | None = None
+    """Embed nothing; write what this folder has to --output, which may be a URL, as .npy and metadata in Parquet."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,9 @@ def main(arguments: Sequence[str]) -> None:
     written = {word.partition("=")[0] for word in arguments}
     if flags.verify is not None:
         _verify(flags, flags.verify, written)
+        return
+    if flags.to_npy is not None:
+        _to_npy(flags, flags.to_npy, written)
         return
     if flags.unreduced and ("--method" in written or chosen.given_settings):
         raise GTPError("--unreduced cannot be combined with --method or its settings; remove one of them")
@@ -132,6 +140,21 @@ def main(arguments: Sequence[str]) -> None:
         check_weights(flags)
     with distributed.process_group():
         _embed(flags, output, chosen, arguments)
+
+
+def _to_npy(flags: Embed, folder: Path, written: Set[str]) -> None:
+    """Write the vectors of a folder once more, for an index."""
+    allowed = ("--to-npy", "--output", "--json")
+    others = [flags.model] if flags.model != Embed.model else []
+    others += sorted(word for word in written if word.startswith("-") and word not in allowed)
+    if others:
+        raise GTPError(f"--to-npy copies a folder and embeds nothing; remove {others[0]}")
+    if flags.output is None:
+        raise GTPError("--output is missing; give the folder or URL to write to")
+    names = write_npy(folder, flags.output)
+    place = url_of(flags.output) or str(flags.output)
+    columns, row = ["files", "first", "last"], [str(len(names)), *(names[:1] or ["-"]), *(names[-1:] or ["-"])]
+    print_result(flags, {"flags": flags, "output": place, "files": names}, (place, columns, [row]), text="Written.")
 
 
 def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
