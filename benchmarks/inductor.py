@@ -9,6 +9,7 @@ so is no test: it is known to work with torch 2.15.
 Bytes are those that kernels read and write once, as Inductor counts them; reads from a cache are not among them.
 """
 
+# ruff: noqa: PT008
 from __future__ import annotations
 
 import argparse
@@ -72,7 +73,9 @@ def pretended_gpu():
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import config
 
-    active = mock.patch.object(type(triton.runtime.driver), "active", new_callable=mock.PropertyMock, return_value=Driver())
+    active = mock.patch.object(
+        type(triton.runtime.driver), "active", new_callable=mock.PropertyMock, return_value=Driver()
+    )
     patches = [
         mock.patch.object(torch.cuda, "is_available", lambda: True),
         mock.patch.object(torch.cuda, "device_count", lambda: 1),
@@ -101,8 +104,8 @@ def pretended_gpu():
                      layout_optimization=False, joint_graph_constant_folding=False),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
+        for patched in patches:
+            stack.enter_context(patched)
         yield
 
 
@@ -169,8 +172,14 @@ def main() -> None:
     parser.add_argument("--code", help="write the generated code of each to files that begin with this")
     flags = parser.parse_args()
     plan = [*[flags.remove] * (flags.depth - 1), 0]
-    methods = {"unreduced": Identity(), "tome": ToMe(r=plan), "gtp": GTP(propagate=plan), "gtp_plus": GTPPlus(remove=plan)}
-    print("| compiled for an A100 | operators | launches | of these products and attention | GB moved |\n|---|---|---|---|---|")
+    methods = {
+        "unreduced": Identity(),
+        "tome": ToMe(r=plan),
+        "gtp": GTP(propagate=plan),
+        "gtp_plus": GTPPlus(remove=plan),
+    }
+    print("| compiled for an A100 | operators | launches | of these products and attention | GB moved |")
+    print("|---|---|---|---|---|")
     for name, method in methods.items():
         for kernels in ("torch",) if name == "unreduced" else ("torch", "triton"):
             plain = timm.create_model(flags.model, depth=flags.depth).eval().requires_grad_(False)

@@ -59,13 +59,15 @@ def test_ats_is_none_as_its_shapes_depend_on_the_image():
 
 # A program of its own, as Triton interprets in the process of the tests, and interpreted kernels cannot be traced.
 TRACE = """
-import json, torch
+import json, timm, torch
 from gtp_vit import GTP, GTPPlus, ToMe, patch
+from gtp_vit.profiling.launches import count_launches
 from gtp_vit.kernels import triton_set
 from gtp_vit.testing import families
 
 triton_set.why_not = triton_set.why_not_here = lambda *arguments, **options: None
-traced = {}
+traced, launched = {}, {}
+deit = timm.create_model("deit_small_patch16_224")
 for method in (GTPPlus(remove=7), GTP(propagate=7), ToMe(r=7)):
     graphs = []
 
@@ -81,7 +83,9 @@ for method in (GTPPlus(remove=7), GTP(propagate=7), ToMe(r=7)):
         assert "the graph is all" in str(error), error
     (graph,) = graphs
     traced[method.name] = [target.split(".")[1] for target in graph if target.startswith("gtp_vit_gpu.")]
-print(json.dumps(traced))
+    counted = count_launches(patch(deit, method, kernels="triton", quiet=True))
+    launched[method.name] = [counted.per_layer, counted.total, len(counted.problems), len(counted.maps)]
+print(json.dumps([traced, launched]))
 """
 
 
@@ -91,11 +95,14 @@ def test_triton_kernels_are_in_the_one_graph():
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", TRACE], capture_output=True, text=True, check=False, env=clean)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == {
+    traced, launched = json.loads(done.stdout)
+    assert traced == {
         "gtp_plus": ["attention_statistics", "merge_by_cost"] * 3,  # the last layer has nobody who reads image tokens
         "gtp": ["attention_statistics", "propagate"] * 3,
         "tome": ["match_pairs", "merge_pairs"] * 3,
     }
+    # launches of a layer and of DeiT-S, waits of the host, maps; docs/reference/devices.md
+    assert launched == {"gtp_plus": [19, 225, 0, 0], "gtp": [19, 283, 0, 0], "tome": [17, 203, 0, 0]}
 
 
 def test_compiled_for_a_gpu_without_triton_kernels_the_portable_set_runs(monkeypatch):
@@ -103,7 +110,7 @@ def test_compiled_for_a_gpu_without_triton_kernels_the_portable_set_runs(monkeyp
     monkeypatch.setattr(triton_set, "why_not_here", lambda *arguments, **options: "the GPU has compute capability 7.5")
     with FakeTensorMode(), torch.no_grad():
         x = torch.empty(1, 5, 16, device="cuda")
-        assert kernels.select_ops("auto", x) is Ops.TORCH
+        assert kernels.select_ops("auto", x) is Ops.LEAN
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
         monkeypatch.setattr(kernels, "is_exporting", lambda: False)
         assert kernels.select_ops("auto", x) is Ops.PORTABLE
@@ -118,6 +125,6 @@ def test_on_a_gpu_triton_kernels_are_the_default(monkeypatch):
     with FakeTensorMode(), torch.no_grad():
         x = torch.empty(1, 5, 16, device="cuda", dtype=torch.float16)
         assert kernels.select_ops("auto", x) is Ops.TRITON
-        assert kernels.select_ops("torch", x) is Ops.TORCH
+        assert kernels.select_ops("torch", x) is Ops.LEAN
         with torch.enable_grad():
             assert kernels.select_ops("auto", x) is Ops.TORCH

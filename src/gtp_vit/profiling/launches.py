@@ -38,6 +38,12 @@ SEVERAL = {
     **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce", "masked_fill", "constant_pad_nd", "baddbmm"), 2),
     **dict.fromkeys(("topk", "kthvalue", "eye", "frexp"), 2),
     "sort": 3,
+    # our own Triton kernels, at most, up to 256 patches
+    "merge_by_cost": 3,
+    "match_pairs": 3,
+    "attention_statistics": 2,
+    "importance_by_probe": 2,
+    "propagate": 2,
 }
 NONE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
 # They give a tensor whose shape depends on data, or a number: the host waits for the device.
