@@ -16,7 +16,7 @@ from gtp_vit.errors import GTPError, first_line
 
 
 def url_of(path: str | Path) -> str | None:
-    """The URL that a path is, None if it is none; pathlib makes one slash of the two behind the colon."""
+    """The URL that a path is, None if it is none; pathlib makes one slash of the two after the colon."""
     if isinstance(path, Path) and path.exists():
         return None
     match = re.match(r"([a-z][a-z0-9+.]+):/{1,2}(?!/)", str(path))

@@ -77,8 +77,8 @@ class Converter:
         if python is None:
             return {}
         done = subprocess.run([python, "-I", "-c", _VERSIONS, *names], capture_output=True, text=True, check=False)
-        found = zip(names, done.stdout.split(), strict=False)
-        return {"torch of the converter" if name == "torch" else name: version for name, version in found}
+        versions = zip(names, done.stdout.split(), strict=False)
+        return {"torch of the converter" if name == "torch" else name: version for name, version in versions}
 
     def install(self, progress: Callable[[str], None]) -> None:
         """Make its environment; one that was left half-way is made again, and none is left if it fails."""

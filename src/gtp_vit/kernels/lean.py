@@ -54,12 +54,12 @@ def attention_with_logsumexp(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     batch, heads, tokens, _ = q.shape
     mask = None if mask is None else mask.expand(batch, heads, tokens, -1)
     with full_precision(q):
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask, True, scale=scale)
-    return WithLogsumexp(found[0], found[1][..., :tokens])  # there are more on some devices
+        result = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask, True, scale=scale)
+    return WithLogsumexp(result[0], result[1][..., :tokens])  # there are more on some devices
 
 
 def attention_lean(inputs: AttentionInputs) -> AttentionResult:
-    """What `attention_reference` gives, of arguments that `supports_lean`."""
+    """The result of `attention_reference`, for arguments that `supports_lean` accepts."""
     q, k, v, size, scale, _, queries, asked, _, _ = inputs
     if asked[0] or asked[1]:
         return _with_statistics(inputs)
@@ -68,12 +68,12 @@ def attention_lean(inputs: AttentionInputs) -> AttentionResult:
         log_size = size.log()[:, None, None]  # [B, 1, 1, N], for the mask and for the class row
         mask = _room_for(log_size, q.dtype).copy_(log_size)
     out = F.scaled_dot_product_attention(q[:, :, :queries], k, v, attn_mask=mask, scale=scale)
-    found = out.new_empty(0, *q.shape[:2], k.shape[2], dtype=torch.float32)
+    rows = out.new_empty(0, *q.shape[:2], k.shape[2], dtype=torch.float32)
     if asked[2]:
         logits = _class_logits(q, k)
         logits = logits * scale if log_size is None else torch.add(log_size, logits, alpha=scale)
-        found = logits.softmax(dim=-1).squeeze(2).unsqueeze(0).float()
-    return AttentionResult(_heads_joined(out), _of_heads(found, inputs))
+        rows = logits.softmax(dim=-1).squeeze(2).unsqueeze(0).float()
+    return AttentionResult(_heads_joined(out), _of_heads(rows, inputs))
 
 
 def _class_logits(q: Tensor, k: Tensor) -> Tensor:
@@ -102,8 +102,8 @@ def _with_statistics(inputs: AttentionInputs) -> AttentionResult:
     logs = torch.stack(lacking)
     if heads == 1:  # the largest over the heads, before more is computed
         logs = logs.amin(dim=2, keepdim=True)
-    found = logs.neg().exp() if size is None else size[:, None].float() / logs.exp()
-    return AttentionResult(_heads_joined(out[:, :, :queries]), _of_heads(found, inputs))
+    rows = logs.neg().exp() if size is None else size[:, None].float() / logs.exp()
+    return AttentionResult(_heads_joined(out[:, :, :queries]), _of_heads(rows, inputs))
 
 
 def _minus_log_of_column_sums(q: Tensor, k: Tensor, logsumexp: Tensor, scale: float) -> Tensor:
@@ -131,10 +131,10 @@ def _heads_joined(out: Tensor) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
-def _of_heads(found: Tensor, inputs: AttentionInputs) -> Tensor:
+def _of_heads(rows: Tensor, inputs: AttentionInputs) -> Tensor:
     """Statistics [S, B, H, N] as they were asked for: aggregated over the heads, from the first token on."""
     if inputs.heads == 1:
-        found = found.amax(dim=2) if found.shape[2] > 1 else found[:, :, 0]
+        rows = rows.amax(dim=2) if rows.shape[2] > 1 else rows[:, :, 0]
     elif inputs.heads == 2:
-        found = found.mean(dim=2)
-    return found[..., inputs.first :]
+        rows = rows.mean(dim=2)
+    return rows[..., inputs.first :]

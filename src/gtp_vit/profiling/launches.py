@@ -94,7 +94,7 @@ class Launches:
 
     @property
     def problems(self) -> list[str]:
-        """What would make the host wait, or fail."""
+        """The reason that the host would wait, or fail."""
         return [f"{call}: {call.problem}" for call in self.calls if call.problem is not None]
 
     @property
@@ -131,17 +131,17 @@ def count_launches(
     reduction = tower.reduction
     vit, inputs = reduction.vit, reduction.backbone.inputs(tower)
     size = tuple(cells * pixels for cells, pixels in zip(vit.grid, inputs.patch, strict=True))
-    found = Launches(maps_of=batch * vit.heads)
-    recorder, seen = _Recorder(device), 0
+    counted = Launches(maps_of=batch * vit.heads)
+    recorder, num_seen = _Recorder(device), 0
     counts: list[int] = []
 
     def layer_ended(tokens: Tokens) -> None:
-        nonlocal seen
-        calls, seen = recorder.calls[seen:], len(recorder.calls)
+        nonlocal num_seen
+        calls, num_seen = recorder.calls[num_seen:], len(recorder.calls)
         if counts:
-            found.layers.append(calls)
+            counted.layers.append(calls)
         else:
-            found.embed = calls
+            counted.embed = calls
         counts.append(tokens.x.shape[1])
 
     with nullcontext() if device == "meta" else FakeTensorMode(), torch.no_grad():
@@ -152,8 +152,8 @@ def count_launches(
                 run(tower, images, prefix_only=reduction.may_skip_image_tokens(tower), observe=layer_ended)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise WaitsError(f"{error.func}: the host would wait for the device") from error
-    found.fewest_keys = min(counts[:-1])
-    return found
+    counted.fewest_keys = min(counts[:-1])
+    return counted
 
 
 class WaitsError(Exception):
@@ -163,9 +163,9 @@ class WaitsError(Exception):
 def _without_data(model: nn.Module, device: str) -> None:
     """Replace all parameters and buffers by fake ones."""
     for module in model.modules():
-        for name, each in module._parameters.items():
-            if each is not None:
-                empty = torch.empty(each.shape, dtype=each.dtype, device=device)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
                 module._parameters[name] = nn.Parameter(empty, requires_grad=False)
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -182,34 +182,34 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         problem = "the host would wait for the device" if self._waits(name, args) else None
-        found = func(*args, **(kwargs or {}))
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        written = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
-        for each in (*given, *written):
-            if each.device.type != self.device and each.numel() > 1:
-                problem = f"a tensor {list(each.shape)} on {each.device.type}"
-        if name in ("_to_copy", "copy_") and len({each.device for each in (*given, *written)}) > 1:
+        result = func(*args, **(kwargs or {}))
+        inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        written = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
+        for tensor in (*inputs, *written):
+            if tensor.device.type != self.device and tensor.numel() > 1:
+                problem = f"a tensor {list(tensor.shape)} on {tensor.device.type}"
+        if name in ("_to_copy", "copy_") and len({tensor.device for tensor in (*inputs, *written)}) > 1:
             problem = "a copy between devices"
         launches = 0 if not written or _is_view(func, name) else SEVERAL.get(name.removesuffix("_"), 1)
         if name.endswith("_"):  # in place, nothing is copied first
             launches = min(launches, 1)
         self.add(name, launches, written, problem)
-        return found
+        return result
 
     def add(self, name: str, launches: int, written: list[Tensor], problem: str | None = None) -> None:
-        self.calls.append(Call(name, launches, tuple(tuple(each.shape) for each in written), problem))
+        self.calls.append(Call(name, launches, tuple(tuple(tensor.shape) for tensor in written), problem))
 
     @staticmethod
     def _waits(name: str, args: Any) -> bool:
         if name not in ("index", "index_put", "index_put_"):
             return name in WAITS
-        return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+        return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 def _is_view(func: Any, name: str) -> bool:
     """Does a call launch nothing?"""
-    aliases = [each.alias_info for each in func._schema.returns]
-    return name in NONE or any(each is not None and not each.is_write for each in aliases)
+    aliases = [alias.alias_info for alias in func._schema.returns]
+    return name in NONE or any(alias is not None and not alias.is_write for alias in aliases)
 
 
 class _OneAttention(TorchFunctionMode):
