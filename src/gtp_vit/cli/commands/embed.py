@@ -24,12 +24,13 @@ from gtp_vit.cli.model_flags import (
 from gtp_vit.cli.output import JsonFlags, ResumeFlags, check_is_folder, check_readable, print_result
 from gtp_vit.cli.parser import Choices
 from gtp_vit.core.ranges import Range
-from gtp_vit.data.dataset import Images
+from gtp_vit.data.dataset import ImageDataset, Images
 from gtp_vit.data.stores import url_of
 from gtp_vit.embeddings.batch_embedder import BatchEmbedder
 from gtp_vit.embeddings.manifest import MANIFEST, verify
 from gtp_vit.embeddings.npy import write_npy
 from gtp_vit.embeddings.shards import FORMATS
+from gtp_vit.embeddings.stages import time_stages
 from gtp_vit.embeddings.writer import EmbedResult, Layout, embed_to_folder
 from gtp_vit.engines import ENGINES, TORCH, engine_names, is_exported
 from gtp_vit.engines.export import export
@@ -67,6 +68,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
       gtp-vit embed open_clip:ViT-B-32/openai --pretrained --data-dir photos --normalise --dtype float16 --output v
       gtp-vit embed hf:facebook/dinov2-small --data-dir shards --dataset wds/ --format parquet --output vectors
       gtp-vit embed exported/vit_tiny_patch16_224-gtp_plus-f32.onnx --data-dir photos --output vectors
+      gtp-vit embed vit_small_patch14_dinov2 --pretrained --data-dir photos --profile
       gtp-vit embed --verify vectors
       gtp-vit embed --to-npy vectors --output index
       torchrun --nproc-per-node 4 -m gtp_vit.cli.app embed vit_tiny_patch16_224 --pretrained --data-dir p --output v
@@ -96,6 +98,8 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
     verify: Path | None = None
     """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
+    profile: bool = False
+    """Embed at most 512 images and keep nothing; print how long reading, decoding, resizing, model and writing take."""
     to_npy: Path | None = None
     """Embed nothing; write what this folder has to --output, which may be a URL, as .npy and metadata in Parquet."""
 
@@ -121,9 +125,15 @@ def main(arguments: Sequence[str]) -> None:
         return
     if flags.unreduced and ("--method" in written or chosen.given_settings):
         raise GTPError("--unreduced cannot be combined with --method or its settings; remove one of them")
+    if flags.profile:
+        _profile(flags, chosen, arguments)
+        return
     output = flags.output
     if output is None:
         raise GTPError("--output is missing; give the folder to write to")
+    url = url_of(output)
+    if url is not None:
+        raise GTPError(f"--output is {url}; a run locks and resumes its folder on a disk: --to-npy copies it to a URL")
     if output.exists() and not output.is_dir():
         raise GTPError(f"--output is {output}, which is a file; give a folder")
     check_is_folder(output)
@@ -140,6 +150,35 @@ def main(arguments: Sequence[str]) -> None:
         check_weights(flags)
     with distributed.process_group():
         _embed(flags, output, chosen, arguments)
+
+
+def _profile(flags: Embed, choice: MethodChoice, arguments: Sequence[str]) -> None:
+    """Time the stages on the first images."""
+    FORMATS[flags.format].check_installed()
+    flags = dataclasses.replace(flags, split=_split(flags))
+    if not is_exported(flags.model):
+        check_weights(flags)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(
+            _from_file(flags, exported_file_of(flags, choice, arguments, *OF_A_FILE))
+            if is_exported(flags.model)
+            else _from_model(flags, choice)
+        )
+        if not isinstance(source.dataset, ImageDataset):
+            raise GTPError("--profile times files of pictures; give --data-dir with such, or tar or Parquet files")
+        layout = Layout(flags.format, flags.batch_size)
+        times = time_stages(source.embedder, source.dataset, source.identity, layout)
+    total, timed = sum(times.seconds.values()), times.images
+    rows = [
+        [stage, f"{seconds:.3f}", f"{1000 * seconds / timed:.2f}", f"{100 * seconds / total:.0f} %"]
+        for stage, seconds in times.seconds.items()
+    ]
+    text = (
+        f"{plural(timed, 'image', 'images')}, one after another. A run reads, decodes and resizes in --workers "
+        "processes beside the model, so what limits it is the larger of model and (read + decode + resize) / workers."
+    )
+    answer = {"flags": flags, "images": timed, "unreadable": times.unreadable, "seconds": times.seconds}
+    print_result(flags, answer, (source.title, ["stage", "seconds", "ms/image", "share"], rows), text=text)
 
 
 def _to_npy(flags: Embed, folder: Path, written: Set[str]) -> None:
