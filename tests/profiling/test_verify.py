@@ -143,6 +143,20 @@ def test_a_check_that_raises_has_failed():
     assert verify._attempt("CUDA graph", broken) == verify.Check("CUDA graph", False, "RuntimeError: no memory")
 
 
+def test_a_batch_for_which_memory_is_too_small_is_left_out(pair, monkeypatch):
+    model, fast, images = pair
+    for name in ("compare_operators", "compiled"):
+        monkeypatch.setattr(verify, name, lambda *arguments, **options: [] if options else (True, ""))
+
+    def full(*arguments, **options):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(verify, "speeds", full)
+    report = verify.verify(model, fast, images, batch_sizes=(2,))
+    assert report.checks[-1] == verify.Check("speed at batch 2", None, "not enough memory for all models and modes")
+    assert report.failed == []
+
+
 def test_kernels_are_counted_without_copies():
     names = ["Memcpy HtoD", "ampere_gemm", "fmha_cutlassF_f16", "Memset (Device)", "merge_kernel"]
     assert verify._count_kernels(names) == (3, "fmha_cutlassF_f16")

@@ -129,7 +129,12 @@ def verify(
             report.checks.append(_attempt(name, check))
         for size in batch_sizes:
             progress(f"speed at batch {size}")
-            report.speeds += speeds(model, fast, images[:size], rounds=rounds, report=report)
+            try:
+                report.speeds += speeds(model, fast, images[:size], rounds=rounds, report=report)
+            except torch.OutOfMemoryError:
+                report.checks.append(
+                    Check(f"speed at batch {size}", None, "not enough memory for all models and modes")
+                )
     report.line = line_of(report, images.dtype)
     return report
 
