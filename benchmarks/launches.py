@@ -57,7 +57,7 @@ def settings() -> dict[str, Method]:
 
 def count(method: Method, depth: int = 12) -> dict[str, Any] | None:
     """Launches of a layer and of the whole model without its head, and maps; None if it waits for the device."""
-    fast: Any = patch(timm.create_model(MODEL, depth=depth).eval(), method, quiet=True)
+    fast: Any = patch(timm.create_model(MODEL, depth=depth).eval(), method, kernels="torch", quiet=True)
     try:
         found = count_launches(fast)
     except WaitsError:
@@ -74,7 +74,7 @@ def most_of_families() -> dict[str, int]:
         methods = [*DEFAULTS, *(OPTIONS if family in families.DIVERSE else [])]
         for case in cases(methods, factory):
             try:
-                found = count_launches(patch(case.original.model, case.method, quiet=True))
+                found = count_launches(patch(case.original.model, case.method, kernels="torch", quiet=True))
             except WaitsError:
                 continue
             most[str(case.method)] = max(most.get(str(case.method), 0), found.per_layer - plain)

@@ -18,7 +18,7 @@ from gtp_vit.core.reducer import Reducer
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import LayerTokens, ViTInfo
 from gtp_vit.errors import SettingError
-from gtp_vit.tensors import argsort_descending, full_precision, sorted_ascending
+from gtp_vit.tensors import argsort_descending, counts_launches, full_precision, sorted_ascending
 
 
 class MergePairs(NamedTuple):
@@ -61,16 +61,21 @@ def mean_keys(attention: LayerAttention) -> Tensor:
 def average(pairs: MergePairs, size: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     """Weights of a size-weighted mean: what each kept token takes, what it retains, in `dtype`, and its new size.
 
-    Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r]. Summed up along rows: adding to places in any order, as a
-    scatter does on a GPU, would give other bits in every run.
+    Sizes [B, M] -> [B, M - r, r], [B, M - r], [B, M - r].
     """
     own, incoming = size.gather(1, pairs.keep), size.gather(1, pairs.drop)
-    taken = torch.zeros(*own.shape, incoming.shape[1], device=size.device)
-    taken = taken.scatter_(1, pairs.target.unsqueeze(1), incoming.unsqueeze(1))
-    parts = torch.cat([own.unsqueeze(2), taken], dim=2)
-    total = parts.sum(dim=2)
-    weights = (parts / total.unsqueeze(2)).to(dtype)
-    return weights[..., 1:], weights[..., 0], total
+    weights = torch.zeros(*own.shape, incoming.shape[1], device=size.device)
+    if counts_launches(size):
+        # Fewer calls; and sums along rows: a scatter adds in any order on a GPU, with other bits in every run.
+        taken = weights.scatter_(1, pairs.target.unsqueeze(1), incoming.unsqueeze(1))
+        parts = torch.cat([own.unsqueeze(2), taken], dim=2)
+        total = parts.sum(dim=2)
+        weights = (parts / total.unsqueeze(2)).to(dtype)
+        return weights[..., 1:], weights[..., 0], total
+    total = own.scatter_add(1, pairs.target, incoming)
+    share = incoming / total.gather(1, pairs.target)
+    weights = weights.scatter(1, pairs.target.unsqueeze(1), share.unsqueeze(1))
+    return weights.to(dtype), (own / total).to(dtype), total
 
 
 class PairReducer(Reducer):

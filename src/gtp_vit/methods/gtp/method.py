@@ -134,7 +134,7 @@ class GTPState(NamedTuple):
 class GTPReducer(Reducer):
     """GTP in a forward pass. Shapes: B batch, M image tokens, M0 patches, W neighbours, K kept, P propagated."""
 
-    noise: Tensor  # [L, cells] ranks, for select="random"; integers, which no change of the model's dtype rounds
+    noise: Tensor | None  # [L, cells] ranks, for select="random"; integers, which no change of the model's dtype rounds
 
     def __init__(self, method: GTP, vit: ViTInfo) -> None:
         super().__init__(vit, method)
@@ -153,16 +153,18 @@ class GTPReducer(Reducer):
         self.aggregate = method.heads if apart or method.select == "cosine_attention" else "done"
         self.statistics = tuple(sorted(needs))
         self.needs_matrix = method.edges != "receiver" or method.renormalise_graph
-        self.register_buffer("noise", self._draw_noise(), persistent=False)
+        self.register_buffer("noise", self._draw_noise() if method.select == "random" else None, persistent=False)
 
     def _draw_noise(self) -> Tensor:
-        cells = max(self.vit.image_tokens, 4096) if self.method.select == "random" else 0
-        return random_scores(self.vit.depth, cells, torch.Generator("cpu").manual_seed(self.method.seed))
+        return random_scores(
+            self.vit.depth, max(self.vit.image_tokens, 4096), torch.Generator("cpu").manual_seed(self.method.seed)
+        )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         """Move the noise with the model; to_empty() would lose it, so it is drawn once more, the same."""
         super()._apply(fn, recurse)
-        self.noise = self._draw_noise().to(self.noise.device)
+        if self.noise is not None:
+            self.noise = self._draw_noise().to(self.noise.device)
         return self
 
     def start(self, tokens: Tokens) -> Tokens:
@@ -242,6 +244,7 @@ class GTPReducer(Reducer):
         return SELECTORS[method.select].score(inputs, AGGREGATES[self.aggregate])
 
     def _noise(self, layer: int, tokens: Tokens) -> Tensor:
+        assert self.noise is not None  # it was drawn, as this selection needs it
         if tokens.grid[0] * tokens.grid[1] > self.noise.shape[1]:
             raise SettingError(
                 f"select='random' was drawn for at most {self.noise.shape[1]} patches, but the image has "
