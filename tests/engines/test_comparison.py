@@ -62,7 +62,10 @@ def test_an_engine_that_is_not_installed_is_a_line(short, capsys, tmp_path):
     assert torch_row["figures"]["max_difference"] < 1e-5
     assert torch_row["figures"]["kl"] > 1e-4
     assert torch_row["figures"]["time"]["speedup"] > 0
-    assert [(row["engine"], row["precision"], row["figures"]) for row in others] == [("executorch", "f32", None)]
+    assert [(row["engine"], row["precision"], row["figures"]) for row in others] == [
+        ("executorch", "f32", None),
+        ("executorch", "int8", None),
+    ]
     assert "gtp-vit export --format executorch --install-converter" in others[0]["problem"]
     assert "--install-converter" in (tmp_path / "page.html").read_text()
 

@@ -22,7 +22,7 @@ from support.engines import lacking
 GOLDEN = Path(__file__).parents[1] / "golden/engines"
 CLOSE = 1e-4
 FILES = {"litert": "small.tflite", "executorch": "small.pte"}
-CONVERTED = [("litert", "f32"), ("litert", "int8"), ("executorch", "f32"), ("coreml", "f32")]
+CONVERTED = [("litert", "f32"), ("litert", "int8"), ("executorch", "f32"), ("executorch", "int8"), ("coreml", "f32")]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,21 @@ def test_a_recorded_file_computes_what_torch_computes(engine, small):
     images = families.images("vit", 5)
     with torch.inference_mode():
         torch.testing.assert_close(file.load(threads=1)(images), small(images), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.time_limit(60)
+@pytest.mark.parametrize("engine", FILES)
+def test_a_recorded_file_in_8_bits_is_near_what_torch_computes(engine, small):
+    installed(engine)
+    path = GOLDEN / FILES[engine].replace(".", "-int8.")
+    file = ExportedFile.read(path)
+    assert file.metadata.precision == "int8"
+    assert path.stat().st_size < 0.85 * (GOLDEN / FILES[engine]).stat().st_size
+    images = families.images("vit", 5)
+    with torch.inference_mode():
+        found, wanted = file.load(threads=1)(images), small(images)
+    assert 1e-4 < (found - wanted).abs().max() < 0.1
+    assert (found.argmax(dim=1) == wanted.argmax(dim=1)).all()
 
 
 @pytest.mark.parametrize("engine", FILES)

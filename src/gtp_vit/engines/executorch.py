@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gtp_vit.engines.attachment import PLACE, attach, read_attachment, traced_graph
 from gtp_vit.engines.converter import Converter
-from gtp_vit.engines.engine import F32, Array, Engine, Precision, Run, UsageExample
+from gtp_vit.engines.engine import F32, INT8_DYNAMIC, Array, Engine, Precision, Run, UsageExample
 from gtp_vit.engines.engine_process import EngineProcess
 from gtp_vit.engines.graph import StoredFile
 
@@ -40,7 +40,7 @@ class ExecuTorch(Engine):
     title = "ExecuTorch with XNNPACK"
     format = "executorch"
     suffix = ".pte"
-    precisions: ClassVar[Mapping[str, Precision]] = {"f32": F32}
+    precisions: ClassVar[Mapping[str, Precision]] = {"f32": F32, "int8": INT8_DYNAMIC}
     packages = ()
     extra = "executorch"
     metadata_place = PLACE

@@ -65,7 +65,7 @@ def attention(
 
 
 def _fold_constants(module: Any) -> Any:
-    """Compute what depends on weights alone: XNNPACK takes no layer whose bias is a slice of another tensor."""
+    """Compute what depends on weights alone: XNNPACK takes no 8-bit layer whose bias is a slice of a tensor."""
     constants: dict[Any, Tensor] = {}
     for node in list(module.graph.nodes):
         if node.op == "get_attr":
