@@ -281,7 +281,7 @@ def test_renormalised_graph_counts_present_neighbours_only():
     with torch.no_grad():
         run(model, families.images(VIT), observe=seen.append)
     tokens, kept, gone = seen[1], torch.arange(7, 57).expand(3, -1), torch.arange(7).expand(3, -1)
-    weights = model.reducer._weights(tokens, kept, gone)
+    weights = model.reducer._weights(tokens, kept, gone, tokens.cell.gather(1, kept))
     for image in range(3):
         present = tokens.cell[image].tolist()
         for column, giver in enumerate(present[:7]):
