@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -64,7 +65,9 @@ class AOTInductor(Engine):
         own_compiler = torch._inductor.config.patch({"cpp.cxx": (None, compiler)})
         with fresh_cache(dir=str(program.folder)), own_compiler:  # nothing of it stays
             torch._inductor.aoti_compile_and_package(program.exported, package_path=str(path))
-        attach(path, metadata, traced_graph(program, eight_bits=False), f"{path.stem}/extra/")
+        with zipfile.ZipFile(path) as archive:
+            top = archive.namelist()[0].split("/")[0]  # torch wants all in one folder
+        attach(path, metadata, traced_graph(program, eight_bits=False), f"{top}/extra/")
 
     def load(self, path: Path, precision: str, threads: int, batch: int | None) -> Run:
         import torch
