@@ -89,7 +89,7 @@ def open_clip_vit(tower, block, layer, tokens, visible):
 
 
 def test_every_backbone_is_here():
-    assert set(MASKED) == set(BACKBONES)
+    assert set(MASKED) == set(BACKBONES) - {"hf_packed"}  # which takes no images: tests/families/test_packed.py
 
 
 @pytest.mark.parametrize(("backbone", "family"), families.ALL)

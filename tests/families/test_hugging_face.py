@@ -216,7 +216,7 @@ def test_old_versions_are_refused(monkeypatch):
         patch(model, REDUCING)
 
 
-@pytest.mark.parametrize("family", ["internvl", "mistral3", "qwen3_vl", "lfm2_vl", "granite4_vision"])
+@pytest.mark.parametrize("family", ["internvl", "mistral3", "qwen2_5_vl", "lfm2_vl", "granite4_vision"])
 def test_vlms_whose_vit_cannot_be_reduced_are_refused_with_the_reason(family):
     class Vlm(nn.Module):
         __module__ = f"transformers.models.{family}.modeling_{family}"

@@ -99,7 +99,8 @@ def test_every_method_keeps_the_main_promises_in_every_other_family(case):
 
 
 def test_every_registered_backbone_has_families_here():
-    assert all(type(backbone).small_models is not Backbone.small_models for backbone in BACKBONES.values())
+    without = [name for name, backbone in BACKBONES.items() if type(backbone).small_models is Backbone.small_models]
+    assert without == ["hf_packed"]  # which takes no images: tests/families/test_packed.py
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The registry of model families: a new one is a file in this folder and a line here, or an entry point."""
 
+from gtp_vit.backbones.hf_packed import HuggingFacePackedViT
 from gtp_vit.backbones.hf_vit import HuggingFaceViT
 from gtp_vit.backbones.lvvit import LVViTBackbone
 from gtp_vit.backbones.open_clip_vit import OpenClipViT
@@ -17,6 +18,7 @@ BACKBONES: dict[str, Backbone] = {
     "timm_qwen": TimmQwen(),
     "lvvit": LVViTBackbone(),
     "hf_vit": HuggingFaceViT(),
+    "hf_packed": HuggingFacePackedViT(),
     "torchvision_vit": TorchvisionViT(),
     "open_clip_vit": OpenClipViT(),
 }

@@ -86,8 +86,13 @@ class HFImageTransform:
         """Height and width of what it makes, of a picture that is not square."""
         from PIL import Image
 
-        height, width = self(Image.new("RGB", (600, 500))).shape[1:]
-        return height, width
+        shape = self(Image.new("RGB", (600, 500))).shape
+        if len(shape) != 3:
+            raise GTPError(
+                f"{type(self.processor).__name__} packs the patches of all images into one row; prepare images with it "
+                "and call the model itself"
+            )
+        return shape[1], shape[2]
 
     def preprocessing(self) -> dict[str, Any]:
         """Its settings under timm's names; under its own if timm has no name for one of them."""

@@ -130,6 +130,7 @@ def _vlm(family: str, name: str, path: str = "vision_tower", **more: Any) -> dic
 
 
 NEEDS_GRID = "puts the tokens of its ViT back on a grid"
+JOINS_PATCHES = "joins the channels of neighbouring patches"
 
 # Qualified class name -> what it does. A root may contain another root.
 WRAPPERS: dict[str, Wrapper] = {
@@ -187,6 +188,11 @@ WRAPPERS: dict[str, Wrapper] = {
     **_vlm("idefics2", "Idefics2", "vision_model", needs_all_patches="masks all patches once more behind its ViT"),
     **_vlm("idefics3", "Idefics3", "vision_model", needs_all_patches=NEEDS_GRID),
     **_vlm("smolvlm", "SmolVLM", "vision_model", needs_all_patches=NEEDS_GRID),
+    **_vlm("qwen2_vl", "Qwen2VL", "visual", needs_all_patches=JOINS_PATCHES),
+    **_vlm("qwen3_vl", "Qwen3VL", "visual", needs_all_patches=JOINS_PATCHES),
+    **_vlm("qwen3_vl_moe", "Qwen3VLMoe", "visual", needs_all_patches=JOINS_PATCHES),
+    **_vlm("qwen3_5", "Qwen3_5", "visual", needs_all_patches=JOINS_PATCHES),
+    **_vlm("qwen3_5_moe", "Qwen3_5Moe", "visual", needs_all_patches=JOINS_PATCHES),
     "timm.models.qwen3_vit.Qwen3VitClassifier": Wrapper(
         "encoder", "mean", _after_mean, "classes", needs_all_patches=_qwen
     ),
@@ -200,7 +206,7 @@ WRAPPERS: dict[str, Wrapper] = {
 _PACKED = "packs the patches of all images into one sequence, which has no images to remove as many tokens from each of"
 # Families of models whose ViT cannot be reduced inside them, even if it is put back, and why.
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _PACKED),
+    "qwen2_5_vl": "attends within windows in most layers of its ViT, which would differ in length once tokens leave",
     **dict.fromkeys(("mistral3", "lighton_ocr", "pixtral"), _PACKED),
     "lfm2_vl": "pads images of different sizes to one length and masks what was added in the attention of its ViT",
     "granite4_vision": "gives other layers of its ViT to other layers of the language model",

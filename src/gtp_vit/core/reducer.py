@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gtp_vit.core.attention import PLAIN, Adjustments
 from gtp_vit.core.layer_attention import LayerAttention
-from gtp_vit.core.schedule import even_schedule, keep_ratio_at, removals, scale_keep_ratio, scale_schedule
+from gtp_vit.core.schedule import even_schedule, keep_ratio_at, removals, same_share, scale_keep_ratio, scale_schedule
 from gtp_vit.core.settings import coerce_setting
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import ForwardPass, LayerTokens, ViTInfo
@@ -41,8 +41,12 @@ class Reducer(nn.Module):
         """Image tokens that each layer removes on this grid, for methods with a schedule; `steps` is true of all."""
         if self.method is None or self.method.schedule_field is None:
             return (0,) * self.vit.depth
-        schedule = getattr(self.method, self.method.schedule_field)
-        return removals(schedule, self.vit.depth, grid[0] * grid[1], type(self.method).max_removable)
+        schedule, tokens = getattr(self.method, self.method.schedule_field), grid[0] * grid[1]
+        depth, limit = self.vit.depth, type(self.method).max_removable
+        if self.vit.mixed_sizes and grid != self.vit.grid:
+            own = self.vit.image_tokens
+            schedule = same_share(removals(schedule, depth, own, limit), own, tokens)
+        return removals(schedule, depth, tokens, limit)
 
     def removals_of(self, tokens: Tokens) -> tuple[int, ...]:
         """`removals` on the grid of these tokens."""

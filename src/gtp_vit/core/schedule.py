@@ -212,6 +212,17 @@ def removals(
     return tuple(int(number) for number in plan)
 
 
+def same_share(plan: Sequence[int], tokens: int, other: int) -> tuple[int, ...]:
+    """A plan for `tokens` image tokens, for another number of them: after each layer the same share is gone, rounded
+    down, so one stays wherever one stayed.
+
+    >>> same_share((8, 0, 8, 8), tokens=64, other=20)
+    (2, 0, 3, 2)
+    """
+    gone = [sum(plan[: layer + 1]) * other // tokens for layer in range(len(plan))]
+    return tuple(now - before for now, before in zip(gone, [0, *gone], strict=False))
+
+
 def even_schedule(strength: float, depth: int, tokens: int) -> tuple[int, ...] | int:
     """A schedule as even as possible, the first layers removing more: from nothing to the largest constant one.
 

@@ -19,6 +19,8 @@ class ViTInfo:
     class_token: bool  # is the first prefix token a class token?
     head_reads_image_tokens: bool  # False: pooling and head read prefix tokens only
     head_averages_image_tokens: bool  # is the pooled feature their plain mean?
+    # Are images of different sizes in one call? A schedule is made for `grid`; the same share leaves any other.
+    mixed_sizes: bool = False
 
     @property
     def image_tokens(self) -> int:
