@@ -262,9 +262,9 @@ def names_for(page):
     if page.name == "features.md":
         names["images"] = torch.randn(2, 3, 160, 160)
     if page.name == "speed-up.md" and small_models.HAS_TRANSFORMERS:
-        from support.vlms import gemma3, llava, llava_processor, packed_vlm
+        from support.vlms import gemma3, llava, llava_processor
 
-        names |= {"llava": llava(), "processor": llava_processor(), "gemma3": gemma3(), "qwen": packed_vlm("qwen2_vl")}
+        names |= {"llava": llava(), "processor": llava_processor(), "gemma3": gemma3()}
     return names
 
 
