@@ -133,7 +133,7 @@ ray.data.read_binary_files(folder, include_paths=True).map_batches(
 '''
 
 
-def test_a_killed_ray_actor_loses_nothing_and_changes_no_bit(photos, tmp_path):
+def test_a_killed_ray_actor_loses_nothing_and_changes_no_vector(photos, tmp_path):
     """Also nothing twice: the batch that it was at is computed again."""
     engine("ray", "ray")
     words = [sys.executable, "-c", KILLED, photos, tmp_path / "out", tmp_path / "killed"]
