@@ -247,7 +247,7 @@ def test_a_model_of_images_and_language_generates_and_is_saved(family, tmp_path)
         ({"hidden_states": torch.zeros(64, 12)}, r"hidden_states are \(64, 12\), but grid_thw says 64 patches of 384"),
         ({"grid_thw": torch.zeros(0, 3).long()}, r"grid_thw is \(0, 3\); give frames, rows and columns of each image"),
         ({"grid_thw": None}, r"grid_thw is NoneType; give"),
-        ({"cu_seqlens": torch.tensor([0, 64])}, r"cu_seqlens cannot be combined with token reduction; leave it out"),
+        ({"cu_seqlens": torch.tensor([0, 64])}, r"cu_seqlens cannot be combined with token reduction; remove it"),
         ({"output_attentions": True}, r"output_attentions=True needs the original"),
     ],
 )

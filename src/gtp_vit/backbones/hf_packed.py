@@ -233,7 +233,7 @@ class HuggingFacePackedViT(Backbone):
         return nn.Identity()
 
     def head(self, model: Any, features: Tensor) -> Tensor:
-        """What the merger makes of all patches, however many there are here, [B, M / 4, channels].
+        """The output of the merger for all patches, however many there are here, [B, M / 4, channels].
 
         Mergers of earlier layers (deepstack) run as well, as MACs are counted from this.
         """

@@ -49,9 +49,7 @@ class PackedForwards(PatchedModel):
         """The model's own output class, with all patches of all images, in the order in which they came."""
         for name in READY_MADE:
             if more.get(name) is not None:
-                raise InputError(
-                    f"{name} cannot be combined with token reduction; leave it out, grid_thw says the same"
-                )
+                raise InputError(f"{name} cannot be combined with token reduction; remove it, grid_thw says the same")
         if output_attentions or (output_attentions is None and getattr(self.config, "output_attentions", False)):
             raise InputError(
                 "attention maps of a reduced model change their size; output_attentions=True needs the original"
@@ -97,18 +95,18 @@ class PackedForwards(PatchedModel):
         mergers: list[Any] = [*getattr(model, "deepstack_merger_list", ())]
         deep: list[int] = [*self.deepstack_visual_indexes] if mergers else []
         # 0 is the embedding, then one per layer
-        wanted = {depth, *(range(depth + 1) if output_hidden_states else ()), *(layer + 1 for layer in deep)}
+        state_numbers = {depth, *(range(depth + 1) if output_hidden_states else ()), *(layer + 1 for layer in deep)}
         pieces = self.patch_embed(patches).split([h * w for h, w in frames])
-        states: dict[int, list[Any]] = {state: [None] * len(frames) for state in wanted}
+        states: dict[int, list[Any]] = {state: [None] * len(frames) for state in state_numbers}
         for grid in dict.fromkeys(frames):
-            members = [number for number, each in enumerate(frames) if each == grid]
+            members = [number for number, frame in enumerate(frames) if frame == grid]
             order = block_order(grid, merge, patches.device)
             x = torch.stack([pieces[number] for number in members])[:, order.argsort()]
             number_of_state = 0
 
             def observe(tokens: Tokens, members: list[int] = members, order: Tensor = order) -> None:
                 nonlocal number_of_state
-                if number_of_state in wanted:
+                if number_of_state in state_numbers:
                     restored = restore_patches(tokens)[:, order]
                     for member, features in zip(members, restored, strict=True):
                         states[number_of_state][member] = features
