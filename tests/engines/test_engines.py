@@ -661,7 +661,7 @@ def mistakes():
         "no ending": (vit, "x", {}, "does not say which engine it is for"),
         "unknown precision": (vit, onnx, {"precision": "fp16"}, "unknown precision 'fp16'"),
         "bf16": (vit, onnx, {"precision": "bf16"}, "onnxruntime has no bf16 on a CPU; give f32 or int8"),
-        "adaptive": (patch(vit, ATS()), onnx, {}, "ats keeps a different number of tokens in every image"),
+        "adaptive": (patch(vit, ATS()), onnx, {}, "ats keeps a different number of tokens in each image"),
         "a loop": (patch(vit, "atc"), onnx, {}, "atc joins clusters one after the other"),
         "bfloat16": (
             families.make("vit").bfloat16(),
@@ -806,7 +806,7 @@ def test_too_few_images_are_refused(tmp_path, untouched, pictures, capsys):
         (["export", "--images", "7", "--output", "OUT"], "--images is 7; it must be an integer in [8,"),
         (["export", "--device", "cuda", "--output", "OUT"], "--device is cuda; exporting runs on a CPU"),
         (["export", "--class-names", "no.txt", "--output", "OUT"], "cannot read --class-names no.txt"),
-        (["export", "--method", "ats", "--output", "OUT"], "ats keeps a different number of tokens in every image"),
+        (["export", "--method", "ats", "--output", "OUT"], "ats keeps a different number of tokens in each image"),
         (["export", "--method", "deplyo", "--output", "OUT"], "did you mean 'deploy'"),
         (["evaluate", "OUT/none.onnx"], "there is no file OUT/none.onnx; make one with gtp-vit export"),
         (["evaluate", "OUT/text.onnx"], "onnxruntime cannot read OUT/text.onnx: "),
@@ -1045,6 +1045,7 @@ def test_models_with_few_tokens_or_layers_have_settings_for_engines_too(sizes):
     assert outputs(patch(model, "deploy"), torch.zeros(1, 3, side, side)).isfinite().all()
 
 
+@pytest.mark.time_limit(4)
 def test_settings_for_engines_can_be_changed_by_flags(capsys):
     code, out, _ = run(capsys, "macs", "fashion_vit", "--method", "deploy", "--importance-floor", "0.25", "--json")
     assert code == ExitCode.OK

