@@ -126,8 +126,8 @@ def _in_engines() -> Iterator[list[str]]:
 def headline(readme: str) -> str:
     """The README with its table: what GTP, ToMe and GTP+ do at 55 % of the MACs."""
     columns = [
-        "55 % of the MACs",
-        "speed-up",
+        "at 55 % of the MACs",
+        "DeiT-S: speed-up",
         *(f"{model}: {figure}" for model in ("DeiT-Ti", "ViT-Ti") for figure in ("agreement", "KL")),
     ]
     speedups = {case.method: f"{case.speedup:.2f}" for case in methods_timed() if case.model == "DeiT-S"}

@@ -133,7 +133,7 @@ def families() -> str:
     """A table of the families, from the registry."""
     rows = [["library", "classes", "models"], ["---"] * 3]
     for family in known_backbones().values():
-        rows.append([family.library().title, ", ".join(f"`{name}`" for name in family.classes), family.models])
+        rows.append([family.library().title, ", ".join(f"`{name}`" for name in family.classes), family.models or "-"])
     return _lines(rows)
 
 
@@ -146,10 +146,10 @@ def around() -> str:
         if f"{name.removesuffix('Model')}ForConditionalGeneration" in classes:
             continue  # it is inside that one
         needs_grid = _inner(path).needs_all_patches
-        always = "`restore=True`" if isinstance(needs_grid, str) else "`restore=True`, with some settings"
+        always = "`restore=True`" if isinstance(needs_grid, str) else "`restore=True` with some configurations"
         found[library, "" if needs_grid is None else always].append(f"`{name}`")
-    rows = [["library", "needs", "models around a ViT"], ["---"] * 3]
-    return _lines([*rows, *([library, how, ", ".join(names)] for (library, how), names in found.items())])
+    rows = [["library", "needs", "models that contain a ViT"], ["---"] * 3]
+    return _lines([*rows, *([library, how or "-", ", ".join(names)] for (library, how), names in found.items())])
 
 
 def _inner(path: str) -> Wrapper:

@@ -94,7 +94,7 @@ def arrows(picture: Image.Image, seen: dict[str, Tensor]) -> Image.Image:
     for cell, taker in zip(seen["cell"][seen["gone"]].tolist(), takers, strict=True):
         (x, y), (to_x, to_y) = middle(cell), middle(taker)
         draw.line([x, y, to_x, to_y], fill=(209, 73, 91), width=2)
-        draw.ellipse([x - 3, y - 3, x + 3, y + 3], create_without_weights=(209, 73, 91), fill="white", width=2)
+        draw.ellipse([x - 3, y - 3, x + 3, y + 3], outline=(209, 73, 91), fill="white", width=2)
         draw.ellipse([to_x - 4, to_y - 4, to_x + 4, to_y + 4], fill=HOT)
     return panel
 

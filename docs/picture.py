@@ -31,7 +31,7 @@ def main() -> None:
     assert model(images).argmax() == fast(images).argmax()
     layers = trace(fast, images).layers
     panels = [("all 196 patches", photo)]
-    panels += [(f"after layer {n + 1}: {layers[n].kept.shape[1]}", faded(photo, layers[n].kept[0])) for n in LAYERS]
+    panels += [(f"after {n + 1} layers: {layers[n].kept.shape[1]}", faded(photo, layers[n].kept[0])) for n in LAYERS]
     side = round(photo.width * SCALE)
     canvas = Image.new("RGB", (len(panels) * (side + GAP) - GAP, side + 26), "white")
     draw = ImageDraw.Draw(canvas)

@@ -216,7 +216,7 @@ class LVViTBackbone(TimmViT):
     """Backbone of our LV-ViT, whose attributes and entry points are named as in timm."""
 
     classes = ("LVViT",)
-    models = "LV-ViT, with a file of its weights"
+    models = "LV-ViT, from a file of weights"
 
     def library(self) -> Library:
         return LVVITS

@@ -104,7 +104,7 @@ class OpenClipViT(Backbone):
     """Backbone of open_clip's vision transformers."""
 
     classes = ("VisionTransformer",)
-    models = "the image towers of its models, also those that are timm's"
+    models = "image towers, also those from timm"
     forwards = OpenClipForwards
 
     def library(self) -> Library:
