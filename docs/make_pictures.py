@@ -10,6 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from gtp_vit import create_model, patch, trace
+from gtp_vit.core.layer_attention import LayerAttention
+from gtp_vit.kernels.arguments import GTPPlusMergeResult, NormParams
 from gtp_vit.methods.gtp_plus.merge import earlier_similarity, merge_cost, relative_importance
 from gtp_vit.models import bundled
 from gtp_vit.report.plot import line_plot
@@ -25,15 +27,17 @@ def seen_in(fast: Any, images: Tensor) -> dict[str, Tensor]:
     """What one layer of GTP+ decides from, and what it decides, taken from the pass itself."""
     merge, found = fast.reducer.merge, {}
 
-    def looked_at(layer: int, tokens: Any, branch: Tensor, stats: Any, *others: Any) -> Any:
-        made = merge(layer, tokens, branch, stats, *others)
-        if layer == LAYER:
-            prefix = tokens.x.shape[1] - tokens.cell.shape[1]
-            features = (tokens.x + branch)[:, prefix:]
-            size = torch.ones_like(stats.class_row) if tokens.size is None else tokens.size
-            found.update(importance=stats.class_row, features=features, size=size, cell=tokens.cell)
-            found.update(zip(("kept", "gone", "target"), made[3:6], strict=True))
-        return made
+    def looked_at(attention: LayerAttention, removed: int, norm: NormParams) -> GTPPlusMergeResult:
+        stats = attention.statistics("class_row", heads="mean")
+        attention.statistics = lambda *names, **settings: stats  # they can be asked for only once
+        merged = merge(attention, removed, norm)
+        if attention.layer == LAYER:
+            tokens, importance = attention.tokens, stats.class_row
+            features = (tokens.x + attention.branch())[:, -tokens.cell.shape[1] :]
+            size = torch.ones_like(importance) if tokens.size is None else tokens.size
+            found.update(importance=importance, features=features, size=size, cell=tokens.cell)
+            found.update(kept=merged.keep, gone=merged.drop, target=merged.target)
+        return merged
 
     fast.reducer.merge = looked_at
     with torch.inference_mode():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from gtp_vit import METHODS
 from gtp_vit.cli.app import COMMANDS
@@ -176,6 +177,18 @@ def maker(name):
 def test_generated_pages_are_what_their_sources_say(name):
     for file, text in maker(name).pages().items():
         assert (ROOT / "docs" / file).read_text() == text, f"run python docs/make_{name}.py"
+
+
+@pytest.mark.slow
+def test_the_pictures_of_how_it_works_are_what_the_method_does(monkeypatch, tmp_path):
+    """Pixels depend on Pillow's version; the schedule does not, nor does whether the script still runs."""
+    pictures = maker("pictures")
+    monkeypatch.setattr(pictures, "FOLDER", tmp_path)
+    pictures.main()
+    for name in ("one-layer.png", "layers.png"):
+        with Image.open(tmp_path / name) as drawn, Image.open(ROOT / "docs/pictures" / name) as stored:
+            assert drawn.size == stored.size
+    assert (tmp_path / "schedule.svg").read_text() == (ROOT / "docs/pictures/schedule.svg").read_text()
 
 
 def test_the_page_of_models_is_what_the_code_says():
