@@ -47,7 +47,7 @@ def pins(file):
 
 
 def third_party_imports(folder):
-    """Top-level modules that the files of a folder import, anywhere; scripts of converters run in other environments."""
+    """Top-level modules that the files of a folder import, anywhere; converters run in other environments."""
     found = set()
     for path in set((ROOT / folder).rglob("*.py")) - set((ROOT / folder).rglob("engines/*_script.py")):
         for node in ast.walk(ast.parse(path.read_text())):
