@@ -7,7 +7,20 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gtp_vit import GTP, GTPPlus, Identity, PiToMe, ToMe, UnsupportedModelError, load_pretrained, macs, patch, unpatch
+from gtp_vit import (
+    GTP,
+    GTPError,
+    GTPPlus,
+    Identity,
+    PiToMe,
+    ToMe,
+    UnsupportedModelError,
+    load_pretrained,
+    macs,
+    patch,
+    unpatch,
+)
+from gtp_vit.backbones.hf_library import HFImageTransform
 from gtp_vit.core.loop import run
 from gtp_vit.errors import InputError
 from gtp_vit.patching import host_of, tower_of
@@ -151,6 +164,12 @@ def test_images_are_embedded_as_the_processor_and_the_model_do():
         tokens = host_of(model).backbone.embed(model, picture[None])
     order = [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11, 12, 13, 18, 19, 14, 15, 20, 21, 16, 17, 22, 23]
     close(tokens.x[0, order], row.hidden_states[0])
+
+
+def test_commands_do_not_take_its_processor():
+    transform = HFImageTransform(transformers.Qwen2VLImageProcessor(patch_size=8))
+    with pytest.raises(GTPError, match=r"^Qwen2VLImageProcessor packs the patches of all images into one row; prepare"):
+        transform.size()
 
 
 @pytest.mark.parametrize("family", EVERY)
