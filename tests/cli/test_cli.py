@@ -291,3 +291,12 @@ def test_interleaving_runs_every_candidate_every_round_and_needs_two():
     assert [len(seconds) for seconds in found.values()] == [5, 5]
     with pytest.raises(SettingError, match="baseline"):
         interleave({"a": lambda: None})
+
+
+def test_a_library_without_a_list_of_models_is_named_once(capsys):
+    """It has several families; their classes stand behind one sentence."""
+    assert main(["models", "--help"]) == ExitCode.OK
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count("Hugging Face's models cannot be listed: hf:NAME takes ViT, DeiT, ") == 1
+    assert text.count("cannot be listed") == 1
+    assert "Qwen3_5MoeVisionModel. " in text

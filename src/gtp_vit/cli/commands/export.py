@@ -39,8 +39,8 @@ class Export(OutputFlags, MethodFlags, DataFlags):
     The file says in its metadata how to prepare images and what the classes are, and has a card beside it. At the end
     it is run in its engine on 1, 3 and 8 images and compared with torch; a file that fails is not left behind. Files
     for phones (litert, executorch, coreml) take one image at a time, the others any number. 8-bit files for onnx and
-    openvino need images (--data-dir) to find the ranges of their numbers. Core ML runs on macOS only: elsewhere its
-    files are converted, checked as programs, and not run.
+    openvino need images (--data-dir): both are checked on them, and openvino takes the ranges of its numbers from them.
+    Core ML runs on macOS only: elsewhere its files are converted, checked as programs, and not run.
 
     examples:
       gtp-vit export --format onnx --output out

@@ -20,11 +20,14 @@ from gtp_vit.profiling.macs import macs
 
 def _unlisted() -> str:
     """The families whose models are not in the list."""
-    unlisted = [family for family in known_backbones().values() if type(family).model_names is Backbone.model_names]
+    classes: dict[tuple[str, str], list[str]] = {}
+    for family in known_backbones().values():
+        if type(family).model_names is Backbone.model_names:
+            library = family.library()
+            classes.setdefault((library.title, library.prefix), []).extend(family.classes)
     return " ".join(
-        f"{family.library().title}'s models cannot be listed: {family.library().prefix}:NAME takes "
-        f"{', '.join(family.classes)}."
-        for family in unlisted
+        f"{title}'s models cannot be listed: {prefix}:NAME takes {', '.join(names)}."
+        for (title, prefix), names in classes.items()
     )
 
 
