@@ -118,7 +118,7 @@ def test_an_installation_that_does_not_end_leaves_nothing(monkeypatch, how):
     with pytest.raises(KeyboardInterrupt if how == "is interrupted" else GTPError) as caught:
         TOY.install(lambda _: None)
     if how == "fails":
-        assert "stopped: ERROR: no matching distribution; nothing was left" in str(caught.value)
+        assert "stopped: ERROR: no matching distribution; its folder was deleted" in str(caught.value)
     assert not TOY.folder.exists()
     assert TOY.python() is None
 

@@ -1,10 +1,10 @@
 """timm's VisionTransformer: ViT, DeiT (also distilled), DeiT-3, AugReg, CLIP, DINOv2, SigLIP, GAP models, EVA-L, and
 hybrids, whose patches are the features of a ResNet or of MobileCLIP's convolutions.
 
-The arithmetic of timm's block is repeated here, because attention must return statistics. `unsupported_reason` compares
-every class and child module with what this copy supports and refuses anything else.
+We repeat the arithmetic of timm's block because attention must return statistics. `unsupported_reason` therefore
+compares the class of every module and the names of its children with those that our copy supports.
 
-This file never imports timm: whoever created a timm model has imported it already.
+This file never imports timm: a caller with a timm model has imported it already.
 
 Shapes: B batch, N tokens, C channels, H heads, D head dimension.
 """
@@ -43,7 +43,7 @@ from gtp_vit.core.backbone import Backbone, Inputs, Library, Output, Part
 from gtp_vit.core.tokens import Tokens
 from gtp_vit.core.vit import ViTInfo
 
-# Children that the copied forward calls. `norm` of attention appeared during timm 1.0.
+# Children of timm's modules that our copy of the forward calls. Attention got `norm` in a later release of timm 1.0.
 BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
 ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
 MODEL = {
@@ -51,16 +51,18 @@ MODEL = {
     *("head_drop", "head", "head_dist"),
 }
 EMBEDDINGS = ("PatchEmbed", "HybridEmbed")
+# Values of global_pool that read prefix tokens only, and values that read image tokens.
 PREFIX_POOLS = {"token"}
-CLIP = ("clip", "_mci_", "_pe_core_")  # in timm's names of models whose output is compared with texts
-FINETUNED_TAG = "_ft_in"  # in timm's names of weights that were trained on classes afterwards
 IMAGE_POOLS = {"", "avg", "avgmax", "max", "map"}
+# Parts of timm's model names: of models that compare images with texts, and of weights finetuned as classifiers since.
+CLIP = ("clip", "_mci_", "_pe_core_")
+FINETUNED_TAG = "_ft_in"
 
 
 class TimmViT(Backbone):
     """Backbone of timm's plain vision transformers."""
 
-    module = "vision_transformer"  # of timm.models, where the class of its models is
+    module = "vision_transformer"  # the module of timm.models that defines `classes`
     classes: tuple[str, ...] = ("VisionTransformer", "VisionTransformerDistilled")
     models = "ViT and AugReg, DeiT (also distilled), DeiT-3, CLIP image towers, DINOv2, SigLIP, GAP models, hybrids"
     forwards = TimmForwards
@@ -71,8 +73,8 @@ class TimmViT(Backbone):
         return timm_vits(depth)
 
     def matches(self, model: nn.Module) -> bool:
-        library = sys.modules.get(f"timm.models.{self.module}")  # older versions lack some
-        return library is not None and isinstance(model, getattr(library, self.classes[0]))
+        timm_module = sys.modules.get(f"timm.models.{self.module}")  # older releases of timm lack some modules
+        return timm_module is not None and isinstance(model, getattr(timm_module, self.classes[0]))
 
     def library(self) -> Library:
         from gtp_vit.backbones.libraries import TIMM
@@ -92,7 +94,7 @@ class TimmViT(Backbone):
     def _model_unsupported_reason(
         self, model: Any, known: set[str], pools: set[str] = PREFIX_POOLS | IMAGE_POOLS
     ) -> str | None:
-        """Why the modules around the blocks are not supported; `known`: children that the model's class has."""
+        """Why the modules around the blocks are not supported, or None; `known`: names of supported children."""
         for name, child in model.named_children():
             if name not in known:
                 return f"the model has a module {name} ({type(child).__name__}) that is not known"
@@ -127,17 +129,17 @@ class TimmViT(Backbone):
         )
 
     def inputs(self, model: Any) -> Inputs:
-        config = getattr(model, "pretrained_cfg", None) or {}
-        known = dict(config if isinstance(config, dict) else vars(config))
+        pretrained_cfg = getattr(model, "pretrained_cfg", None) or {}
+        config = dict(pretrained_cfg if isinstance(pretrained_cfg, dict) else vars(pretrained_cfg))
         return Inputs(
-            name=str(known.get("architecture") or type(model).__name__),
-            size=tuple(model.patch_embed.img_size),  # what it was made for; its configuration has that of its weights
+            name=str(config.get("architecture") or type(model).__name__),
+            size=tuple(model.patch_embed.img_size),  # of this model; pretrained_cfg has the size of its weights
             any_size=self.any_size(model),
             patch=self.patch(model),
             channels=self.first_layer(model).in_channels,
             classes=model.num_classes,
-            weights=str(known.get("tag") or ""),
-            preprocessing=known,
+            weights=str(config.get("tag") or ""),
+            preprocessing=config,
         )
 
     def output(self, model: Any) -> Output:
@@ -166,7 +168,7 @@ class TimmViT(Backbone):
         return rows, columns
 
     def patch(self, model: Any) -> tuple[int, int]:
-        """Height and width of a patch in pixels; of a hybrid, of the pixels that its stem makes one token of."""
+        """Height and width of a patch in pixels; for a hybrid, of the area that its stem makes one token from."""
         height, width = model.patch_embed.feat_ratio(as_scalar=False)
         return height, width
 
@@ -178,20 +180,20 @@ class TimmViT(Backbone):
         return next(module for module in model.patch_embed.modules() if isinstance(module, nn.Conv2d))
 
     def head_averages_image_tokens(self, model: Any) -> bool:
-        """Is the pooled feature their plain mean?"""
+        """Is the pooled feature the plain mean of the image tokens?"""
         return model.global_pool == "avg" and not getattr(model, "pool_include_prefix", False)
 
     def head_reads_image_tokens(self, model: Any) -> bool:
         return model.global_pool not in PREFIX_POOLS or getattr(model, "attn_pool", None) is not None
 
     def embed(self, model: Any, images: Tensor) -> Tokens:
-        """Patches, position embedding and prefix tokens, by the model's own modules."""
+        """Embed the patches, positions and prefix tokens with the model's own modules."""
         x, grid = self.patches(model, images)
         x = model.norm_pre(model.patch_drop(model._pos_embed(x)))
         return Tokens(x, self.cells(x, grid), model.num_prefix_tokens, grid)
 
     def patches(self, model: Any, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """The output of the patch embedding for images that fit the model, and the grid of their patches."""
+        """The output of the patch embedding and the grid of patches; raises InputError if the images do not fit."""
         embed, any_size = model.patch_embed, self.any_size(model)
         multiple = self.patch(model) if any_size and not embed.dynamic_img_pad else None
         check_images(images, self.first_layer(model), None if any_size else tuple(embed.img_size), multiple)
@@ -254,8 +256,10 @@ class TimmViT(Backbone):
     def set_drop_path(self, model: Any, rate: float) -> bool:
         drop_path = sys.modules["timm.layers"].DropPath
         for index, block in enumerate(model.blocks):
-            own = rate * index / max(len(model.blocks) - 1, 1)
-            block.drop_path1, block.drop_path2 = (drop_path(own) if own else nn.Identity() for _ in range(2))
+            block_rate = rate * index / max(len(model.blocks) - 1, 1)
+            block.drop_path1, block.drop_path2 = (
+                drop_path(block_rate) if block_rate else nn.Identity() for _ in range(2)
+            )
         return True
 
     def no_weight_decay(self, model: Any) -> set[str]:

@@ -34,19 +34,19 @@ class Reduction:
     vit: ViTInfo
     shorten_last_block: bool
     kernels: Kernels  # as passed to `patch`; the model's attribute `kernels` says what runs now
-    restore: bool  # do callers who want all tokens get the full grid?
-    # Does a model around the ViT read its image tokens? None: the ViT's own head counts.
+    restore: bool  # does `all_features` restore a feature for every patch?
+    # Does the model that contains this ViT read its image tokens? None: there is no such model; the ViT's head decides.
     wrapper_reads_image_tokens: bool | None = None
-    origin: object = field(default=None, compare=False)  # the recipe that the settings are from (recipes), or None
+    origin: object = field(default=None, compare=False)  # the recipe with these settings, or None
 
     def may_skip_image_tokens(self, model: PatchedModel) -> bool:
-        """Are image tokens unused after the last block, as `model` is set now?"""
-        reads = (
+        """May the last block skip the image tokens? Only if nothing after it reads them, as `model` is set now."""
+        head_reads_them = (
             self.backbone.head_reads_image_tokens(model)
             if self.wrapper_reads_image_tokens is None
             else self.wrapper_reads_image_tokens
         )
-        return self.shorten_last_block and not (reads or model.reducer.reads_image_tokens)
+        return self.shorten_last_block and not (head_reads_them or model.reducer.reads_image_tokens)
 
 
 class PatchedModel(nn.Module):
@@ -75,9 +75,9 @@ def run(
 
     Args:
         model: a patched model.
-        images: [B, channels, height, width], or the tokens that a family's own entry point has made of them.
-        prefix_only: the caller reads prefix tokens only; the last block computes nothing else (exact).
-        layers: stop after this many blocks; None = after those that are used.
+        images: [B, channels, height, width], or tokens that a model family's own forward has embedded.
+        prefix_only: the caller reads prefix tokens only; the last block skips the others, with the same result.
+        layers: number of blocks to run; None = `reduction.vit.depth`, all that the model uses.
         observe: called with the embedded tokens, then with the tokens after each layer.
         track_owners: keep `Tokens.owner`: which token stands for each patch.
         restore: keep what `restore_patches` needs to give every patch a feature of its own.
@@ -93,12 +93,12 @@ def run(
     if observe is not None:
         observe(tokens)
     blocks = list(backbone.blocks(model))[: reduction.vit.depth if layers is None else layers]
-    again = torch.is_grad_enabled() and backbone.uses_grad_checkpointing(model)
-    call = _call_again if again else _call
+    checkpointing = torch.is_grad_enabled() and backbone.uses_grad_checkpointing(model)
+    call = _call_with_checkpoint if checkpointing else _call
     for layer, block in enumerate(blocks):
         last = prefix_only and layer == len(blocks) - 1
         output = call(attention_part, backbone, reducer, block, layer, tokens, last)
-        # Rebound to free the layer's input before the MLP, which needs the most memory.
+        # Assigning `tokens` frees the layer's input before the MLP, which needs the most memory.
         tokens = output.tokens
         tokens = call(mlp_part, backbone, reducer, block, layer, output, last)
         del output
@@ -107,34 +107,36 @@ def run(
     return tokens
 
 
-def _call(function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    return function(*arguments, **named)
+def _call(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    return function(*args, **kwargs)
 
 
-def _call_again(function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """The same with gradient checkpointing: it is computed once more in the backward pass, to save memory."""
-    return checkpoint(function, *arguments, use_reentrant=False, **named)  # type: ignore[arg-type]
+def _call_with_checkpoint(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Call with gradient checkpointing: activations are computed again in the backward pass, to save memory."""
+    return checkpoint(function, *args, use_reentrant=False, **kwargs)  # type: ignore[arg-type]
 
 
 def all_features(model: PatchedModel, images: Tensor) -> Tensor:
-    """The normed features of all tokens of a patched ViT: those that remain, or with `restore` the whole grid."""
+    """The normed features of the tokens that are left; with `reduction.restore`, of all patches of the grid."""
     reduction = model.reduction
     return reduction.backbone.norm(model)(restore_patches(run(model, images, restore=reduction.restore)))
 
 
 class AttentionOutput(NamedTuple):
-    """A layer after its attention."""
+    """The tokens after a layer's attention, and whether its MLP has run as well."""
 
     tokens: Tokens
-    block_done: bool  # did the model's own block run, which includes the MLP?
+    block_done: bool  # has the model's own block run, which includes the MLP?
 
 
 def attention_part(
     backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, tokens: Tokens, prefix_only: bool
 ) -> AttentionOutput:
-    """Attention and reduction, which sits between the two branches of a block.
+    """Run attention and then the reduction, which comes before the MLP.
 
-    `prefix_only`: the image tokens this layer would output are not used.
+    `prefix_only`: nothing reads the image tokens that this layer would output, so it computes none.
     """
     tokens = record_losses(reducer.drops_patches, layer, tokens, reducer.before(layer, tokens))
     adjustments = reducer.adjust(layer, tokens)
@@ -152,7 +154,7 @@ def attention_part(
 def mlp_part(
     backbone: Backbone, reducer: Reducer, block: nn.Module, layer: int, output: AttentionOutput, prefix_only: bool
 ) -> Tokens:
-    """The MLP, if it has not run yet, and what the method does after the layer."""
+    """Run the MLP, unless the model's own block has, and then the method's `after`."""
     tokens = output.tokens
     if not output.block_done:
         tokens = tokens.add(backbone.mlp_branch(block, tokens.x, tokens.normed))

@@ -3,7 +3,8 @@
 All state of a forward pass is a field here and nothing is stored on a module, so threads, gradient checkpointing,
 compile and export all see a pure function. State of a method is in `method_state`.
 
-Shapes: B batch, N tokens, c prefix tokens, M = N - c image tokens, M0 patches, C channels, K kept image tokens.
+Shapes: B batch, N tokens, c prefix tokens, M = N - c image tokens, M0 patches, which are the cells of the grid,
+C channels, K image tokens that stay, P image tokens that go.
 """
 
 from __future__ import annotations
@@ -23,22 +24,20 @@ _UNCHANGED: Any = ...  # leaves a field unchanged; None is a value of some field
 
 @dataclass(frozen=True)
 class Tokens:
-    """Features of the remaining tokens, and which patches each stands for."""
+    """Features of the tokens that are left, and the patches that each stands for."""
 
     x: Tensor  # [B, N, C]   prefix tokens first, then image tokens, in raster order unless the method says otherwise
-    cell: Tensor  # [B, M]      grid cell (row major) of each image token; M0 = in no cell
-    prefix: int  # class, distillation and register tokens: never reduced
+    cell: Tensor  # [B, M]      grid cell (row major) of each image token; M0 for a token in no cell
+    prefix: int  # number of class, distillation and register tokens, which are never removed
     grid: tuple[int, int]  # rows and columns of the patch grid
-    token_id: Tensor | None = None  # [B, M]: its identity, once a method has made tokens that are in no cell
-    size: Tensor | None = None  # [B, M] float32: patches it stands for, as the method counts them; None = one each
-    owner: Tensor | None = None  # [B, M0]: index of the token that stands for each patch, -1 = lost; with follow=True
-    position_table: Any = (
-        None  # what a backbone looks up by cell, e.g. rotary positions; row M0 is for tokens in no cell
-    )
+    token_id: Tensor | None = None  # [B, M]: see `token_ids`; None = `cell`, until a method makes tokens in no cell
+    size: Tensor | None = None  # [B, M] float32: patches each token stands for, as the method counts them; None = 1
+    owner: Tensor | None = None  # [B, M0]: index of each patch's token, -1 = none; None without `track_owners`
+    position_table: Any = None  # the backbone's values per cell, e.g. rotary positions; row M0 is for tokens in no cell
     method_state: Any = None  # the method's own state, e.g. GTP's graph
-    normed: Tensor | None = None  # x after the norm before the MLP, where an operator has computed it; until x changes
-    restore_residual: Tensor | None = None  # what patches had of their own (restoring.py); a scalar: all are there
-    num_layers_run: int = 0  # how many have run, while there is `restore_residual`
+    normed: Tensor | None = None  # x after the norm before the MLP, if an operator computed it; a new x clears it
+    restore_residual: Tensor | None = None  # [B, M0, C]: what patches lost (restoring.py); a scalar: nothing yet
+    num_layers_run: int = 0  # for `restore_residual`, which is scaled by it; 0 without one
     ops: Ops = Ops.TORCH  # the operators of this forward pass
 
     @property
@@ -58,7 +57,7 @@ class Tokens:
 
     @property
     def key_sizes(self) -> Tensor | None:
-        """The weight of each token as a key, [B, N], prefix tokens 1; None = all 1."""
+        """The size of each token as a key of attention, [B, N], 1 for prefix tokens; None = all 1."""
         return None if self.size is None else F.pad(self.size, (self.prefix, 0), value=1.0)
 
     def replace(
@@ -78,7 +77,8 @@ class Tokens:
     ) -> Tokens:
         """A copy with some fields changed; prefix and grid are the same for the whole pass.
 
-        Written out, so that a wrong name is a TypeError; torch.compile cannot trace dataclasses.replace in torch 2.6.
+        Written by hand, so that a wrong name is a TypeError, and because torch.compile of torch 2.6 cannot trace
+        dataclasses.replace.
         """
         return Tokens(
             x=self.x if x is _UNCHANGED else x,
@@ -97,11 +97,11 @@ class Tokens:
         )
 
     def add(self, branch: Tensor) -> Tokens:
-        """The residual connection."""
+        """Add the output of a branch to the features: the residual connection."""
         return self.replace(x=self.x + branch)
 
     def keep(self, index: Tensor) -> Tokens:
-        """Keep the prefix and the image tokens at `index` [B, K], and their fields."""
+        """The prefix tokens and the image tokens at `index` [B, K], in that order, with all their fields."""
         return self.replace(
             x=select_rows(self.x, with_prefix_rows(index, self.prefix)),
             cell=self.cell.gather(1, index),
@@ -111,14 +111,14 @@ class Tokens:
         )
 
     def merge(self, keep: Tensor, drop: Tensor, weights: Tensor, size: Tensor, retain: Tensor | None = None) -> Tokens:
-        """Each kept token becomes retain * itself + weights @ the tokens that go.
+        """Replace each token that stays by retain * itself + weights @ the tokens that go.
 
         Args:
             keep: image tokens that stay, [B, K], in their new order.
             drop: image tokens that go, [B, P].
-            weights: what each kept token takes of each of them, [B, K, P].
-            size: of the kept tokens afterwards, [B, K].
-            retain: what it keeps of itself, [B, K]; None = all.
+            weights: weight of each token that goes in each token that stays, [B, K, P].
+            size: sizes of the tokens that stay, after the merge, [B, K].
+            retain: weight of each token that stays in its own result, [B, K]; None = 1.
         """
         return self.replace(
             x=weighted_merge(self.x, self.prefix, keep, drop, weights, retain),
@@ -129,46 +129,46 @@ class Tokens:
         )
 
     def fuse(self, keep: Tensor, drop: Tensor, fused: Tensor, token_id: int) -> Tokens:
-        """Keep the image tokens `keep` and append `fused` [B, 1, C], a token in no cell, for those that go.
+        """Keep the image tokens `keep` and append `fused` [B, 1, C], a token in no cell, in place of those at `drop`.
 
-        `token_id` is the new token's name: an unused number from M0 on.
+        `token_id` identifies the new token: an unused number from M0 on.
         """
-        rest, nowhere = self.keep(keep), torch.full_like(keep[:, :1], self.grid[0] * self.grid[1])
+        remaining, no_cell = self.keep(keep), torch.full_like(keep[:, :1], self.grid[0] * self.grid[1])
         owner = None if self.owner is None else self.owners_after(keep, drop, torch.full_like(drop, keep.shape[1]))
         size = self.sizes
-        return rest.replace(
-            x=torch.cat([rest.x, fused], dim=1),
-            cell=torch.cat([rest.cell, nowhere], dim=1),
-            token_id=torch.cat([rest.token_ids, torch.full_like(nowhere, token_id)], dim=1),
+        return remaining.replace(
+            x=torch.cat([remaining.x, fused], dim=1),
+            cell=torch.cat([remaining.cell, no_cell], dim=1),
+            token_id=torch.cat([remaining.token_ids, torch.full_like(no_cell, token_id)], dim=1),
             size=torch.cat([size.gather(1, keep), size.gather(1, drop).sum(dim=1, keepdim=True)], dim=1),
             owner=owner,
         )
 
     def owners_after(self, keep: Tensor, drop: Tensor | None = None, target: Tensor | None = None) -> Tensor | None:
-        """`owner` after only the image tokens `keep` [B, K] are left; None if patches are not followed.
+        """`owner` when only the image tokens `keep` [B, K] are left; None if owners are not tracked.
 
         Args:
-            keep: in their new order.
-            drop: tokens that are merged into kept ones, [B, P].
-            target: for each of these, the index in `keep` of the token it is merged into, or -1.
+            keep: image tokens that stay, in their new order.
+            drop: image tokens that are merged into these, [B, P]; None = none are.
+            target: for each token of `drop`, the index in `keep` of the token it is merged into, or -1.
         """
         if self.owner is None:
             return None
-        place = torch.full(self.cell.shape, -1, device=keep.device)
-        place = place.scatter(1, keep, torch.arange(keep.shape[1], device=keep.device).expand_as(keep))
+        new_index = torch.full(self.cell.shape, -1, device=keep.device)
+        new_index = new_index.scatter(1, keep, torch.arange(keep.shape[1], device=keep.device).expand_as(keep))
         if drop is not None and target is not None:
-            place = place.scatter(1, drop, target)
-        return place.gather(1, self.owner.clamp(min=0)).masked_fill(self.owner < 0, -1)
+            new_index = new_index.scatter(1, drop, target)
+        return new_index.gather(1, self.owner.clamp(min=0)).masked_fill(self.owner < 0, -1)
 
     def prefix_only(self) -> Tokens:
         """Drop all image tokens, for heads that read none of them."""
-        none = self.cell[:, :0]
+        no_cells = self.cell[:, :0]
         return self.replace(
-            x=self.x[:, : self.prefix], cell=none, token_id=None, size=None, owner=self.owners_after(none)
+            x=self.x[:, : self.prefix], cell=no_cells, token_id=None, size=None, owner=self.owners_after(no_cells)
         )
 
 
 def receivers(weights: Tensor) -> Tensor:
-    """For each removed token the index of the kept one that takes most of it, [B, P], or -1; weights [B, K, P]."""
-    most, place = weights.max(dim=1)
-    return place.masked_fill(most <= 0, -1)
+    """For each token that goes, the index of the one with the largest of `weights` [B, K, P] for it, or -1: [B, P]."""
+    largest, index = weights.max(dim=1)
+    return index.masked_fill(largest <= 0, -1)

@@ -1,8 +1,9 @@
 """A run that writes a folder of embeddings, in one process or many.
 
-A shard is a range of places in the data set, cut into batches at fixed places. So what is in a batch, and with it every
-bit of the result, does not depend on how many processes there are, nor on where a run was interrupted. A shard is
-written whole or not at all and says which images it covers: the files themselves are the record of what is finished.
+A shard covers a range of positions in the data set, and batches always begin at the same positions. So the images of a
+batch, and with them every bit of the result, do not depend on the number of processes or on where a run was
+interrupted. A shard is written whole or not at all, and its header says which images it covers: the files themselves
+record what is finished.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from gtp_vit.embeddings.shards import FORMATS, Integers, Shard, shard_fingerprin
 from gtp_vit.runs import distributed
 from gtp_vit.runs.files import Lock, folder_kept_if_used, write_atomically
 
-# Processes report to each other this often. Often enough that none waits until the network gives up (after half an
-# hour), seldom enough that waiting for the slowest costs nothing.
+# Interval of the reports between processes: short enough that no process waits so long that the network gives up (half
+# an hour), and long enough that waiting for the slowest costs next to nothing.
 SECONDS_BETWEEN_REPORTS = 60.0
-LOCK = ".gtp-vit-embed.lock"  # it is deleted at the end, so no user's file may be called like it
+LOCK = ".gtp-vit-embed.lock"  # deleted at the end, so the name must not be one of a user's file
 
-ImagesDone = Callable[[int, int | None, float], None]  # images done, their total if it is known, images a second
+ImagesDone = Callable[[int, int | None, float], None]  # images done, total if it is known, images per second
 
 
 @dataclass(frozen=True)
 class EmbedResult:
-    """The result of a run: what it wrote."""
+    """The folder that a run has filled, its manifest, and the work of this start of the run."""
 
     folder: Path
     manifest: Manifest
-    images: int  # embedded by this start of the run
+    images: int  # number of images that this start of the run has done, unreadable ones included
     seconds: float
 
     @property
@@ -64,7 +65,7 @@ class EmbedResult:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a folder: its files, and the images in each."""
+    """File format of a folder, and the number of images in each batch and file."""
 
     form: str = "safetensors"  # or parquet
     batch_size: int = 64  # images at a time
@@ -85,13 +86,13 @@ def embed_to_folder(
     """Write the embeddings of all images to a folder; in several processes each writes its own shards.
 
     Args:
-        folder: all processes may write to the same one, or each machine to its own.
-        embedder: the model.
+        folder: one folder for all processes, or one on each machine.
+        embedder: computes the embeddings of a batch.
         dataset: the images.
-        run: what makes the run: model, method, images, as JSON. A folder with files of another one is refused.
-        layout: of the files.
+        run: identity of the run: model, method and images, as JSON. A folder with files of another run is refused.
+        layout: file format, batch size and shard size.
         workers: processes that read images.
-        restart: delete what another run has written, and begin anew.
+        restart: delete the files of an earlier run first.
         progress: called after every batch.
 
     Returns the result in the first process, None in the others.
@@ -99,36 +100,36 @@ def embed_to_folder(
     form, batch_size, shard_size = layout.form, layout.batch_size, layout.shard_size
     assert shard_size % batch_size == 0
     assert embedder.spec is not None
-    kind = dataclasses.asdict(embedder.spec)
-    settings = {"output": kind, "normalise": embedder.normalise, "stored": embedder.dtype}
+    output = dataclasses.asdict(embedder.spec)
+    settings = {"output": output, "normalise": embedder.normalise, "stored": embedder.dtype}
     files = {"format": form, "batch_size": batch_size, "shard_size": shard_size}
     run = json.loads(json.dumps({**run, **settings, **files}))
     distributed.check_same_on_all_ranks("weights, images or settings", run)
     with _lock_folder(folder, run, restart):
         finished = finished_shards(folder, run)
-        work = ShardWriter(folder, embedder, run, form, shard_size, dataset.has_labels, time.perf_counter())
-        todo = _batches_of_this_process(
+        writer = ShardWriter(folder, embedder, run, form, shard_size, dataset.has_labels, time.perf_counter())
+        pending = _batches_of_this_process(
             dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda"
         )
         total = len(dataset) if hasattr(dataset, "__len__") else None
         done = sum(header.images for header in finished.values())
         if distributed.is_rank_zero() and done != total:
             write_manifest(folder, {"version": VERSION, "finished": False, "run": run})
-        _run_all_processes(work, todo, done, total, progress)
-        every = finished | {
-            number: header for part in distributed.all_gather(work.written) for number, header in part.items()
+        _write_all_shards(writer, pending, done, total, progress)
+        headers = finished | {
+            number: header for shards in distributed.all_gather(writer.written) for number, header in shards.items()
         }
-        images = sum(distributed.all_gather(work.images))
+        images = sum(distributed.all_gather(writer.images))
         if not distributed.is_rank_zero():
             return None
-        manifest = make_manifest(run, every, form, dataset.classes, total)
+        manifest = make_manifest(run, headers, form, dataset.classes, total)
         write_manifest(folder, manifest)
-    return EmbedResult(folder, manifest, images, time.perf_counter() - work.begin)
+    return EmbedResult(folder, manifest, images, time.perf_counter() - writer.begin)
 
 
 @dataclass
 class ShardWriter:
-    """The shards of one process, of which it fills one at a time."""
+    """Embeds the batches of one process and writes its shards, one after the other."""
 
     folder: Path
     embedder: BatchEmbedder
@@ -137,12 +138,13 @@ class ShardWriter:
     shard_size: int
     labels: bool
     begin: float
-    images: int = 0  # done by this process
+    images: int = 0  # number of images that this process has done
     written: dict[int, ShardHeader] = field(default_factory=dict)
-    number: int = -1  # of the shard that is being filled
-    parts: list[EmbeddingBatch] = field(default_factory=list)
+    number: int = -1  # number of the current shard
+    parts: list[EmbeddingBatch] = field(default_factory=list)  # of the current shard
 
     def add(self, batch: Batch) -> None:
+        """Embed a batch; if it begins another shard, write the current one first."""
         number = _first_index(batch) // self.shard_size
         if number != self.number:
             self.close_shard()
@@ -151,13 +153,13 @@ class ShardWriter:
         self.images += len(batch.indices) + len(batch.unreadable)
 
     def close_shard(self) -> None:
-        """Write the shard that has been filled."""
+        """Write the current shard, if it has any batches."""
         if not self.parts:
             return
         parts, self.parts = self.parts, []
         embeddings = torch.cat([part.embeddings for part in parts]).numpy()
-        unreadable = {place: _printable(text) for part in parts for place, text in part.unreadable.items()}
-        not_finite = {place: _printable(text) for part in parts for place, text in part.not_finite.items()}
+        unreadable = {position: _printable(text) for part in parts for position, text in part.unreadable.items()}
+        not_finite = {position: _printable(text) for part in parts for position, text in part.not_finite.items()}
         header = ShardHeader(
             shard=self.number,
             first=self.number * self.shard_size,
@@ -182,64 +184,66 @@ class ShardWriter:
         self.written[self.number] = header
 
 
-def _run_all_processes(
-    work: ShardWriter, todo: Iterator[Batch], done: int, total: int | None, progress: ImagesDone | None
+def _write_all_shards(
+    writer: ShardWriter, pending: Iterator[Batch], done: int, total: int | None, progress: ImagesDone | None
 ) -> None:
-    """Do all batches; processes tell each other now and then how far they are, and wait until all have finished."""
-    others = 0
+    """Write all shards; processes report their progress to each other on the way, and wait until all are finished."""
+    others = 0  # images that the other processes have done
     while True:
-        report = time.perf_counter() + SECONDS_BETWEEN_REPORTS
-        busy = False
-        for batch in todo:
-            work.add(batch)
+        next_report = time.perf_counter() + SECONDS_BETWEEN_REPORTS
+        unfinished = False
+        for batch in pending:
+            writer.add(batch)
             if progress is not None:
-                every = others + work.images
-                progress(done + every, total, every / (time.perf_counter() - work.begin))
-            if distributed.rank_and_world_size()[1] > 1 and time.perf_counter() > report:
-                busy = True
+                new = others + writer.images
+                progress(done + new, total, new / (time.perf_counter() - writer.begin))
+            if distributed.rank_and_world_size()[1] > 1 and time.perf_counter() > next_report:
+                unfinished = True
                 break
         else:
-            work.close_shard()
-        reports = distributed.all_gather((work.images, busy))
-        others = sum(images for images, _ in reports) - work.images
-        if not any(still for _, still in reports):
+            writer.close_shard()
+        reports = distributed.all_gather((writer.images, unfinished))
+        others = sum(images for images, _ in reports) - writer.images
+        if not any(is_unfinished for _, is_unfinished in reports):
             return
 
 
 def _batches_of_this_process(
     dataset: Images, finished: Container[int], batch_size: int, shard_size: int, workers: int, pin: bool
 ) -> Iterator[Batch]:
-    """The batches of this process: every n-th shard of those that are not finished."""
+    """The batches of this process; of n processes, each takes every n-th of the shards that are not finished."""
     rank, processes = distributed.rank_and_world_size()
     if isinstance(dataset, StreamingImageDataset):
-        every = batches(dataset, batch_size=batch_size, workers=workers, rank_and_world_size=(rank, processes))
-        return (batch for batch in every if _first_index(batch) // shard_size not in finished)
+        stream = batches(dataset, batch_size=batch_size, workers=workers, rank_and_world_size=(rank, processes))
+        return (batch for batch in stream if _first_index(batch) // shard_size not in finished)
     count = len(dataset)
-    own = [number for number in range(-(-count // shard_size)) if number not in finished][rank::processes]
+    shards = [number for number in range(-(-count // shard_size)) if number not in finished][rank::processes]
 
     def plan() -> Iterator[range]:
-        for number in own:
+        for number in shards:
             end = min((number + 1) * shard_size, count)
             for begin in range(number * shard_size, end, batch_size):
                 yield range(begin, min(begin + batch_size, end))
 
-    return planned_batches(dataset, plan(), workers=workers, pin=pin) if own else iter(())
+    return planned_batches(dataset, plan(), workers=workers, pin=pin) if shards else iter(())
 
 
 def _first_index(batch: Batch) -> int:
+    """The position of the first image of a batch in the data set, readable or not."""
     return min([*batch.indices[:1].tolist(), *batch.unreadable])
 
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path, run: Mapping[str, object], restart: bool) -> Iterator[None]:
-    """The folder for this run alone: checked, or emptied of what is ours."""
+    """Keep other runs out of the folder, and refuse files of another run, or delete them with `restart`."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder_kept_if_used(folder))
         if distributed.is_rank_zero():
             stack.enter_context(_lock(folder))
         if distributed.is_rank_zero():
             prepare(folder, run, restart)
-        distributed.all_gather(None)  # the others begin when this is done; what they find is on a disk of their own
+        # The others wait for the first one. Files of another run that are left after it are on a disk of their own.
+        distributed.all_gather(None)
         if not distributed.is_rank_zero():
             prepare(folder, run, restart)
         distributed.all_gather(None)
@@ -261,5 +265,5 @@ def _concatenate(parts: list[Tensor]) -> Integers:
 
 
 def _printable(name: str) -> str:
-    """A name as valid text: bytes that are none become escapes."""
+    """A file name as valid text: bytes that are not UTF-8 become escapes."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")

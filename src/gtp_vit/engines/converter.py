@@ -1,7 +1,7 @@
-"""Converters that need another torch than ours: each has an environment of its own, and is never imported here.
+"""Converters that need another version of torch than ours: each runs in a Python environment of its own.
 
-A converter is a script that our Python never imports and that does not import this package: two versions of torch in
-one process would end it. It reads a program that our torch has saved.
+A converter is a script. Our Python never imports it, and it never imports this package, because two versions of torch
+in one process end it. The script reads a program that our torch has saved.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from pathlib import Path
 
 from gtp_vit.errors import GTPError
 
-READY = "ready"  # a file in an environment whose installation has ended
-_NAMES = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n) is None))"
-_VERSIONS = "import importlib.metadata, sys; print(*map(importlib.metadata.version, sys.argv[1:]))"
+READY = "ready"  # an empty file that marks an environment as completely installed
+_PRINT_MISSING = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n) is None))"
+_PRINT_VERSIONS = "import importlib.metadata, sys; print(*map(importlib.metadata.version, sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
 class Converter:
-    """A converter's environment."""
+    """A converter: its script, and the environment that runs it."""
 
-    name: str  # of the engine
-    requirements: tuple[str, ...]  # as pip takes them
-    modules: tuple[str, ...]  # that it must be able to import
-    gigabytes: float  # that it takes on disk
-    minutes: int  # that installing it takes, about
-    script: str  # its file, in this folder
+    name: str  # name of its engine
+    requirements: tuple[str, ...]  # packages, as pip takes them
+    modules: tuple[str, ...]  # modules that the script imports
+    gigabytes: float  # size of the environment on disk
+    minutes: int  # about how long the installation takes
+    script: str  # name of the script's file, in this folder
 
     @property
     def variable(self) -> str:
-        """The environment variable that names its Python."""
+        """Name of the environment variable with the path of a Python to use."""
         return f"GTP_VIT_{self.name.upper()}_PYTHON"
 
     @property
     def folder(self) -> Path:
-        """Where this package installs it."""
+        """The folder of the environment that `install` creates."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return cache / "gtp-vit" / "-".join((self.name, *self.requirements)).replace("==", "-")
 
     def python(self) -> Path | None:
-        """Its Python; None if there is none."""
-        if named := os.environ.get(self.variable):
-            return Path(named)
+        """The Python that runs the script: of the variable, or of the installed environment; None without either."""
+        if path := os.environ.get(self.variable):
+            return Path(path)
         return _python_of(self.folder) if (self.folder / READY).is_file() else None
 
     def missing(self) -> str | None:
-        """The missing packages, and the command that installs them; None if it can run."""
+        """Why the script cannot run, and what to do; None if it can."""
         python = self.python()
         if python is None:
             return (
@@ -59,29 +59,35 @@ class Converter:
                 f"its Python with --converter-python or {self.variable}"
             )
         if not os.access(python, os.X_OK):
-            return f"has no Python at {python}; give --converter-python or {self.variable} the path of one that runs"
+            return f"has no Python at {python}; set --converter-python or {self.variable} to the path of a Python"
         try:
-            done = subprocess.run(
-                [python, "-I", "-c", _NAMES, *self.modules], capture_output=True, text=True, timeout=300, check=False
+            process = subprocess.run(
+                [python, "-I", "-c", _PRINT_MISSING, *self.modules],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"cannot use {python}: {error}"
-        if done.returncode or done.stdout.strip():
-            lacking = ", ".join(done.stdout.split()) or "a Python that starts"
-            return f"needs {lacking} for {python}: {python} -m pip install {' '.join(self.requirements)}"
+        if process.returncode or process.stdout.strip():
+            missing_modules = ", ".join(process.stdout.split()) or "a Python that starts"
+            return f"needs {missing_modules} for {python}: {python} -m pip install {' '.join(self.requirements)}"
         return None
 
     def versions(self) -> dict[str, str]:
-        """The versions of its packages that are there; those of a Python that was named may be others than ours."""
+        """The installed versions of `requirements`: a Python that the user has named may have others than those."""
         python, names = self.python(), [requirement.split("==")[0] for requirement in self.requirements]
         if python is None:
             return {}
-        done = subprocess.run([python, "-I", "-c", _VERSIONS, *names], capture_output=True, text=True, check=False)
-        versions = zip(names, done.stdout.split(), strict=False)
+        process = subprocess.run(
+            [python, "-I", "-c", _PRINT_VERSIONS, *names], capture_output=True, text=True, check=False
+        )
+        versions = zip(names, process.stdout.split(), strict=False)
         return {"torch of the converter" if name == "torch" else name: version for name, version in versions}
 
     def install(self, progress: Callable[[str], None]) -> None:
-        """Make its environment; one that was left half-way is made again, and none is left if it fails."""
+        """Create the environment, anew if it is incomplete; if that fails, its folder is deleted."""
         if (self.folder / READY).is_file():
             return
         progress(
@@ -98,43 +104,47 @@ class Converter:
             raise
 
     def call(self, *words: str | Path) -> str:
-        """Run the script to its end and return what it printed; raises GTPError with its error."""
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise GTPError(f"the converter of {self.name} {_ending(done)}")
-        return done.stdout
+        """Run the script and return its standard output; raises GTPError with its last line of error."""
+        process = subprocess.run(self.command(*words), capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise GTPError(f"the converter of {self.name} {_ending(process)}")
+        return process.stdout
 
     def command(self, *words: str | Path) -> list[str]:
-        """The command that runs the script; isolated, so that no package of ours is found there."""
+        """The command that runs the script; -I isolates that Python, so that it cannot import packages of ours."""
         python = self.python()
-        assert python is not None, f"{self.name} was not checked"
+        assert python is not None, f"{self.name} has no Python: call `missing` first"
         return [str(python), "-I", str(Path(__file__).with_name(self.script)), *map(str, words)]
 
     def _check_space(self) -> None:
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise GTPError(f"cannot make {self.folder.parent}: {error.strerror}; set XDG_CACHE_HOME") from error
+            raise GTPError(
+                f"cannot make {self.folder.parent}: {error.strerror}; set XDG_CACHE_HOME to a writable folder"
+            ) from error
         free = shutil.disk_usage(self.folder.parent).free / 1e9
         if free < 1.5 * self.gigabytes:  # pip keeps archives while it unpacks them
             raise GTPError(
                 f"{self.folder.parent} has {free:.1f} GB free, and {self.name} needs {1.5 * self.gigabytes:.1f}; set "
-                "XDG_CACHE_HOME to a folder with more"
+                "XDG_CACHE_HOME to a folder with more space"
             )
 
     def _run(self, command: list[str]) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise GTPError(f"the environment of {self.name} could not be made: {_ending(done)}; nothing was left")
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise GTPError(
+                f"the installation of the converter of {self.name} {_ending(process)}; its folder was deleted"
+            )
 
 
 def _python_of(folder: Path) -> Path:
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def _ending(done: subprocess.CompletedProcess[str]) -> str:
-    """The error of a process that did not end well."""
-    if done.returncode < 0:
-        return f"was ended by signal {-done.returncode}"
-    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-    return f"stopped: {lines[-1].strip() if lines else f'code {done.returncode}, no message'}"
+def _ending(process: subprocess.CompletedProcess[str]) -> str:
+    """The end of an error message about a process that failed."""
+    if process.returncode < 0:
+        return f"was ended by signal {-process.returncode}"
+    lines = [line for line in process.stderr.strip().splitlines() if line.strip()]
+    return f"stopped: {lines[-1].strip() if lines else f'code {process.returncode}, no message'}"

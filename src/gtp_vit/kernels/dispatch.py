@@ -1,7 +1,7 @@
 """An operator: one computation, its implementations, and its registration with torch.
 
 Operators are registered as `torch.ops.gtp_vit.*`, so compile, export, the profiler and the FLOP counter see them.
-However an operator is called, its arguments are checked first.
+Every way to call an operator checks its arguments first.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from gtp_vit.kernels.checks import check_dtypes_and_devices
 
 Inputs = TypeVar("Inputs", bound="tuple[object, ...]")
 Result = TypeVar("Result", bound="tuple[Tensor, ...]")
-TRUSTED = "trusted"  # the overload of every operator that the package itself calls
+TRUSTED = "trusted"  # the overload for this package's own calls, which need no check of values
 _LIBRARY = torch.library.Library("gtp_vit", "DEF")
-# Not torch.library.infer_schema: it makes SymInt of int, which programs exported before would not match.
+# Not torch.library.infer_schema: it turns int into SymInt, and programs exported with int would not match.
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", float: "float", bool: "bool", list[bool]: "bool[]"}
 
 
 class Ops(Enum):
-    """The set of implementations that a forward pass uses; `kernels.choose` picks one."""
+    """The set of implementations that a forward pass uses; `kernels.select_ops` picks one."""
 
     TORCH = "torch"  # the reference implementations
     NATIVE = "native"  # C++ on a CPU
-    PORTABLE = "portable"  # for programs that an engine will run: no operator that only torch has
+    PORTABLE = "portable"  # for export to an engine: only operators that engines have, too
     TRITON = "triton"  # kernels on a GPU
     LEAN = "lean"  # torch operators for accelerators, where every call costs a launch: few calls, no gradients
 
     @property
     def fuses_norm(self) -> bool:
-        """Should an operator compute the LayerNorm after it as well? Only kernels of our own gain from that."""
+        """Should an operator also compute the LayerNorm that follows it? Only kernels of our own gain from that."""
         return self is Ops.NATIVE or self is Ops.TRITON
 
 
@@ -46,33 +46,33 @@ class Checks(Generic[Inputs]):
     """The checks that run before an operator."""
 
     check: Callable[[Inputs], None]
-    """Raises where arguments contradict each other."""
+    """Raises if the arguments contradict each other."""
     supports: Callable[[Inputs], bool]
-    """Can native code take these arguments, which have passed `check`?"""
+    """Can native code take these arguments? Called after `check`."""
     values: Callable[[Inputs], None]
-    """Raises for numbers on which implementations would differ. They are looked at only where others call
-    (torch.ops.gtp_vit.*), as the package's own calls never have them. In what it compiles, exports and profiles these
-    are therefore calls of a second overload, torch.ops.gtp_vit.*.trusted."""
+    """Raises for numbers in the tensors on which the implementations would disagree. It runs only when users call
+    torch.ops.gtp_vit.* themselves. The package's own calls never pass such numbers, so they use a second overload
+    without this check, torch.ops.gtp_vit.*.trusted; compiled, exported and profiled programs show that name."""
     integer_args: Collection[str] = ()
     """Names of the tensors that may be integers."""
     supports_triton: Callable[[Inputs], bool] | None = None
-    """Can its Triton kernels take these? None: it has none."""
+    """Can the Triton kernels take these arguments? None: the operator has no Triton kernel."""
 
 
 class Operator(Generic[Inputs, Result]):
-    """One computation: a reference implementation in torch, and other sets'; called with the set to use.
+    """One computation with an implementation per set; a caller passes the set to use and the arguments.
 
-    Native code runs where its tensors fit, and the reference everywhere else. Sets other than the native one are called
-    directly, so that exported programs contain nothing but torch's own operators.
+    Native code runs where `checks.supports` allows it, and the reference everywhere else. Implementations of the other
+    sets are plain calls, not registered operators, so exported programs contain nothing but torch's own operators.
 
     Args:
         name: the name in torch.ops.gtp_vit.
         inputs: the NamedTuple of its arguments, whose fields are torch's schema.
         results: the NamedTuple of its results.
         by_set: the implementations; a set that is not listed uses the reference, Ops.TORCH.
-        checks: what is looked at first.
-        fake: tensors of the results' shapes and dtypes, with any content.
-        flops: the number of operations; None = not counted.
+        checks: the checks of the arguments.
+        fake: makes tensors of the results' shapes and dtypes, with any values (torch's fake implementation).
+        flops: counts the floating-point operations; None = not counted.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Operator(Generic[Inputs, Result]):
         self.integer_args = [names.index(argument) for argument in checks.integer_args]
         parameters = ", ".join(f"{_TYPES[kind]} {argument}" for argument, kind in types.items())
         schema = f"({parameters}) -> ({', '.join('Tensor' for _ in get_type_hints(results))})"
-        for overload, prepared in ((name, self._of_set), (f"{name}.{TRUSTED}", self._of_ours)):
+        for overload, wrap in ((name, self._with_value_checks), (f"{name}.{TRUSTED}", self._without_value_checks)):
             _LIBRARY.define(f"{overload}{schema}")
-            _LIBRARY.impl(overload, prepared(self._by_reference), "CompositeExplicitAutograd")
-            _LIBRARY.impl(overload, prepared(self._by_native), "CPU")
-            _LIBRARY.impl(overload, self._with_gradients(overload, prepared(self._by_reference)), "Autograd")
+            _LIBRARY.impl(overload, wrap(self._by_reference), "CompositeExplicitAutograd")
+            _LIBRARY.impl(overload, wrap(self._by_native), "CPU")
+            _LIBRARY.impl(overload, self._with_gradients(overload, wrap(self._by_reference)), "Autograd")
             torch.library.register_fake(
                 f"gtp_vit::{overload}", lambda *flat: self._checked(fake, self.inputs(*flat)), lib=_LIBRARY
             )
@@ -107,7 +107,7 @@ class Operator(Generic[Inputs, Result]):
             register_flop_formula(registered, get_raw=True)(lambda *flat, **_: int(flops(self.inputs(*flat))))
 
     def __call__(self, ops: Ops, inputs: Inputs) -> Result:
-        """The result, by the implementation that belongs to the set `ops`."""
+        """The result, computed by the implementation of the set `ops`, or by the reference where it has none."""
         if ops is Ops.NATIVE:
             return self._by_native(inputs) if _unobserved() else self.results(*self.trusted(*inputs))
         self.checks.check(inputs)
@@ -117,24 +117,24 @@ class Operator(Generic[Inputs, Result]):
 
     def _by_native(self, inputs: Inputs) -> Result:
         self.checks.check(inputs)
-        fits = native.LOAD_ERROR is None and self.checks.supports(inputs)
-        return self.native(inputs) if fits else self._by_reference(inputs)
+        can_run = native.LOAD_ERROR is None and self.checks.supports(inputs)
+        return self.native(inputs) if can_run else self._by_reference(inputs)
 
     def _by_reference(self, inputs: Inputs) -> Result:
         return self._checked(self.reference, inputs)
 
     def _checked(self, function: Callable[[Inputs], Result], inputs: Inputs) -> Result:
-        """`function` after all checks, including those of dtypes and devices, which `fits` makes for native code."""
+        """Call `function` after the checks, also of dtypes and devices, which `supports` makes for native code."""
         self.checks.check(inputs)
         check_dtypes_and_devices(self.name, inputs, self.integer_args)
         return function(inputs)
 
-    def _of_set(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
-        """`function` for calls through torch's dispatcher: arguments one by one, and the numbers are looked at."""
+    def _with_value_checks(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
+        """Wrap `function` for users' calls through torch's dispatcher, which passes the arguments one by one."""
 
         def call(*flat: object) -> Result:
             inputs = self.inputs(*flat)
-            self.checks.check(inputs)  # shapes first
+            self.checks.check(inputs)  # before the others, which rely on the shapes
             check_dtypes_and_devices(self.name, inputs, self.integer_args)
             if torch.is_grad_enabled():
                 with torch.no_grad():
@@ -145,28 +145,28 @@ class Operator(Generic[Inputs, Result]):
 
         return call
 
-    def _of_ours(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
-        """`function` for the package's own calls through the dispatcher, whose numbers need no look."""
+    def _without_value_checks(self, function: Callable[[Inputs], Result]) -> Callable[..., Result]:
+        """Wrap `function` for the package's own calls through the dispatcher."""
         return lambda *flat: function(self.inputs(*flat))
 
     @staticmethod
     def _with_gradients(overload: str, by_reference: Callable[..., Result]) -> Callable[..., Result]:
-        """The reference if a gradient is needed, since autograd knows torch's operators."""
-        name, _, kind = overload.partition(".")
+        """Call the reference where a gradient is needed: autograd can differentiate torch's operators, not kernels."""
+        name, _, overload_name = overload.partition(".")
 
         def call(*flat: object) -> Result:
             if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in flat):
                 return by_reference(*flat)
             with torch._C._AutoDispatchBelowAutograd():
-                result: Result = getattr(getattr(torch.ops.gtp_vit, name), kind or "default")(*flat)
+                result: Result = getattr(getattr(torch.ops.gtp_vit, name), overload_name or "default")(*flat)
             return result
 
         return call
 
 
 def _unobserved() -> bool:
-    """May a native kernel be called directly? Torch's dispatcher takes as long as a small kernel.
+    """May a native kernel be called without torch's dispatcher, which takes as long as a small kernel?
 
-    Not if something wants to see the operator: compile, export, the FLOP counter and other dispatch modes.
+    Not where something must see the operator: compile, export, the FLOP counter and other dispatch modes.
     """
     return not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0

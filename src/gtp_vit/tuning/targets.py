@@ -29,7 +29,7 @@ class SearchTask:
     space: ScheduleSpace
     evaluator: DamageEvaluator
     speed_meter: SpeedMeter
-    num_search_images: int  # images of the search, the first of the ruler's
+    num_search_images: int  # number of images for the search, the first of the evaluator's
     config: SearchConfig
     timing_batch: int
     progress: Callable[[Progress], None] | None

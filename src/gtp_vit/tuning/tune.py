@@ -1,8 +1,8 @@
-"""tune: the schedule and settings of a method that do least damage to a model at a given cost.
+"""tune: search for the schedule and settings of a method that do the least damage to a model at a target cost.
 
-Damage is the distance to the unreduced model's outputs on a few hundred unlabelled images, by the measure for their
-kind: KL divergence for classes. A fifth of them is held out of the search (local_search.py); the damage on these is in
-the recipe.
+Damage is the distance to the unreduced model's outputs on a few hundred unlabelled images; the measure fits the kind of
+output, e.g. KL divergence for classes. A fifth of the images is held out of the search (local_search.py), and the
+recipe has the damage on them as well.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tune(
     target: Target = DEFAULT_TARGET,
     *,
     method: Method | str = DEFAULT_METHOD.name,
-    search: SearchConfig = SearchConfig(),  # noqa: B008  it is frozen, as are the others
+    search: SearchConfig = SearchConfig(),  # noqa: B008  it is frozen, as are those below
     limits: ScheduleLimits = ScheduleLimits(),  # noqa: B008
     timing: TimingConfig = TimingConfig(),  # noqa: B008
     tracking: Tracking = Tracking(),  # noqa: B008
@@ -56,18 +56,19 @@ def tune(
 
     Args:
         model: a supported ViT with the weights it will be used with; it is measured in eval mode.
-        images: a few hundred, prepared as the model expects them, [I, channels, height, width]. No labels are needed.
-        target: what is to be reached, by default 65 % of the unreduced model's MACs.
+        images: a few hundred unlabelled images, preprocessed for the model, [I, channels, height, width].
+        target: the cost, speed-up or damage to reach, by default 65 % of the unreduced model's MACs.
         method: a method with a schedule, by name or with its settings.
-        search: how long the search takes, its seed, and whether it first learns what matters to the model.
-        limits: what deployment asks for.
-        timing: where speed is measured, and the result is checked.
-        tracking: who is told how it goes, and where figures are stored.
+        search: length and seed of the search, and whether to calibrate first.
+        limits: limits of the schedule that the deployment needs.
+        timing: the engine that speed is measured in and the result is checked in.
+        tracking: a callback for progress, and a journal that stores figures.
 
-    Ctrl-C ends the search early with the best so far.
+    Ctrl-C ends the search early, with the best settings so far.
 
     Returns:
-        The settings, their provenance, and their MACs and damage on the images of the search and on held-out ones.
+        The settings, their provenance, their MACs, and their damage on the images of the search and on the held-out
+        images.
 
     Raises:
         GTPError: the target cannot be met, or the images or the model do not allow a comparison.
@@ -82,27 +83,34 @@ def tune(
     plain: Any = unpatch(model)
     host, measure = host_of(plain), target.measure_of(plain)
     settings, space = check_request(plain, images, target, method=method, limits=limits, timing=timing)
-    clock = SpeedMeter(plain, timing.engine, timing.precision, measure)
+    speed_meter = SpeedMeter(plain, timing.engine, timing.precision, measure)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(search.seed))
-    ruler = DamageEvaluator(plain, images[order.to(images.device)], search.batch_size, tracking.journal, measure)
-    searched = len(images) - round(HELD_OUT_FRACTION * len(images))
-    learned = ""
+    evaluator = DamageEvaluator(plain, images[order.to(images.device)], search.batch_size, tracking.journal, measure)
+    num_search_images = len(images) - round(HELD_OUT_FRACTION * len(images))
+    calibration_summary = ""
     if search.calibrate:
         options: dict[str, Any] = {"batch_size": search.batch_size, "journal": tracking.journal}
-        settings, learned = calibrate_method(settings, plain, ruler.images[:searched], measure=measure, **options)
+        settings, calibration_summary = calibrate_method(
+            settings, plain, evaluator.images[:num_search_images], measure=measure, **options
+        )
         space = ScheduleSpace(space.costs, settings, limits)
-    task = SearchTask(target, measure, space, ruler, clock, searched, search, timing.batch_size, tracking.progress)
+    task = SearchTask(
+        *(target, measure, space, evaluator, speed_meter, num_search_images),
+        *(search, timing.batch_size, tracking.progress),
+    )
     begin = time.time()
-    with clock:
+    with speed_meter:
         best, speedup = reach_target(task)
-        in_engine = None if clock.in_torch else clock.figures(best.method, ruler.images, searched)
-    measured = dataclasses.replace(measurements(task, best), speedup=speedup, engine=in_engine)
+        engine_figures = (
+            None if speed_meter.in_torch else speed_meter.figures(best.method, evaluator.images, num_search_images)
+        )
+    measured = dataclasses.replace(measurements(task, best), speedup=speedup, engine=engine_figures)
     provenance = Provenance(
         by="gtp-vit tune",
         version=__version__,
         target={target.name: target.value},
         limits=dataclasses.asdict(limits),
-        calibration=learned,
+        calibration=calibration_summary,
         seed=search.seed,
         candidates=best.num_candidates,
         interrupted=best.interrupted,
@@ -120,12 +128,12 @@ def check_request(
     limits: ScheduleLimits,
     timing: TimingConfig,
 ) -> tuple[Method, ScheduleSpace]:
-    """Refuse all that can be refused before anything is measured or written; returns where the search begins."""
+    """Raise GTPError for all that can be checked before the search; returns its first settings, and its space."""
     host, measure = host_of(plain), target.measure_of(plain)
     check_enough_images(images, plain, min_images(measure))
-    SpeedMeter(plain, timing.engine, timing.precision, measure)  # raises if it has no such engine
+    SpeedMeter(plain, timing.engine, timing.precision, measure)  # raises if it cannot measure with these
     settings = starting_point(method, host.vit)
-    settings.build(host.vit)  # raises if they do not fit
+    settings.build(host.vit)  # raises if the settings do not fit this ViT
     space = ScheduleSpace(host.costs(), settings, limits)
     if target.name == "macs" and not list(space.starting_points(target.value * space.unreduced_macs)):
         raise unreachable_error(space, target.value * space.unreduced_macs)
@@ -134,23 +142,24 @@ def check_request(
 
 def measurements(task: SearchTask, best: SearchResult) -> Measurements:
     """Cost and damage of the best settings, on the images of the search and on the held-out ones."""
-    ruler, space, searched = task.evaluator, task.space, task.num_search_images
+    evaluator, space, num_search_images = task.evaluator, task.space, task.num_search_images
     cost = space.cost(space.plan_of(best.method))
-    held_out = ruler.damage(best.method, searched, len(ruler.images))
-    unseen = len(ruler.images) - searched
+    held_out = evaluator.damage(best.method, num_search_images, len(evaluator.images))
+    num_held_out = len(evaluator.images) - num_search_images
     if held_out.not_finite:
         raise GTPError(
-            f"the outputs of {best.method} are not finite on {held_out.not_finite} of {unseen} held-out images, though "
-            "they are on those of the search; use float32 or bfloat16, or ask for less"
+            f"the outputs of {best.method} are not finite on {held_out.not_finite} of {num_held_out} held-out "
+            "images, though they are finite on the images of the search; use float32 or bfloat16, or a target that "
+            "removes fewer tokens"
         )
-    both = Damage.concatenate([best.damage, held_out])
+    all_images = Damage.concatenate([best.damage, held_out])
     return Measurements(
         macs=cost,
         fraction=round(cost / space.unreduced_macs, 4),
         measure=task.measure.name,
         figures=best.damage.summary(),
-        images=searched,
-        held_out=SampleFigures(both.summary(searched), unseen),
+        images=num_search_images,
+        held_out=SampleFigures(all_images.summary(num_search_images), num_held_out),
     )
 
 
@@ -165,17 +174,27 @@ def curve(
     timing: TimingConfig = TimingConfig(),  # noqa: B008
     tracking: Tracking = Tracking(),  # noqa: B008
 ) -> list[Recipe]:
-    """Recipes at several targets, in this order: the trade-off that this model offers; settings as in `tune`."""
+    """One recipe per target, in the order of the targets; arguments as in `tune`. Ctrl-C leaves out the later ones."""
     recipes: list[Recipe] = []
     for index, target in enumerate(targets):
 
-        def part(now: Progress, index: int = index) -> None:
+        def report(progress: Progress, index: int = index) -> None:
+            """Report the progress of this target as a share of all targets."""
             if tracking.progress is not None:
-                tracking.progress(dataclasses.replace(now, done=(index + now.done) / len(targets)))
+                tracking.progress(dataclasses.replace(progress, done=(index + progress.done) / len(targets)))
 
-        own = dataclasses.replace(tracking, progress=part)
+        tracking_of_target = dataclasses.replace(tracking, progress=report)
         recipes.append(
-            tune(model, images, target, method=method, search=search, limits=limits, timing=timing, tracking=own)
+            tune(
+                model,
+                images,
+                target,
+                method=method,
+                search=search,
+                limits=limits,
+                timing=timing,
+                tracking=tracking_of_target,
+            )
         )
         if recipes[-1].provenance.interrupted:
             break
@@ -195,7 +214,7 @@ def tune_and_patch(
 ) -> Any:
     """Tune a model on a few hundred unlabelled images and patch it, in one call; settings as in `tune`.
 
-    With a target that is measured as dense the model gives back the full grid (`patch`, restore).
+    If outputs are measured as dense, the patched model restores a feature for every patch (`restore` of `patch`).
 
     Args:
         model: as in `tune`; it is not changed.

@@ -47,7 +47,8 @@ from gtp_vit.runs.files import check_writable, write_atomically
 
 ALL = "all"
 EAGER = "eager torch, unreduced"
-OF_A_FILE = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")  # what it has itself
+# Flags that an exported file does not take: it was exported with a value for each.
+SET_BY_EXPORT = ("--engine", "--precision", "--compile", "--dtype", "--checkpoint", "--pretrained")
 
 
 def all_or_engines() -> tuple[str, ...]:
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     file = None
     if is_exported(flags.model):
-        file = exported_file_of(flags, chosen, arguments, *OF_A_FILE)
+        file = exported_file_of(flags, chosen, arguments, *SET_BY_EXPORT)
         flags = flags_with_sizes(flags, file)
         flags = dataclasses.replace(flags, engine=file.engine.name, precision=file.metadata.precision)
     _check(flags)

@@ -1,4 +1,4 @@
-"""gtp-vit embed: embeddings of all images of a folder or data set, to files."""
+"""gtp-vit embed: embeddings of all images of a folder or data set, written to files."""
 
 from __future__ import annotations
 
@@ -45,22 +45,23 @@ from gtp_vit.runs.files import check_writable
 from gtp_vit.runs.identity import images_identity, run_identity
 from gtp_vit.version import __version__
 
-OF_A_FILE = ("--engine", "--logits", "--unreduced", "--patches", "--checkpoint", "--pretrained")  # what it has itself
+# Flags that an exported file does not take: it was exported with a value for each.
+SET_BY_EXPORT = ("--engine", "--logits", "--unreduced", "--patches", "--checkpoint", "--pretrained")
 
 
 @dataclass(frozen=True)
 class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
-    """Embeddings of all images of a folder, WebDataset or Hugging Face data set, to a folder of files with their names.
+    """Write the embeddings of all images of a folder, WebDataset or Hugging Face data set, with the images' names.
 
-    Stored are a classifier's pooled features, CLIP's image embedding, or else the model's output. Labels are not
-    needed. The folder gets files of safetensors or Parquet, and manifest.json, which lists the images, the model and
-    settings, and the images that could not be read.
+    The embedding is the pooled features of a classifier, the image embedding of CLIP, or the output of any other
+    model. Labels are not needed. --output gets safetensors or Parquet files, and manifest.json, which has the number
+    of images, the model, the settings, and the images that could not be read.
 
     An interrupted run resumes when it is started again, also with a different number of processes: nothing is lost or
-    duplicated, and the result is the same to the last bit. If weights, images or settings differ it is refused. Under
-    torchrun, processes share the files to write; they may be on many machines.
+    duplicated, and the result is the same to the last bit. A run with other weights, images or settings is refused.
+    Under torchrun each process, on one machine or many, writes some of the files.
 
-    A file that gtp-vit export has written takes the place of a model and runs in its engine.
+    In place of a model, give a file that gtp-vit export has written; it runs in its engine.
 
     examples:
       gtp-vit embed --output vectors
@@ -75,7 +76,7 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     """
 
     output: Path | None = None
-    """Folder for the files; needed. An interrupted run resumes from there."""
+    """Folder for the files; required. An interrupted run resumes from it."""
     unreduced: bool = False
     """Embed with the unreduced model, for comparison."""
     logits: bool = False
@@ -85,23 +86,23 @@ class Embed(JsonFlags, MethodFlags, ResumeFlags, DataFlags):
     normalise: bool = False
     """Scale every vector to length 1."""
     dtype: Literal["float32", "float16"] = "float32"
-    """Dtype of the stored numbers; the model computes in its own precision."""
+    """Dtype of the stored embeddings; the model computes in its own precision."""
     format: Literal["safetensors", "parquet"] = "safetensors"
     """File format; parquet needs pyarrow: pip install 'gtp-vit[parquet]'."""
     shard_size: Annotated[int, Range(0, 100_000)] = 0
-    """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. A run that is killed repeats at
-    most the file it was at."""
+    """Images in a file, rounded up to whole batches; 0: 4096, or 128 with --patches. After a run was killed, each
+    process repeats at most one file."""
     engine: Annotated[str, Choices(engine_names)] = TORCH
-    """Where the model runs. Engines other than torch run a file of it, which is exported first and then deleted; keep
-    one with gtp-vit export, and name it in place of the model."""
+    """Where the model runs. For engines other than torch it is exported to a temporary file first; to export it only
+    once, use gtp-vit export, and give that file in place of the model."""
     split: str = ""
     """Split of the data set. Empty: all images below the folder, all tar files in it; hfds/... needs one."""
     verify: Path | None = None
-    """Embed nothing; check that every file of this folder is as it was written: vectors, names, places and labels."""
+    """Embed nothing; check that every file of this folder is as it was written: vectors, names, positions, labels."""
     profile: bool = False
     """Embed at most 512 images and keep nothing; print how long reading, decoding, resizing, model and writing take."""
     to_npy: Path | None = None
-    """Embed nothing; write what this folder has to --output, which may be a URL, as .npy and metadata in Parquet."""
+    """Embed nothing; copy this folder's vectors to .npy and metadata to Parquet in --output, which may be a URL."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +116,18 @@ class EmbedJob:
 
 
 def main(arguments: Sequence[str]) -> None:
-    flags, chosen = parse_with_method(Embed, arguments)
-    written = {word.partition("=")[0] for word in arguments}
+    flags, choice = parse_with_method(Embed, arguments)
+    words = {word.partition("=")[0] for word in arguments}
     if flags.verify is not None:
-        _verify(flags, flags.verify, written)
+        _verify(flags, flags.verify, words)
         return
     if flags.to_npy is not None:
-        _to_npy(flags, flags.to_npy, written)
+        _to_npy(flags, flags.to_npy, words)
         return
-    if flags.unreduced and ("--method" in written or chosen.given_settings):
+    if flags.unreduced and ("--method" in words or choice.given_settings):
         raise GTPError("--unreduced cannot be combined with --method or its settings; remove one of them")
     if flags.profile:
-        _profile(flags, chosen, arguments)
+        _profile(flags, choice, arguments)
         return
     output = flags.output
     if output is None:
@@ -143,13 +144,14 @@ def main(arguments: Sequence[str]) -> None:
         raise GTPError("--patches and --logits are two different outputs; leave one of them out")
     if flags.patches and flags.engine != TORCH:
         raise GTPError(
-            f"{flags.engine} returns only the model's output, and --patches needs features from inside; remove --engine"
+            f"{flags.engine} returns only the model's output, and --patches needs features before the head; remove "
+            "--engine"
         )
     check_engine(flags.engine, "f32", flags.device)
     if not is_exported(flags.model):
         check_weights(flags)
     with distributed.process_group():
-        _embed(flags, output, chosen, arguments)
+        _embed(flags, output, choice, arguments)
 
 
 def _profile(flags: Embed, choice: MethodChoice, arguments: Sequence[str]) -> None:
@@ -159,15 +161,15 @@ def _profile(flags: Embed, choice: MethodChoice, arguments: Sequence[str]) -> No
     if not is_exported(flags.model):
         check_weights(flags)
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(
-            _from_file(flags, exported_file_of(flags, choice, arguments, *OF_A_FILE))
+        job = stack.enter_context(
+            _from_file(flags, exported_file_of(flags, choice, arguments, *SET_BY_EXPORT))
             if is_exported(flags.model)
             else _from_model(flags, choice)
         )
-        if not isinstance(source.dataset, ImageDataset):
+        if not isinstance(job.dataset, ImageDataset):
             raise GTPError("--profile times files of pictures; give --data-dir with such, or tar or Parquet files")
         layout = Layout(flags.format, flags.batch_size)
-        times = time_stages(source.embedder, source.dataset, source.identity, layout)
+        times = time_stages(job.embedder, job.dataset, job.identity, layout)
     total, timed = sum(times.seconds.values()), times.images
     rows = [
         [stage, f"{seconds:.3f}", f"{1000 * seconds / timed:.2f}", f"{100 * seconds / total:.0f} %"]
@@ -177,28 +179,29 @@ def _profile(flags: Embed, choice: MethodChoice, arguments: Sequence[str]) -> No
         f"{plural(timed, 'image', 'images')}, one after another. A run reads, decodes and resizes in --workers "
         "processes beside the model, so what limits it is the larger of model and (read + decode + resize) / workers."
     )
-    answer = {"flags": flags, "images": timed, "unreadable": times.unreadable, "seconds": times.seconds}
-    print_result(flags, answer, (source.title, ["stage", "seconds", "ms/image", "share"], rows), text=text)
+    summary = {"flags": flags, "images": timed, "unreadable": times.unreadable, "seconds": times.seconds}
+    print_result(flags, summary, (job.title, ["stage", "seconds", "ms/image", "share"], rows), text=text)
 
 
-def _to_npy(flags: Embed, folder: Path, written: Set[str]) -> None:
-    """Write the vectors of a folder once more, for an index."""
+def _to_npy(flags: Embed, folder: Path, words: Set[str]) -> None:
+    """Copy the vectors of a finished folder to .npy files, for programs that build an index."""
     allowed = ("--to-npy", "--output", "--json")
     others = [flags.model] if flags.model != Embed.model else []
-    others += sorted(word for word in written if word.startswith("-") and word not in allowed)
+    others += sorted(word for word in words if word.startswith("-") and word not in allowed)
     if others:
         raise GTPError(f"--to-npy copies a folder and embeds nothing; remove {others[0]}")
     if flags.output is None:
         raise GTPError("--output is missing; give the folder or URL to write to")
     names = write_npy(folder, flags.output)
-    place = url_of(flags.output) or str(flags.output)
+    destination = url_of(flags.output) or str(flags.output)
     columns, row = ["files", "first", "last"], [str(len(names)), *(names[:1] or ["-"]), *(names[-1:] or ["-"])]
-    print_result(flags, {"flags": flags, "output": place, "files": names}, (place, columns, [row]), text="Written.")
+    result = {"flags": flags, "output": destination, "files": names}
+    print_result(flags, result, (destination, columns, [row]), text="Written.")
 
 
-def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
-    """Check a folder that was written earlier."""
-    others = sorted(word for word in written if word.startswith("-") and word not in ("--verify", "--json"))
+def _verify(flags: Embed, folder: Path, words: Set[str]) -> None:
+    """Check the files of a folder that an earlier run wrote."""
+    others = sorted(word for word in words if word.startswith("-") and word not in ("--verify", "--json"))
     if others:
         raise GTPError(f"--verify checks a folder and embeds nothing; remove {others[0]}")
     if flags.model != Embed.model:
@@ -211,33 +214,33 @@ def _verify(flags: Embed, folder: Path, written: Set[str]) -> None:
 
 
 def _split(flags: Embed) -> str:
-    """The split as timm wants it."""
+    """The split, as timm's data set readers expect it."""
     if flags.split or not flags.dataset.startswith(("wds/", "hfds/", "hfids/")):
         return flags.split
     if flags.dataset.startswith("wds/"):
         return "*.tar"
-    raise GTPError(f"which split of {flags.dataset}? Give --split, e.g. train or validation")
+    raise GTPError(f"--dataset {flags.dataset} needs a split; give --split, e.g. train or validation")
 
 
 def _embed(flags: Embed, output: Path, choice: MethodChoice, arguments: Sequence[str]) -> None:
     """Embed in all processes; only the first one prints."""
     check_writable(output / MANIFEST)
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(
-            _from_file(flags, exported_file_of(flags, choice, arguments, *OF_A_FILE))
+        job = stack.enter_context(
+            _from_file(flags, exported_file_of(flags, choice, arguments, *SET_BY_EXPORT))
             if is_exported(flags.model)
             else _from_model(flags, choice)
         )
         requested = flags.shard_size or (128 if flags.patches else 4096)
         shard_size = -(-requested // flags.batch_size) * flags.batch_size
-        _warn_of_idle_processes(source.dataset, shard_size)
+        _warn_of_idle_processes(job.dataset, shard_size)
         first = distributed.is_rank_zero()
         progress = stack.enter_context(render.progress("embedding")) if first else None
         result = embed_to_folder(
             output,
-            source.embedder,
-            source.dataset,
-            source.identity,
+            job.embedder,
+            job.dataset,
+            job.identity,
             Layout(flags.format, flags.batch_size, shard_size),
             workers=flags.workers,
             restart=flags.restart,
@@ -246,55 +249,56 @@ def _embed(flags: Embed, output: Path, choice: MethodChoice, arguments: Sequence
             else lambda done, total, rate: progress(done, total, best=f"{rate:.1f} images/s"),
         )
     if result is not None:
-        _print_summary(flags, source, result)
+        _print_summary(flags, job, result)
 
 
 @contextlib.contextmanager
 def _from_model(flags: Embed, choice: MethodChoice) -> Iterator[EmbedJob]:
-    """A model, reduced or not, in torch or exported to an engine for a while."""
+    """The job for a model, reduced or not, in torch or in another engine; its exported file is deleted at the end."""
     model = make_model(flags)
     if not flags.logits:
         remove_classifier(model)
     method = None if flags.unreduced else choice.for_model(model)
     if flags.patches and method is None:
         method = Identity()
-    runs = model if method is None else patch(model, method, restore=flags.patches)
+    runner = model if method is None else patch(model, method, restore=flags.patches)
     output = None if flags.patches else host_of(model).output
-    embedder = BatchEmbedder(runs, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
+    embedder = BatchEmbedder(runner, output=output, patches=flags.patches, normalise=flags.normalise, dtype=flags.dtype)
     dataset = make_dataset(flags, model, labels=False)
-    own = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
-    known = run_identity(public_name(flags.model), {"": runs}, dataset, **own).to_dict()
+    settings = {"method": None if method is None else method.to_dict(), "engine": flags.engine}
+    identity = run_identity(public_name(flags.model), {"": runner}, dataset, **settings).to_dict()
     title = f"{public_name(flags.model)} {'unreduced' if method is None else f'with {method}'}"
     with tempfile.TemporaryDirectory(prefix="gtp-vit-") as folder:
         if flags.engine != TORCH:
             engine = ENGINES[flags.engine]
-            known["engine"] = {"name": engine.name, **engine.versions()}
+            identity["engine"] = {"name": engine.name, **engine.versions()}
             path = Path(folder) / f"model{engine.suffix}"
-            export(runs, path)
-            runs = ExportedModel(path, "f32", flags.threads)
-            embedder = BatchEmbedder(runs, output=output, normalise=flags.normalise, dtype=flags.dtype)
-        yield EmbedJob(embedder, dataset, known, title)
+            export(runner, path)
+            runner = ExportedModel(path, "f32", flags.threads)
+            embedder = BatchEmbedder(runner, output=output, normalise=flags.normalise, dtype=flags.dtype)
+        yield EmbedJob(embedder, dataset, identity, title)
 
 
 @contextlib.contextmanager
 def _from_file(flags: Embed, file: ExportedFile) -> Iterator[EmbedJob]:
-    """An exported file; the model it was made from is not needed, as the file says how it wants its images."""
+    """The job for an exported file, whose metadata says how to preprocess images: its model is not needed."""
     metadata = file.metadata
     embedder = BatchEmbedder(
         file.load(flags.threads), output=metadata.output, normalise=flags.normalise, dtype=flags.dtype
     )
     dataset = images_for_file(flags, file, labels=False)
-    known: dict[str, object] = {
+    identity: dict[str, object] = {
         "version": __version__,
         "model": metadata.model,
         "weights": metadata.fingerprint,
         **file.settings(),
         **images_identity(dataset).to_dict(),
     }
-    yield EmbedJob(embedder, dataset, known, file.name)
+    yield EmbedJob(embedder, dataset, identity, file.name)
 
 
 def _warn_of_idle_processes(dataset: Images, shard_size: int) -> None:
+    """Warn if there are fewer files than processes, as a file is written by one of them."""
     rank, processes = distributed.rank_and_world_size()
     if not isinstance(dataset, Sized):
         return
@@ -302,30 +306,30 @@ def _warn_of_idle_processes(dataset: Images, shard_size: int) -> None:
     if rank == 0 and shards < processes:
         warnings.warn(
             f"{len(dataset)} images make {shards} files of {shard_size}, so {processes - shards} of {processes} "
-            "processes have nothing to do; give a smaller --shard-size, and a --batch-size that is not larger",
+            "processes have nothing to do; give a smaller --shard-size, and a --batch-size of at most that",
             stacklevel=2,
         )
 
 
-def _print_summary(flags: Embed, source: EmbedJob, embedded: EmbedResult) -> None:
-    """Say what was written; the exit code says whether something is missing."""
-    manifest = embedded.manifest
-    rate = f"{embedded.images / embedded.seconds:.1f}" if embedded.images else "-"
+def _print_summary(flags: Embed, job: EmbedJob, result: EmbedResult) -> None:
+    """Print what was written; raises IncompleteError, which sets the exit code, if images have no embedding."""
+    manifest = result.manifest
+    rate = f"{result.images / result.seconds:.1f}" if result.images else "-"
     columns = ["embedding", "images", "embedded", "files", "new", "images/s"]
-    counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), embedded.images]
-    row = [f"{source.embedder.spec}, {flags.dtype}", *map(str, counts), rate]
-    text = f"Written: {embedded.folder / MANIFEST} and {plural(len(manifest['shards']), 'file', 'files')} beside it"
-    if is_exported(flags.model) and source.embedder.spec is not None and source.embedder.spec.kind == "classes":
+    counts = [manifest["images"], manifest["embedded"], len(manifest["shards"]), result.images]
+    row = [f"{job.embedder.spec}, {flags.dtype}", *map(str, counts), rate]
+    text = f"Written: {result.folder / MANIFEST} and {plural(len(manifest['shards']), 'file', 'files')} beside it"
+    if is_exported(flags.model) and job.embedder.spec is not None and job.embedder.spec.kind == "classes":
         text += (
-            f". {source.title} was exported with its classifier, so these are class scores; of the model itself "
-            "gtp-vit embed takes features, and the two do not belong in one index"
+            f". {job.title} was exported with its classifier, so these embeddings are class scores. Of the model "
+            "itself gtp-vit embed stores features; do not mix the two in one index"
         )
-    answer = {"flags": flags, "seconds": embedded.seconds, "new": embedded.images, "manifest": manifest}
-    print_result(flags, answer, (source.title, columns, [row]), text=text)
-    if embedded.not_finite:
-        names = "; ".join(embedded.not_finite[:5])
-        more = f"; {len(embedded.unreadable)} of the images could not be read" if embedded.unreadable else ""
+    summary = {"flags": flags, "seconds": result.seconds, "new": result.images, "manifest": manifest}
+    print_result(flags, summary, (job.title, columns, [row]), text=text)
+    if result.not_finite:
+        names = "; ".join(result.not_finite[:5])
+        more = f"; {len(result.unreadable)} of the images could not be read" if result.unreadable else ""
         raise IncompleteError(
-            f"{len(embedded.not_finite)} of the images have no finite embedding and were left out: {names}{more}"
+            f"{len(result.not_finite)} of the images have no finite embedding and were left out: {names}{more}"
         )
-    check_readable(embedded.unreadable)
+    check_readable(result.unreadable)

@@ -1,14 +1,15 @@
-"""GTP+: a token leaves if it is redundant and unimportant, and all it holds goes to its most similar kept token.
+"""GTP+: redundant and unimportant tokens are merged into the most similar token that stays.
 
-In a layer that removes P tokens, after the attention residual, those go whose merging costs least: tokens that matter
-little to the output and that look like a more important one. Each gives all its mass to the most similar more important
-token that stays: features are averaged by size and brought back to the largest of the norms involved, sizes add up to
-the number of patches, and attention favours tokens by their size.
+A layer that removes P tokens does so after the attention residual. It chooses the P tokens that cost least to merge:
+those that matter little to the output and resemble a more important token. Each is merged into the most similar of the
+more important tokens that stay. The features are averaged, weighted by size, and scaled to the largest norm among the
+merged tokens; the sizes are added, so that they count patches; and attention favours tokens by their size.
 
-How much a token matters is the class token's attention to it, or, after a calibration on some images (calibration.py),
-what a linear probe of its features predicts; then cells that the model uses as registers stay and receive nothing.
+The importance of a token is the class token's attention to it, or all tokens' where there is no class token. After a
+calibration on some images (calibration.py) it is predicted by a linear probe of the token's features; then tokens in
+cells that the model uses as registers stay, and nothing is merged into them.
 
-Settings first, then what they do in a forward pass; the arithmetic is in merging.py.
+This file has the settings, then the forward pass; the arithmetic is in merge.py.
 
 Shapes: B batch, M image tokens, M0 patches, L layers, C channels.
 """
@@ -38,7 +39,7 @@ from gtp_vit.methods.gtp_plus.merge import gtp_plus_merge, gtp_plus_merge_by_pro
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GTPPlus(Method):
-    """Merge tokens that are unimportant and look like a more important one into the most similar of those.
+    """Merge each unimportant token into the most similar of the more important tokens.
 
     >>> from gtp_vit import GTPPlus, create_model, macs
     >>> print(macs(create_model("deit_tiny_patch16_224", meta=True), GTPPlus(remove=8)))
@@ -55,13 +56,13 @@ class GTPPlus(Method):
     remove: Schedule = "default:8"
     """Tokens removed in each layer: a number, one per layer, or a named schedule."""
     importance_floor: float = 0.5
-    """Importance of a token without attention, where the mean token has 1; large values ignore importance."""
+    """Importance of a token that gets no attention; the mean token has 1. Large values ignore importance."""
     preserve_norm: bool = True
-    """Bring averaged tokens back to the largest of the norms involved."""
+    """Scale each averaged token to the largest norm among the tokens it was merged from."""
     size_bias: float = 0.9
-    """How much attention favours large tokens: 1 = as if each were as many tokens as it has merged, 0 = not at all."""
+    """How much attention favours large tokens: 1 = as if all their merged tokens were still there, 0 = not at all."""
     calibration: str | None = None
-    """What was learned of the model, a text that recipes of calibrate and tune hold; as a flag, such a recipe."""
+    """What was learned from the model, as text in recipes of calibrate or tune; as a flag, the path of a recipe."""
 
     def build(self, vit: ViTInfo) -> GTPPlusReducer:
         check_range("importance_floor", self.importance_floor, 0, 1000)
@@ -77,17 +78,17 @@ class GTPPlus(Method):
     def with_fingerprint_of(self, weights: Iterable[Tensor]) -> GTPPlus:
         if self.calibration is None:
             return self
-        moved = calibration_from_text(self.calibration).with_fingerprint_of(weights)
-        return dataclasses.replace(self, calibration=moved.to_text())
+        calibration = calibration_from_text(self.calibration).with_fingerprint_of(weights)
+        return dataclasses.replace(self, calibration=calibration.to_text())
 
     @classmethod
     def at_strength(cls, vit: ViTInfo, strength: float) -> GTPPlus:
-        """A schedule of the default shape: half of the tokens leave at 0.5, and all but one at once at 1."""
-        shape = default(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth))
+        """The default schedule, scaled: 0.5 removes half of the tokens, 1 leaves one from its first layer on."""
+        numbers = default(vit.depth, vit.image_tokens, vit.image_tokens / (2 * vit.depth))
         if not vit.head_reads_image_tokens:
-            shape[-1] = 0  # it would have no effect
+            numbers[-1] = 0  # the last block computes no image tokens then, so removing some has no effect
         scale = strength / max(1 - strength, 1e-9)
-        return cls(remove=tuple(round_schedule([scale * number for number in shape], vit.image_tokens)))
+        return cls(remove=tuple(round_schedule([scale * number for number in numbers], vit.image_tokens)))
 
 
 class GTPPlusReducer(Reducer):
@@ -120,18 +121,18 @@ class GTPPlusReducer(Reducer):
         )
 
     def merge(self, attention: LayerAttention, removed: int, norm: NormParams) -> GTPPlusMergeResult:
-        """Merge `removed` tokens after the attention residual."""
+        """Add the attention branch, and merge `removed` tokens into others."""
         name = "class_row" if self.vit.class_token else "column_sums"
         stats, tokens, method = attention.statistics(name, heads="mean"), attention.tokens, self.method
         importance = stats.class_row if self.vit.class_token else stats.column_sums
-        assert importance is not None  # it was asked for
+        assert importance is not None  # `statistics` computes what it is asked for
         inputs = (tokens.x, attention.branch(), importance, tokens.size)
         return gtp_plus_merge(
             tokens.ops, GTPPlusMergeInputs(*inputs, removed, method.importance_floor, method.preserve_norm, *norm)
         )
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
-        """Similarities, and the class token's row; merging is additions."""
+        """MACs of the similarities and of the class token's row; merging only adds, which is not counted."""
         total = 0
         for step in forward_pass.reducing:
             if step.keys > step.out:
@@ -141,10 +142,10 @@ class GTPPlusReducer(Reducer):
 
 
 class CalibratedReducer(GTPPlusReducer):
-    """GTP+ by what was learned of the model: no statistics of attention are needed, so that it stays fused."""
+    """GTP+ with a calibration. It needs no statistics of attention, so attention stays fused."""
 
     probe: Tensor  # [L, C] float32, whatever the model's dtype
-    registers: Tensor  # [M0 + 1] float32: 1 = a register's cell; the last entry is for tokens in no cell
+    registers: Tensor  # [M0 + 1] float32: 1 for a cell used as a register, else 0; the last is for tokens in no cell
 
     def __init__(self, method: GTPPlus, vit: ViTInfo, calibration: Calibration) -> None:
         super().__init__(method, vit)
@@ -160,7 +161,7 @@ class CalibratedReducer(GTPPlusReducer):
         self.register_buffer("registers", self._register_cells(vit.grid), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        """Move the buffers with the model, but keep them in float32: they decide about tokens."""
+        """Move the buffers with the model, but keep them in float32: rounding would change which tokens are removed."""
         probe, registers = self.probe, self.registers
         super()._apply(fn, recurse)
         self.probe, self.registers = (tensor.to(self.probe.device) for tensor in (probe, registers))
@@ -180,7 +181,7 @@ class CalibratedReducer(GTPPlusReducer):
             )
 
     def _protected(self, tokens: Tokens) -> Tensor | None:
-        """1 for tokens in a register's cell, [B, M]; None if there are none."""
+        """1 for tokens in a cell used as a register, else 0, [B, M]; None if the model uses no registers."""
         if not self.calibration.registers:
             return None
         cells = self.registers
@@ -198,6 +199,6 @@ class CalibratedReducer(GTPPlusReducer):
         )
 
     def overhead_macs(self, forward_pass: ForwardPass) -> int:
-        """Similarities, and the probe's product with every image token."""
+        """MACs of the similarities and of the probe's product with every image token."""
         reducing = [step.keys for step in forward_pass.reducing if step.keys > step.out]
         return sum((num_similarities(keys) + keys) * self.vit.dim for keys in reducing)
