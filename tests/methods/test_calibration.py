@@ -85,6 +85,7 @@ def by_definition(x, branch, probe, size, protected, removed, floor, *_):
     return results
 
 
+@pytest.mark.time_limit(6)  # of Triton, whose interpreter is slow; the others take a blink
 @pytest.mark.parametrize("protect", [False, True])
 @pytest.mark.parametrize("ops", Ops)
 def test_every_form_merges_by_the_definition(ops, protect):
