@@ -106,17 +106,17 @@ def embed_to_folder(
     run = json.loads(json.dumps({**run, **settings, **files}))
     distributed.check_same_on_all_ranks("weights, images or settings", run)
     with _lock_folder(folder, run, restart):
-        finished = finished_shards(folder, run)
+        earlier_headers = finished_shards(folder, run)
         writer = ShardWriter(folder, embedder, run, form, shard_size, dataset.has_labels, time.perf_counter())
         pending = _batches_of_this_process(
-            dataset, finished, batch_size, shard_size, workers, embedder.device.type == "cuda"
+            dataset, earlier_headers, batch_size, shard_size, workers, embedder.device.type == "cuda"
         )
         total = len(dataset) if hasattr(dataset, "__len__") else None
-        done = sum(header.images for header in finished.values())
-        if distributed.is_rank_zero() and done != total:
+        num_done = sum(header.images for header in earlier_headers.values())
+        if distributed.is_rank_zero() and num_done != total:
             write_manifest(folder, {"version": VERSION, "finished": False, "run": run})
-        _write_all_shards(writer, pending, done, total, progress)
-        headers = finished | {
+        _write_all_shards(writer, pending, num_done, total, progress)
+        headers = earlier_headers | {
             number: header for shards in distributed.all_gather(writer.written) for number, header in shards.items()
         }
         images = sum(distributed.all_gather(writer.images))
@@ -185,7 +185,7 @@ class ShardWriter:
 
 
 def _write_all_shards(
-    writer: ShardWriter, pending: Iterator[Batch], done: int, total: int | None, progress: ImagesDone | None
+    writer: ShardWriter, pending: Iterator[Batch], num_done: int, total: int | None, progress: ImagesDone | None
 ) -> None:
     """Write all shards; processes report their progress to each other on the way, and wait until all are finished."""
     others = 0  # images that the other processes have done
@@ -196,7 +196,7 @@ def _write_all_shards(
             writer.add(batch)
             if progress is not None:
                 new = others + writer.images
-                progress(done + new, total, new / (time.perf_counter() - writer.begin))
+                progress(num_done + new, total, new / (time.perf_counter() - writer.begin))
             if distributed.rank_and_world_size()[1] > 1 and time.perf_counter() > next_report:
                 unfinished = True
                 break
@@ -209,15 +209,17 @@ def _write_all_shards(
 
 
 def _batches_of_this_process(
-    dataset: Images, finished: Container[int], batch_size: int, shard_size: int, workers: int, pin: bool
+    dataset: Images, finished_shard_numbers: Container[int], batch_size: int, shard_size: int, workers: int, pin: bool
 ) -> Iterator[Batch]:
     """The batches of this process; of n processes, each takes every n-th of the shards that are not finished."""
     rank, processes = distributed.rank_and_world_size()
     if isinstance(dataset, StreamingImageDataset):
         stream = batches(dataset, batch_size=batch_size, workers=workers, rank_and_world_size=(rank, processes))
-        return (batch for batch in stream if _first_index(batch) // shard_size not in finished)
+        return (batch for batch in stream if _first_index(batch) // shard_size not in finished_shard_numbers)
     count = len(dataset)
-    shards = [number for number in range(-(-count // shard_size)) if number not in finished][rank::processes]
+    shards = [number for number in range(-(-count // shard_size)) if number not in finished_shard_numbers][
+        rank::processes
+    ]
 
     def plan() -> Iterator[range]:
         for number in shards:
