@@ -48,7 +48,7 @@ def address():
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert rest == "Ended.\n"
+    assert rest == "Stopped.\n"
 
 
 @pytest.fixture(scope="module")

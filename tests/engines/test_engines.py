@@ -887,7 +887,7 @@ def test_a_file_is_evaluated_as_its_method_is_in_torch(tmp_path, fashion, capsys
 def test_a_file_embeds_images_without_the_model_it_was_made_from(tmp_path, fashion, fast, images, monkeypatch, capsys):
     words = ["--limit", "9", "--batch-size", "4", "--output"]
     assert main(["embed", str(fashion / FILE), *words, str(tmp_path / "file")]) == ExitCode.OK
-    assert "so these are class scores" in " ".join(capsys.readouterr().out.split())
+    assert "these embeddings are class scores" in " ".join(capsys.readouterr().out.split())
     (found,) = read_embeddings(tmp_path / "file")
     with torch.inference_mode():
         torch.testing.assert_close(torch.from_numpy(found.embeddings), fast(images[:9]), rtol=0, atol=1e-3)

