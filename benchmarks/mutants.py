@@ -450,6 +450,7 @@ def summary(entries: list[dict[str, Any]]) -> str:
 def warm_up() -> None:
     """Import what is slow, on one thread, but nothing of the tree."""
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # as in tests/conftest.py
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in ("torch", "torchvision", "timm", "transformers", "hypothesis"):
         with contextlib.suppress(ImportError):

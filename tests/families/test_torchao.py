@@ -37,6 +37,7 @@ def quantised(model, config, torchao):
     return model
 
 
+@pytest.mark.time_limit(6)  # the first one imports torchao, whose sources may not be compiled yet
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantised_before_patching_or_after_is_the_same(family, config, torchao):
