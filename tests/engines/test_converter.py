@@ -56,6 +56,15 @@ def test_a_python_that_is_named_is_asked_for_its_modules(monkeypatch, tmp_path):
     assert "has no Python at" in TOY.missing()
 
 
+def test_a_python_that_does_not_start_is_not_told_to_install_anything(monkeypatch, program):
+    python = program("echo 'no such library' >&2; exit 127")
+    monkeypatch.setenv("GTP_VIT_TOY_PYTHON", str(python))
+    assert TOY.missing() == (
+        f"cannot use {python}: it stopped: no such library; set --converter-python or GTP_VIT_TOY_PYTHON to another "
+        "Python"
+    )
+
+
 def test_versions_are_those_of_the_python_that_is_named(monkeypatch):
     assert TOY.versions() == {}
     monkeypatch.setenv("GTP_VIT_TOY_PYTHON", sys.executable)

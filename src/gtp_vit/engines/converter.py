@@ -70,8 +70,11 @@ class Converter:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"cannot use {python}: {error}"
-        if process.returncode or process.stdout.strip():
-            missing_modules = ", ".join(process.stdout.split()) or "a Python that starts"
+        if process.returncode:
+            remedy = f"set --converter-python or {self.variable} to another Python"
+            return f"cannot use {python}: it {_ending(process)}; {remedy}"
+        if process.stdout.strip():
+            missing_modules = ", ".join(process.stdout.split())
             return f"needs {missing_modules} for {python}: {python} -m pip install {' '.join(self.requirements)}"
         return None
 
